@@ -1,0 +1,1 @@
+"""The JAX backend: Flax NNX modules, Optax updates."""

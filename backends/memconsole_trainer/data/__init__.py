@@ -1,0 +1,1 @@
+"""The data pipeline: documents to token rows."""

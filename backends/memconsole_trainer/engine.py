@@ -1,0 +1,151 @@
+"""The protocol between the training loop and a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one optimizer step, or of one evaluation call.
+
+    inputs, targets: int32 (micro_batches, micro_batch, sequence_length); a target of -100 is masked.
+    """
+
+    inputs: Int32
+    targets: Int32
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One finished optimizer step, on the host."""
+
+    step: int
+    loss: float
+    """Mean nats per unmasked token over the whole effective batch."""
+    gradient_norm: float
+    """Global norm before clipping."""
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Running sums of an evaluation."""
+
+    nats: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Bytes by the framework's own account; None where the device does not tell."""
+
+    allocated_bytes: int | None
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    device_total_bytes: int | None
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The device an engine computes on."""
+
+    id: str
+    name: str
+    kind: str
+    """cpu | gpu | rocm | apple | tpu"""
+    memory_label: str
+    total_bytes: int | None
+
+
+class Engine(Protocol):
+    """A backend's implementation of training one model on one device."""
+
+    device: DeviceFacts
+    versions: Mapping[str, str]
+    parameters: int
+    trainable_parameters: int
+
+    def platform_lines(self) -> list[str]:
+        """What was detected and which optimizations are on, a line each, for a person."""
+        ...
+
+    def build(
+        self, plan: Plan, architecture: Architecture, total_steps: int, weights: WeightSource
+    ) -> None:
+        """Allocate the model and the optimizer and load `weights`."""
+        ...
+
+    def train_step(self, batch: Batch) -> None:
+        """One optimizer step. Does not wait for the device."""
+        ...
+
+    def take_metrics(self) -> list[StepMetrics]:
+        """Every step since the last call, read from the device in one transfer."""
+        ...
+
+    def evaluate(self, batches: Iterable[Batch]) -> LossSum:
+        """Summed loss over `batches` without gradients; one read-back at the end."""
+        ...
+
+    def generate(
+        self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
+    ) -> list[int]:
+        """`tokens` sampled continuations of `prompt`."""
+        ...
+
+    def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Every tensor needed to continue exactly, one at a time, weights under canonical names
+        prefixed `model.` and the rest under `optimizer.`, each a host array."""
+        ...
+
+    def load_state(self, source: StateSource) -> None:
+        """Continue from `state()`, at the step it was taken."""
+        ...
+
+    def memory(self) -> MemoryReading:
+        """How full the device is now."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Start measuring the peak anew."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Initial weights, one tensor at a time."""
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        """The tensor of a canonical parameter name, float32 unless stored otherwise."""
+        ...
+
+
+class StateSource(Protocol):
+    """A checkpoint's tensors, one at a time."""
+
+    def names(self) -> Iterable[str]: ...
+
+    def tensor(self, name: str) -> NDArray[np.generic]: ...
+
+
+class EngineFactory(Protocol):
+    """What the entry point group `memconsole.backends` names."""
+
+    def __call__(self, plan: Plan, run_directory: Path | None) -> Engine: ...

@@ -1,0 +1,1 @@
+"""What a plan costs: bytes by component and phase, and time."""

@@ -1,0 +1,114 @@
+"""The memory table: bytes by component and phase, its peak, and the verdict against a budget."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Tier(StrEnum):
+    """How a number was come by."""
+
+    FORMULA = "~"
+    EXACT = "="
+    CALIBRATED = "✓"
+
+
+COMPONENTS = (
+    "weights",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "logits and loss",
+    "workspace",
+    "data",
+    "runtime",
+)
+PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """The device a plan is priced against."""
+
+    name: str
+    kind: str
+    """cpu | gpu | rocm | apple | tpu"""
+    memory_label: str
+    """VRAM | HBM | unified memory | host RAM"""
+    total_bytes: int
+    usable_bytes: int
+    why: str
+    """Where usable_bytes comes from, as one phrase: "free now", "75 % of total (JAX)" …"""
+    local: bool = False
+    """True for a device of this machine, False for a catalog device."""
+    bandwidth_bytes_per_second: float | None = None
+    peak_flops: dict[str, float] = {}
+    """Dense peak per precision (fp32, tf32, bf16, fp16), FLOP/s."""
+
+
+class Component(msgspec.Struct, frozen=True):
+    """One row: live bytes in each phase it is live in."""
+
+    name: str
+    phases: dict[str, int]
+
+    def at(self, phase: str) -> int:
+        return self.phases.get(phase, 0)
+
+
+class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
+    """What one plan needs on one device.
+
+    `peak_bytes` is the maximum over phases of the sum over components (allocated); `reserved_bytes`
+    adds what the framework's allocator holds, `device_bytes` what the driver charges the process.
+    """
+
+    backend: str
+    budget: Budget
+    tier: Tier
+    components: tuple[Component, ...]
+    phases: dict[str, int]
+    peak_phase: str
+    peak_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    host_bytes: int
+    band_bytes: tuple[int, int]
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes left of the budget at the peak; negative when over."""
+        return self.budget.usable_bytes - self.device_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.free_bytes >= 0
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """What changing one toggle to one value would do to the whole estimate."""
+
+    key: str
+    value: str | int | bool
+    saves_bytes: int
+    """Device bytes of this plan less those of the changed plan; negative when it costs."""
+    time_factor: float
+    """Step seconds of the changed plan over those of this plan, per token."""
+    reason: str
+    """Why nothing is saved, or why it cannot be launched; empty otherwise."""
+    available: bool = True
+    """Whether the plan's backend can train with it on this kind of device."""
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan's memory and time, with every toggle's effect."""
+
+    table: MemoryTable
+    savings: tuple[Saving, ...]
+    parameters: int
+    trainable_parameters: int
+    step_seconds: float
+    tokens_per_second: float
+    epoch_minutes: float | None
+    """None when the dataset's size is not known before the run."""

@@ -1,0 +1,240 @@
+"""Every memory optimization: its toggle, what it does, and which backends and devices train with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan, PlanError
+
+DeviceKind = str
+"""cpu | gpu (NVIDIA) | rocm (AMD) | apple | tpu"""
+
+
+class Optimization(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the console's list.
+
+    `values` are the settings a key press steps through, in order; `changes` turns one of them into
+    plan settings. `trains` names, per backend, the values its engine really implements: the others
+    can be priced, not launched.
+    """
+
+    key: str
+    label: str
+    help: str
+    costs: str
+    values: Callable[[Plan], tuple[Any, ...]]
+    trains: dict[str, tuple[Any, ...] | None]
+    """Per backend, the values it implements; None means all. A missing backend implements only
+    the first (plain) value."""
+    absent: dict[str, str] = {}
+    """Per backend, why the toggle does nothing there."""
+    changes: Callable[[Plan, Any], dict[str, Any]] | None = None
+    current: Callable[[Plan], Any] | None = None
+
+    def value(self, plan: Plan) -> Any:
+        """The toggle's present value."""
+        return self.current(plan) if self.current else plans.get(plan, self.key)
+
+    def apply(self, plan: Plan, value: Any) -> Plan:
+        """`plan` with this toggle at `value`."""
+        changes = self.changes(plan, value) if self.changes else {self.key: value}
+        return plans.replace(plan, changes)
+
+    def next_value(self, plan: Plan) -> Any:
+        """What one key press selects: the following value, the first after the last."""
+        values = self.values(plan)
+        present = self.value(plan)
+        return values[(values.index(present) + 1) % len(values)] if present in values else values[0]
+
+    def refusal(self, plan: Plan, value: Any | None = None) -> str | None:
+        """Why `plan.backend` cannot train with `value` (default: the plan's), or None if it can."""
+        chosen = self.value(plan) if value is None else value
+        plain = self.values(plan)[0]
+        if chosen == plain and self.key not in _PLAN_SIZES:
+            return None
+        if plan.backend in self.absent:
+            return self.absent[plan.backend]
+        implemented = self.trains.get(plan.backend, (plain,))
+        if implemented is None or chosen in implemented:
+            return None
+        return (
+            f"{self.label} = {chosen}: priced here, not yet trained by the {plan.backend} backend"
+        )
+
+
+_PLAN_SIZES = ("train.batch_size", "data.sequence_length", "data.shuffle_buffer")
+
+
+def _fixed(*values: Any) -> Callable[[Plan], tuple[Any, ...]]:
+    return lambda plan: values
+
+
+def _accumulation_values(plan: Plan) -> tuple[Any, ...]:
+    rows = plan.train.batch_size * plan.optimize.accumulation_steps
+    steps = tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if rows % n == 0 and n <= rows)
+    present = plan.optimize.accumulation_steps
+    return steps if present in steps else tuple(sorted({*steps, present}))
+
+
+def _keep_effective_batch(plan: Plan, steps: int) -> dict[str, Any]:
+    rows = plan.train.batch_size * plan.optimize.accumulation_steps
+    return {"optimize.accumulation_steps": steps, "train.batch_size": max(1, rows // steps)}
+
+
+def _length_values(plan: Plan) -> tuple[Any, ...]:
+    return tuple(sorted({64, 128, 256, 512, 1024, 2048, 4096, plan.data.sequence_length}))
+
+
+def _batch_values(plan: Plan) -> tuple[Any, ...]:
+    return tuple(sorted({1, 2, 4, 8, 16, 32, 64, 128, plan.train.batch_size}))
+
+
+def _buffer_values(plan: Plan) -> tuple[Any, ...]:
+    return tuple(sorted({1_000, 5_000, 10_000, 50_000, 100_000, plan.data.shuffle_buffer}))
+
+
+def _lora_changes(plan: Plan, rank: int) -> dict[str, Any]:
+    return {"optimize.lora_rank": rank, "optimize.freeze_base": rank > 0}
+
+
+EVERYWHERE: dict[str, tuple[Any, ...] | None] = {"torch": None, "jax": None}
+
+OPTIMIZATIONS: tuple[Optimization, ...] = (
+    Optimization(
+        key="optimize.precision",
+        label="mixed precision",
+        help="compute in 16 bits; weights, loss and norm statistics stay fp32",
+        costs="rounding; slower on CPUs without bf16 instructions",
+        values=_fixed("fp32", "bf16", "fp16"),
+        trains={"torch": ("fp32", "bf16"), "jax": ("fp32", "bf16")},
+    ),
+    Optimization(
+        key="optimize.gradient_checkpointing",
+        label="gradient checkpointing (remat)",
+        help="keep only block inputs (full) or also matmul outputs (selective); recompute the rest",
+        costs="20-30 % more time",
+        values=_fixed("none", "selective", "full"),
+        trains=EVERYWHERE,
+    ),
+    Optimization(
+        key="optimize.accumulation_steps",
+        label="gradient accumulation",
+        help="smaller micro-batches, the same effective batch",
+        costs="one more gradient copy; small matmuls",
+        values=_accumulation_values,
+        trains=EVERYWHERE,
+        changes=_keep_effective_batch,
+    ),
+    Optimization(
+        key="optimize.optimizer",
+        label="optimizer",
+        help="state per parameter: adamw 8 bytes, 8-bit 2, lion 4, adafactor and sgd almost none",
+        costs="other update rules train differently",
+        values=_fixed("adamw", "adamw-8bit", "adafactor", "lion", "sgd"),
+        trains={
+            "torch": ("adamw", "adafactor", "lion", "sgd"),
+            "jax": ("adamw", "adafactor", "lion", "sgd"),
+        },
+    ),
+    Optimization(
+        key="optimize.fused_loss",
+        label="chunked cross-entropy",
+        help="head and loss in chunks of tokens: the full logits never exist",
+        costs="recomputes the head's matmul",
+        values=_fixed(False, True),
+        trains=EVERYWHERE,
+    ),
+    Optimization(
+        key="optimize.lora_rank",
+        label="LoRA adapters on a frozen base",
+        help="train low-rank adapters only; no gradient or state for the base",
+        costs="fewer trainable parameters",
+        values=_fixed(0, 8, 16, 64),
+        trains={},
+        changes=_lora_changes,
+    ),
+    Optimization(
+        key="optimize.optimizer_offload",
+        label="optimizer offload",
+        help="optimizer state waits in host memory between steps",
+        costs="a transfer each step",
+        values=_fixed("none", "cpu", "pinned", "compress", "drop"),
+        trains={},
+    ),
+    Optimization(
+        key="optimize.activation_offload",
+        label="activation offload",
+        help="saved activations wait in host memory",
+        costs="transfers in both passes",
+        values=_fixed(False, True),
+        trains={},
+    ),
+    Optimization(
+        key="optimize.sharding",
+        label="FSDP sharding",
+        help="weights, gradients and state split over the devices",
+        costs="gathers each block",
+        values=_fixed("none", "fsdp"),
+        trains={},
+    ),
+    Optimization(
+        key="optimize.compile",
+        label="torch.compile",
+        help="fuse kernels; fewer temporaries",
+        costs="compilation before the first step",
+        values=_fixed(False, True),
+        trains={"torch": None},
+        absent={"jax": "the JAX step is always compiled by XLA"},
+    ),
+    Optimization(
+        key="train.batch_size",
+        label="micro-batch",
+        help="rows on the device at a time",
+        costs="changes the effective batch",
+        values=_batch_values,
+        trains=EVERYWHERE,
+    ),
+    Optimization(
+        key="data.sequence_length",
+        label="sequence length",
+        help="tokens per row",
+        costs="shorter context",
+        values=_length_values,
+        trains=EVERYWHERE,
+    ),
+    Optimization(
+        key="data.streaming",
+        label="streaming data",
+        help="tokenize on the fly; only the shuffle buffer is in memory",
+        costs="tokenizing each epoch",
+        values=_fixed(True, False),
+        trains=EVERYWHERE,
+    ),
+    Optimization(
+        key="data.shuffle_buffer",
+        label="shuffle buffer",
+        help="rows held to be shuffled when streaming",
+        costs="small buffers shuffle less",
+        values=_buffer_values,
+        trains=EVERYWHERE,
+    ),
+)
+
+BY_KEY: dict[str, Optimization] = {row.key: row for row in OPTIMIZATIONS}
+
+
+def check_trainable(plan: Plan) -> None:
+    """Raise `PlanError` if the plan's combination cannot be trained, naming key and reason."""
+    for row in OPTIMIZATIONS:
+        reason = row.refusal(plan)
+        if reason:
+            raise PlanError(f"{row.key} = {row.value(plan)}: {reason}", row.key)
+    if plan.device.count > 1:
+        raise PlanError(
+            f"device.count = {plan.device.count}: runs use one device; larger counts are for planning",
+            "device.count",
+        )

@@ -1,0 +1,412 @@
+"""What a person picked for one run: the typed, immutable plan and its TOML form."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+BACKENDS = ("torch", "jax")
+Precision = Literal["fp32", "bf16", "fp16"]
+Checkpointing = Literal["none", "selective", "full"]
+OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "sgd"]
+OptimizerOffload = Literal["none", "cpu", "pinned", "compress", "drop"]
+Sharding = Literal["none", "fsdp"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class PlanError(ValueError):
+    """A plan that cannot be used; the message is one line for the person who wrote it."""
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Common shape of the plan's sections."""
+
+
+def about(text: str, **limits: Any) -> Meta:
+    return Meta(description=text, **limits)
+
+
+class ModelChoice(_Section, frozen=True, kw_only=True):
+    name: Annotated[
+        str, about("catalog name, or a directory / hub id with a Hugging Face config.json")
+    ] = "stories"
+    target_params: Annotated[
+        Annotated[int, Meta(ge=100_000, le=2_000_000_000)] | None,
+        about("parameters to aim for, for sized families"),
+    ] = None
+
+
+class DataChoice(_Section, frozen=True, kw_only=True):
+    source: Annotated[str, about("catalog name, path, hf://owner/name, or *.h5")] = "python-stdlib"
+    sequence_length: Annotated[int, about("tokens per row", ge=8, le=1_048_576)] = 128
+    stride: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        about("tokens between row starts; none means sequence_length"),
+    ] = None
+    streaming: Annotated[bool, about("tokenize on the fly instead of holding every token")] = True
+    shuffle_buffer: Annotated[int, about("rows shuffled together when streaming", ge=0)] = 10_000
+    max_examples: Annotated[
+        Annotated[int, Meta(ge=1)] | None, about("use only the first documents")
+    ] = None
+    text_column: Annotated[str, about("column holding the text")] = "text"
+    split: Annotated[str, about("split of a hub dataset")] = "train"
+    tokenizer: Annotated[str | None, about("path of a tokenizer.json; none trains one")] = None
+    tokenizer_examples: Annotated[int, about("documents the tokenizer is trained on", ge=1)] = 1_000
+    vocab_size: Annotated[
+        Annotated[int, Meta(ge=257)] | None,
+        about("entries of the trained tokenizer; none takes the model's"),
+    ] = None
+    validation_fraction: Annotated[float, about("share of documents held out", ge=0.0, le=0.5)] = (
+        0.05
+    )
+
+
+class DeviceChoice(_Section, frozen=True, kw_only=True):
+    name: Annotated[
+        str, about("auto, cpu, cuda:0, mps, tpu, or a catalog device such as rtx-3060-12gb")
+    ] = "auto"
+    count: Annotated[int, about("devices of that kind", ge=1, le=4096)] = 1
+    memory_fraction: Annotated[
+        Annotated[float, Meta(gt=0.0, le=1.0)] | None,
+        about("share of the device the framework may use"),
+    ] = None
+
+
+class TrainChoice(_Section, frozen=True, kw_only=True):
+    epochs: Annotated[int, about("passes over the data", ge=1)] = 3
+    max_steps: Annotated[
+        Annotated[int, Meta(ge=1)] | None, about("stop after this many optimizer steps")
+    ] = None
+    batch_size: Annotated[int, about("rows per micro-batch and device", ge=1)] = 16
+    learning_rate: Annotated[float, about("peak learning rate", gt=0.0, le=10.0)] = 5e-4
+    seed: Annotated[int, about("of weights, order and sampling", ge=0, lt=2**32)] = 42
+    warmup_steps: Annotated[int, about("steps of linear warm-up", ge=0)] = 100
+    schedule: Annotated[Schedule, about("after the warm-up")] = "cosine"
+    minimum_learning_rate: Annotated[
+        float, about("end of the schedule, as a share of the peak", ge=0.0, le=1.0)
+    ] = 0.1
+    weight_decay: Annotated[float, about("on matrices and embeddings", ge=0.0)] = 0.1
+    grad_clip: Annotated[float, about("global gradient norm; 0 turns clipping off", ge=0.0)] = 1.0
+    beta1: Annotated[float, about("decay of the first moment", ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[float, about("decay of the second moment", ge=0.0, lt=1.0)] = 0.95
+    epsilon: Annotated[float, about("added to the denominator", gt=0.0)] = 1e-8
+    log_every: Annotated[int, about("steps between reported losses", ge=1)] = 10
+    evaluate_every: Annotated[
+        int, about("steps between evaluations; 0 means at each epoch's end", ge=0)
+    ] = 0
+    evaluation_batches: Annotated[
+        int, about("most validation batches per evaluation; 0 means all", ge=0)
+    ] = 0
+    checkpoint_every: Annotated[
+        int, about("steps between checkpoints; 0 means at each epoch's end", ge=0)
+    ] = 0
+    keep_checkpoints: Annotated[int, about("newest checkpoints kept, the best besides", ge=1)] = 2
+    sample_tokens: Annotated[int, about("tokens sampled at each evaluation; 0: none", ge=0)] = 64
+
+
+class OptimizeChoice(_Section, frozen=True, kw_only=True):
+    precision: Annotated[Precision, about("fp32, or mixed with fp32 master weights")] = "fp32"
+    gradient_checkpointing: Annotated[
+        Checkpointing, about("recompute activations in the backward pass (JAX: remat)")
+    ] = "none"
+    accumulation_steps: Annotated[int, about("micro-batches per optimizer step", ge=1)] = 1
+    optimizer: Annotated[OptimizerName, about("update rule and its state")] = "adamw"
+    optimizer_offload: Annotated[
+        OptimizerOffload, about("where the optimizer state waits between steps")
+    ] = "none"
+    activation_offload: Annotated[bool, about("keep saved activations off the device")] = False
+    fused_loss: Annotated[bool, about("chunked cross-entropy: the full logits never exist")] = False
+    freeze_base: Annotated[bool, about("no gradient for the loaded weights")] = False
+    lora_rank: Annotated[int, about("rank of the adapters; 0: none", ge=0, le=1024)] = 0
+    compile: Annotated[bool, about("torch.compile the training step")] = False
+    sharding: Annotated[Sharding, about("split weights, gradients and state over devices")] = "none"
+
+
+class Plan(_Section, frozen=True, kw_only=True):
+    """Everything picked for one run. `Plan()` is the default plan."""
+
+    backend: Annotated[str, about("torch, jax, or an installed backend")] = "torch"
+    model: ModelChoice = ModelChoice()
+    data: DataChoice = DataChoice()
+    device: DeviceChoice = DeviceChoice()
+    train: TrainChoice = TrainChoice()
+    optimize: OptimizeChoice = OptimizeChoice()
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens one device holds at a time."""
+        return self.train.batch_size * self.data.sequence_length
+
+    @property
+    def effective_batch(self) -> int:
+        """Rows per optimizer step over all devices."""
+        return self.train.batch_size * self.optimize.accumulation_steps * self.device.count
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.effective_batch * self.data.sequence_length
+
+    @property
+    def stride(self) -> int:
+        return self.data.stride or self.data.sequence_length
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One key of the plan file as a person meets it."""
+
+    key: str
+    default: Any
+    type: Any
+    """The annotated Python type, for `msgspec.convert`."""
+    expects: str
+    """What is allowed, in words."""
+    help: str
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+
+def _sections() -> dict[str, type[_Section]]:
+    return {
+        "model": ModelChoice,
+        "data": DataChoice,
+        "device": DeviceChoice,
+        "train": TrainChoice,
+        "optimize": OptimizeChoice,
+    }
+
+
+def _describe(key: str, annotated: Any, default: Any) -> Setting:
+    inner, meta = get_args(annotated)
+    arguments = get_args(inner)
+    optional = type(None) in arguments
+    choices = tuple(arguments) if isinstance(default, str) and arguments and not optional else ()
+    base = next(a for a in arguments if a is not type(None)) if optional else inner
+    limits = meta
+    if get_origin(base) is Annotated:
+        base, limits = get_args(base)
+    if choices:
+        expects = " | ".join(choices)
+    else:
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        expects = words[base]
+        for sign, limit in (
+            (">=", limits.ge),
+            (">", limits.gt),
+            ("<=", limits.le),
+            ("<", limits.lt),
+        ):
+            if limit is not None:
+                expects += f" {sign} {limit:,}" if isinstance(limit, int) else f" {sign} {limit:g}"
+        if optional:
+            expects += ", or none"
+    return Setting(key, default, annotated, expects, meta.description or "", choices, optional)
+
+
+def _build_settings() -> dict[str, Setting]:
+    hints = get_type_hints(Plan, include_extras=True)
+    found = {"backend": _describe("backend", hints["backend"], "torch")}
+    for section, struct in _sections().items():
+        hints = get_type_hints(struct, include_extras=True)
+        for field in msgspec.structs.fields(struct):
+            key = f"{section}.{field.name}"
+            found[key] = _describe(key, hints[field.name], field.default)
+    return found
+
+
+SETTINGS: dict[str, Setting] = _build_settings()
+"""Every key of the plan file, in file order."""
+
+
+def installed_backends() -> tuple[str, ...]:
+    """`torch`, `jax` and whatever other distributions offer as `memconsole.backends`."""
+    from importlib.metadata import entry_points
+
+    extra = {e.name for e in entry_points(group="memconsole.backends")} - set(BACKENDS)
+    return BACKENDS + tuple(sorted(extra))
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """`` — did you mean "x"?`` or nothing."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f' — did you mean "{close[0]}"?' if close else ""
+
+
+def parse_value(key: str, text: str) -> Any:
+    """The value of one ``--set key=text``, typed by the key.
+
+    Raises `PlanError` for an unknown key or a value the key does not take.
+    """
+    setting = _setting(key)
+    word = text.strip()
+    if setting.optional and word.lower() in ("none", ""):
+        return None
+    value: Any = word
+    if not isinstance(setting.default, str) or setting.optional:
+        try:
+            value = tomllib.loads(f"v = {word}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = word
+    return _convert(setting, value)
+
+
+def get(plan: Plan, key: str) -> Any:
+    """The value of a dotted key."""
+    _setting(key)
+    value: Any = plan
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def replace(plan: Plan, changes: Mapping[str, Any]) -> Plan:
+    """A plan with dotted keys changed, each value checked. Raises `PlanError`."""
+    by_section: dict[str, dict[str, Any]] = {}
+    top: dict[str, Any] = {}
+    for key, value in changes.items():
+        setting = _setting(key)
+        converted = None if value is None and setting.optional else _convert(setting, value)
+        section, _, name = key.rpartition(".")
+        if section:
+            by_section.setdefault(section, {})[name] = converted
+        else:
+            top[name] = converted
+    for section, fields in by_section.items():
+        top[section] = msgspec.structs.replace(getattr(plan, section), **fields)
+    changed: Plan = msgspec.structs.replace(plan, **top)
+    return changed
+
+
+def apply_settings(plan: Plan, assignments: Iterable[str]) -> Plan:
+    """Apply ``key=value`` texts in order. Raises `PlanError`."""
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise PlanError(f'"{assignment}" is not key=value, such as train.batch_size=8')
+        changes[key.strip()] = parse_value(key.strip(), text)
+    return replace(plan, changes)
+
+
+def loads(text: str, where: str = "plan") -> Plan:
+    """Parse a plan file. Raises `PlanError` naming the key, the value and what is allowed."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{where}: not valid TOML: {error}") from None
+    return from_document(document, where)
+
+
+def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
+    """A plan from the nested mapping of a TOML or JSON file. Raises `PlanError`."""
+    changes: dict[str, Any] = {}
+    sections = _sections()
+    for name, value in document.items():
+        if name in sections:
+            if not isinstance(value, Mapping):
+                raise PlanError(f"{where}: [{name}] must be a table, not {value!r}", name)
+            changes.update({f"{name}.{key}": inner for key, inner in value.items()})
+        elif name == "backend":
+            changes[name] = value
+        else:
+            allowed = ("backend", *sections)
+            raise PlanError(
+                f'{where}: unknown key "{name}"; allowed: {", ".join(allowed)}{nearest(name, allowed)}',
+                name,
+            )
+    try:
+        return replace(Plan(), changes)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}", error.key) from None
+
+
+def load(path: Path) -> Plan:
+    """Read a plan file. Raises `PlanError`, also when the file cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: cannot be read: {error}") from None
+    return loads(text, str(path))
+
+
+def to_document(plan: Plan, *, full: bool = False) -> dict[str, Any]:
+    """The nested mapping of a plan file; only settings that differ from the defaults unless `full`."""
+    document: dict[str, Any] = {"backend": plan.backend}
+    for key, setting in SETTINGS.items():
+        section, _, name = key.rpartition(".")
+        value = get(plan, key)
+        if section and value is not None and (full or value != setting.default):
+            document.setdefault(section, {})[name] = value
+    return document
+
+
+def dumps(plan: Plan, *, full: bool = True) -> str:
+    """The plan as TOML; `loads` gives it back."""
+    import tomli_w
+
+    return tomli_w.dumps(to_document(plan, full=full))
+
+
+def command_line(plan: Plan) -> list[str]:
+    """The ``--set`` arguments that turn the default plan into this one."""
+    arguments: list[str] = []
+    default = Plan()
+    for key in SETTINGS:
+        value = get(plan, key)
+        if value != get(default, key):
+            arguments += ["--set", f"{key}={_word(value)}"]
+    return arguments
+
+
+def _word(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _setting(key: str) -> Setting:
+    if key in SETTINGS:
+        return SETTINGS[key]
+    tails = {k.rpartition(".")[2]: k for k in SETTINGS}
+    hint = nearest(key, SETTINGS)
+    last = key.rpartition(".")[2]
+    if not hint and last in tails:
+        hint = f' — did you mean "{tails[last]}"?'
+    raise PlanError(f'unknown key "{key}"{hint or "; memconsole plan --keys lists them"}', key)
+
+
+def _convert(setting: Setting, value: Any) -> Any:
+    if setting.key == "backend":
+        allowed = BACKENDS if value in BACKENDS else installed_backends()
+        if value not in allowed:
+            word = str(value)
+            raise PlanError(
+                f'backend = "{word}": expected {" | ".join(allowed)}{nearest(word, allowed)}',
+                "backend",
+            )
+        return value
+    wants_float = isinstance(setting.default, float) or setting.key == "device.memory_fraction"
+    if wants_float and type(value) is int:
+        value = float(value)
+    if type(value) is bool and not isinstance(setting.default, bool):
+        value = str(value).lower()
+    try:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise msgspec.ValidationError("not finite")
+        return msgspec.convert(value, setting.type, strict=True)
+    except msgspec.ValidationError:
+        shown = f'"{value}"' if isinstance(value, str) else value
+        hint = nearest(str(value), setting.choices) if setting.choices else ""
+        raise PlanError(
+            f"{setting.key} = {shown}: expected {setting.expects}{hint}", setting.key
+        ) from None

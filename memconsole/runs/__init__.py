@@ -1,0 +1,1 @@
+"""One launched run: its directory, its events, its processes."""

@@ -1,0 +1,159 @@
+"""The records of a run's event log. Units are in the field names."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    """Anything a trainer says. `time_wall` and `time_boot` are seconds, added by the writer."""
+
+    time_wall: float = 0.0
+    time_boot: float = 0.0
+    sequence: int = 0
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """The trainer has read its plan and knows its device."""
+
+    attempt: int
+    backend: str
+    versions: dict[str, str]
+    device_id: str
+    device_name: str
+    device_kind: str
+    memory_label: str
+    platform_lines: tuple[str, ...]
+    """What was detected and which optimizations are on, for a person."""
+    resumed_step: int = 0
+
+
+class Phase(Event, frozen=True, kw_only=True):
+    """The trainer is in another phase: import data tokenizer build compile train evaluate checkpoint
+    sample stopping."""
+
+    phase: str
+    detail: str = ""
+    parameters: int | None = None
+    trainable_parameters: int | None = None
+    total_steps: int | None = None
+    steps_per_epoch: int | None = None
+
+
+class Step(Event, frozen=True, kw_only=True):
+    """Optimizer steps since the last such record. `loss` is nats per token over those steps."""
+
+    step: int
+    epoch: int
+    loss: float | None
+    """None when not finite."""
+    learning_rate: float
+    gradient_norm: float | None
+    tokens: int
+    """Tokens trained on since the run began, all attempts."""
+    tokens_per_second: float
+    step_seconds: float
+
+
+class Epoch(Event, frozen=True, kw_only=True):
+    """One pass over the data is over. `epoch` counts from 1."""
+
+    epoch: int
+    train_loss: float | None
+    validation_loss: float | None
+    minutes: float
+
+
+class Evaluation(Event, frozen=True, kw_only=True):
+    """Mean nats per token over the held-out documents."""
+
+    step: int
+    loss: float | None
+    bits_per_byte: float | None
+    tokens: int
+    seconds: float
+    metrics: dict[str, float] = {}
+    """unigram_loss: nats per token of the train tokens' unigram model on the same tokens, …"""
+    best: bool = False
+
+
+class Memory(Event, frozen=True, kw_only=True):
+    """How full things are, by the trainer's own account. None: this device does not tell."""
+
+    phase: str
+    step: int
+    allocated_bytes: int | None
+    """Live tensor bytes now."""
+    peak_bytes: int | None
+    """Highest allocated since the model was about to be built."""
+    reserved_bytes: int | None
+    device_bytes: int | None
+    device_total_bytes: int | None
+    host_bytes: int | None
+    """Resident memory of the trainer's process tree."""
+    peak_host_bytes: int | None = None
+
+
+class Checkpoint(Event, frozen=True, kw_only=True):
+    """A checkpoint was committed."""
+
+    step: int
+    path: str
+    size_bytes: int
+    seconds: float
+
+
+class Sample(Event, frozen=True, kw_only=True):
+    """Text the model continued."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+class Warning(Event, frozen=True, kw_only=True):
+    message: str
+
+
+class Error(Event, frozen=True, kw_only=True):
+    """The attempt failed. `cause` is a class of failure: out_of_memory bad_data bad_plan nan disk …"""
+
+    cause: str
+    message: str
+    traceback: str = ""
+
+
+class Stopped(Event, frozen=True, kw_only=True):
+    """Stopped on request; resumable from `step`."""
+
+    step: int
+    reason: str
+
+
+class Ended(Event, frozen=True, kw_only=True):
+    """Training reached its end."""
+
+    step: int
+    best_validation_loss: float | None
+    final_validation_loss: float | None
+    final_train_loss: float | None
+    total_minutes: float
+    average_epoch_minutes: float | None
+    epochs: int
+
+
+Record = (
+    Started
+    | Phase
+    | Step
+    | Epoch
+    | Evaluation
+    | Memory
+    | Checkpoint
+    | Sample
+    | Warning
+    | Error
+    | Stopped
+    | Ended
+)
+"""Every kind of event, for decoding."""

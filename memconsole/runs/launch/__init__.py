@@ -1,0 +1,1 @@
+"""How a run is started: here, or handed to a scheduler."""
