@@ -1,0 +1,152 @@
+"""What a trainer on a CPU holds: its anonymous resident memory above a baseline, and the peak of it.
+
+Anonymous pages are the heap, hence the tensors. File pages (libraries mapped lazily while the first
+step runs, memory-mapped weights and datasets) are left out, because nothing was allocated for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+_STATUS = "/proc/self/status"
+_CLEAR_REFS = "/proc/self/clear_refs"
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Resident bytes of this process by kind. `high` is the kernel's high-water mark of their sum."""
+
+    anonymous: int
+    mapped: int
+    high: int
+
+
+class HostMemory:
+    """Growth of this process's anonymous memory since `start()`, now and at its peak.
+
+    The kernel's high-water mark covers file pages as well, and only its total is exact. A thread
+    reads it with the split into kinds a few times a second: when the mark has risen, the peak lay
+    since the previous reading, and the larger count of file pages of the two readings is deducted.
+    So a peak between two readings is found, and newly mapped libraries are not taken for tensors.
+    """
+
+    def __init__(self, period_seconds: float = 0.05) -> None:
+        self._period = period_seconds
+        self._lock = threading.Lock()
+        self._baseline = 0
+        self._peak = 0
+        self._mark = 0
+        self._mapped = 0
+        self._peak_tree = 0
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Take the baseline, give freed heap back to the system first, and start watching."""
+        gc.collect()
+        _trim()
+        with self._lock:
+            self._baseline = resident().anonymous
+        self.reset_peak()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="host-memory", daemon=True)
+            self._thread.start()
+
+    def growth_bytes(self) -> int:
+        """Anonymous bytes held now above the baseline, never negative."""
+        return max(0, self._sample().anonymous - self._baseline)
+
+    def peak_bytes(self) -> int:
+        """Highest growth since `start()` or `reset_peak()`."""
+        self._sample()
+        return max(0, self._peak - self._baseline)
+
+    def peak_tree_bytes(self) -> int:
+        """Highest resident bytes of the whole process tree seen so far."""
+        self._sample_tree()
+        return self._peak_tree
+
+    def reset_peak(self) -> None:
+        """Start measuring the peak anew."""
+        self._sample_tree()
+        with self._lock:
+            self._peak_tree = max(self._peak_tree, resident().high)
+            with contextlib.suppress(OSError), open(_CLEAR_REFS, "w") as file:
+                file.write("5")
+            now = resident()
+            self._peak, self._mark, self._mapped = now.anonymous, now.high, now.mapped
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._stop.clear()
+
+    def _sample(self) -> Resident:
+        with self._lock:
+            now = resident()
+            peak = now.anonymous
+            if now.high > self._mark:
+                peak = max(peak, now.high - max(now.mapped, self._mapped))
+                self._mark = now.high
+            self._mapped = now.mapped
+            self._peak = max(self._peak, peak)
+            return now
+
+    def _sample_tree(self) -> None:
+        self._peak_tree = max(self._peak_tree, tree_rss_bytes())
+
+    def _watch(self) -> None:
+        next_tree = time.monotonic()
+        while not self._stop.wait(self._period):
+            self._sample()
+            if time.monotonic() >= next_tree:
+                self._sample_tree()
+                next_tree = time.monotonic() + 5.0
+
+
+def resident() -> Resident:
+    """This process's resident memory now; pages swapped out still count as anonymous."""
+    try:
+        with open(_STATUS, "rb", buffering=0) as file:
+            text = file.read(8192)
+        anonymous = _kib(text, b"RssAnon:") + _kib(text, b"VmSwap:")
+        mapped = _kib(text, b"RssFile:") + _kib(text, b"RssShmem:")
+        return Resident(anonymous, mapped, _kib(text, b"VmHWM:"))
+    except (OSError, ValueError):
+        import psutil
+
+        rss = psutil.Process().memory_info().rss
+        return Resident(rss, 0, rss)
+
+
+def tree_rss_bytes() -> int:
+    """Resident bytes of this process and all its descendants, frameworks included."""
+    import psutil
+
+    total = 0
+    me = psutil.Process(os.getpid())
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
+
+
+def _kib(text: bytes, key: bytes) -> int:
+    """The value of a line ``Key:   123 kB`` in bytes. Raises ValueError when there is none."""
+    start = text.index(b"\n" + key) + 1 + len(key)
+    return int(text[start : text.index(b"kB", start)]) * 1024
+
+
+def _trim() -> None:
+    """Return free heap pages to the system, where the C library can (glibc's malloc_trim)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

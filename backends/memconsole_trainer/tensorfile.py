@@ -1,0 +1,174 @@
+"""safetensors files read and written tensor by tensor, so that memory stays bounded.
+
+The format (huggingface/safetensors, README "Format"): 8 bytes of little-endian header length, a JSON
+header {name: {dtype, shape, data_offsets}}, then the raw little-endian data. The library's own NumPy
+interface wants every tensor of a file at once and has no bfloat16; hence this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPES: dict[str, str] = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_CODES = {name: code for code, name in DTYPES.items()}
+_HEADER_LIMIT = 100_000_000
+_WRITE_BLOCK = 16 << 20
+
+
+class TensorFileError(ValueError):
+    """A file that is not a sound safetensors file; the message names it."""
+
+
+def write(path: Path, tensors: Iterable[tuple[str, NDArray[np.generic]]]) -> tuple[int, str]:
+    """Write `tensors` to `path` and fsync it. Returns its size in bytes and its SHA-256.
+
+    Raises OSError, a full disk included.
+    """
+    items = [(name, _contiguous(array)) for name, array in tensors]
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, array in items:
+        code = _CODES[array.dtype.name]
+        header[name] = {
+            "dtype": code,
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with open(path, "xb", buffering=0) as file:
+        for part in (len(text).to_bytes(8, "little"), text):
+            _write_all(file.fileno(), memoryview(part))
+            digest.update(part)
+        for _, array in items:
+            raw = (
+                memoryview(array.reshape(-1).view(np.uint8).data) if array.size else memoryview(b"")
+            )
+            for start in range(0, len(raw), _WRITE_BLOCK):
+                block = raw[start : start + _WRITE_BLOCK]
+                _write_all(file.fileno(), block)
+                digest.update(block)
+        os.fsync(file.fileno())
+    return 8 + len(text) + offset, digest.hexdigest()
+
+
+class TensorFile:
+    """One safetensors file, mapped: reading a tensor costs that tensor and no more.
+
+    Raises `TensorFileError` when the file is not one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            size = path.stat().st_size
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if size < 8 or length > min(_HEADER_LIMIT, size - 8):
+                    raise TensorFileError(f"{path}: not a safetensors file")
+                header = json.loads(file.read(length))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            raise TensorFileError(f"{path}: damaged safetensors header") from None
+        if not isinstance(header, dict):
+            raise TensorFileError(f"{path}: damaged safetensors header")
+        header.pop("__metadata__", None)
+        self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        for name, entry in header.items():
+            self._entries[name] = _entry(path, name, entry, size - 8 - length)
+        self._data_start = 8 + length
+        self._map: NDArray[np.uint8] | None = None
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name][1]
+
+    def tensor(self, name: str, widen: bool = False) -> NDArray[np.generic]:
+        """The tensor of `name`: a read-only view of the mapping, little-endian.
+
+        A bfloat16 tensor comes as float32 with `widen` or where NumPy has no such type.
+        """
+        dtype, shape, start = self._entries[name]
+        if self._map is None:
+            self._map = np.memmap(self.path, dtype=np.uint8, mode="r")
+        count = math.prod(shape)
+        if dtype == "bfloat16":
+            raw = self._raw(start, count * 2).view(np.uint16)
+            native = None if widen else _bfloat16()
+            return raw.view(native).reshape(shape) if native else _widened(raw).reshape(shape)
+        kind = np.dtype(dtype)
+        return self._raw(start, count * kind.itemsize).view(kind).reshape(shape)
+
+    def _raw(self, start: int, size: int) -> NDArray[np.uint8]:
+        assert self._map is not None
+        first = self._data_start + start
+        raw = np.asarray(self._map[first : first + size])
+        # A foreign file may hold data at an odd address; a view of wider elements needs alignment.
+        return raw if first % 8 == 0 else raw.copy()
+
+
+def _entry(path: Path, name: str, entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int]:
+    try:
+        dtype = DTYPES[entry["dtype"]]
+        shape = tuple(int(n) for n in entry["shape"])
+        first, last = (int(n) for n in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError):
+        raise TensorFileError(f"{path}: {name} has an unreadable header entry") from None
+    width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+    sound = 0 <= first <= last <= data_size and all(n >= 0 for n in shape)
+    if not sound or last - first != math.prod(shape) * width:
+        raise TensorFileError(f"{path}: {name} does not lie inside the file (truncated?)")
+    return dtype, shape, first
+
+
+def _contiguous(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    array = np.asarray(array)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _widened(raw: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """bfloat16 bits as float32: the same bits with 16 zeros below."""
+    wide = raw.astype(np.uint32)
+    wide <<= np.uint32(16)
+    return wide.view(np.float32)
+
+
+def _bfloat16() -> Any:
+    try:
+        import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,184 @@
+"""Hugging Face checkpoints written by transformers, read under this project's names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole_trainer.huggingface import HuggingFaceWeights, WeightsError, exported
+from memconsole_trainer.initialize import InitialWeights
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def sizes(**more: object) -> dict[str, object]:
+    base: dict[str, object] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_size": 8,
+        "intermediate_size": 48,
+        "max_positions": 32,
+    }
+    return base | more
+
+
+def model_and_architecture(kind: str) -> tuple[object, Architecture]:
+    t = transformers
+    if kind == "gpt2":
+        config = t.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32)
+        return t.GPT2LMHeadModel(config), Architecture(
+            family="gpt2",
+            norm="layernorm",
+            activation="gelu_tanh",
+            gated_mlp=False,
+            biases=True,
+            positions="learned",
+            **sizes(kv_heads=4, intermediate_size=128),
+        )
+    if kind in ("llama", "llama-untied"):
+        tied = kind == "llama"
+        config = t.LlamaConfig(**SMALL, tie_word_embeddings=tied)
+        return t.LlamaForCausalLM(config), Architecture(
+            family="llama", tied_embeddings=tied, **sizes()
+        )
+    if kind == "qwen3":
+        config = t.Qwen3Config(**SMALL, tie_word_embeddings=True)
+        return t.Qwen3ForCausalLM(config), Architecture(
+            family="llama", query_key_norm=True, **sizes()
+        )
+    if kind == "gemma":
+        config = t.GemmaConfig(**SMALL)
+        return t.GemmaForCausalLM(config), Architecture(
+            family="gemma", norm_unit_offset=True, activation="gelu_tanh", **sizes()
+        )
+    config = t.Gemma3TextConfig(**SMALL)
+    return t.Gemma3ForCausalLM(config), Architecture(
+        family="gemma3",
+        norm_unit_offset=True,
+        activation="gelu_tanh",
+        query_key_norm=True,
+        post_norms=True,
+        **sizes(),
+    )
+
+
+KINDS = ["gpt2", "llama", "llama-untied", "qwen3", "gemma", "gemma3"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_transformers_saved_is_found_and_nothing_is_left_over(
+    kind: str, tmp_path: Path
+) -> None:
+    model, architecture = model_and_architecture(kind)
+    model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    weights = HuggingFaceWeights(tmp_path, architecture)
+    total = 0
+    for parameter in parameters(architecture):
+        tensor = weights.tensor(parameter.name)
+        assert tensor.shape == parameter.shape
+        total += tensor.size
+    assert total == sum(p.numel() for p in model.parameters())  # type: ignore[attr-defined]
+
+
+def test_gpt2_matrices_are_transposed_and_the_fused_projection_is_split(tmp_path: Path) -> None:
+    model, architecture = model_and_architecture("gpt2")
+    model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    weights = HuggingFaceWeights(tmp_path, architecture)
+    block = model.transformer.h[1]  # type: ignore[attr-defined]
+    fused = block.attn.c_attn.weight.detach().numpy()
+    key = weights.tensor("layers.1.attention.key.weight")
+    np.testing.assert_array_equal(key, fused[:, 32:64].T)
+    up = weights.tensor("layers.1.mlp.up.weight")
+    np.testing.assert_array_equal(up, block.mlp.c_fc.weight.detach().numpy().T)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama-untied", "gemma3"])
+def test_exported_weights_load_back_into_transformers(kind: str, tmp_path: Path) -> None:
+    model, architecture = model_and_architecture(kind)
+    start = InitialWeights(architecture, 7)
+    model.config.save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    save_file(dict(exported(architecture, start)), tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = type(model).from_pretrained(tmp_path)  # type: ignore[attr-defined]
+    loaded.save_pretrained(tmp_path / "again")
+    again = HuggingFaceWeights(tmp_path / "again", architecture)
+    for parameter in parameters(architecture):
+        np.testing.assert_array_equal(again.tensor(parameter.name), start.tensor(parameter.name))
+
+
+def test_sharded_files_are_read_through_their_index(tmp_path: Path) -> None:
+    model, architecture = model_and_architecture("llama-untied")
+    model.save_pretrained(tmp_path / "one")  # type: ignore[attr-defined]
+    model.save_pretrained(tmp_path / "many", max_shard_size="8KB")  # type: ignore[attr-defined]
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one = HuggingFaceWeights(tmp_path / "one", architecture)
+    many = HuggingFaceWeights(tmp_path / "many", architecture)
+    for parameter in parameters(architecture):
+        np.testing.assert_array_equal(one.tensor(parameter.name), many.tensor(parameter.name))
+
+
+def test_bfloat16_weights_come_as_the_float32_they_mean(tmp_path: Path) -> None:
+    model, architecture = model_and_architecture("llama")
+    model.bfloat16().save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    tensor = HuggingFaceWeights(tmp_path, architecture).tensor("layers.0.mlp.up.weight")
+    assert tensor.dtype == np.float32
+    expected = model.model.layers[0].mlp.up_proj.weight.detach().float().numpy()  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(tensor, expected)
+
+
+def test_a_weight_without_a_place_is_refused_by_name(tmp_path: Path) -> None:
+    model, architecture = model_and_architecture("llama")
+    model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(32, dtype=np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"q_proj\.bias has no place"):
+        HuggingFaceWeights(tmp_path, architecture)
+
+
+def test_a_weight_of_another_shape_or_a_missing_one_is_refused_by_name(tmp_path: Path) -> None:
+    model, architecture = model_and_architecture("llama")
+    model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"model.norm.weight": np.zeros(33, dtype=np.float32)}, path)
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight is \(33,\)"):
+        HuggingFaceWeights(tmp_path, architecture)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path)
+    with pytest.raises(WeightsError, match=r"no tensor model\.norm\.weight"):
+        HuggingFaceWeights(tmp_path, architecture)
+
+
+def test_a_truncated_file_and_an_index_leading_outside_are_refused(tmp_path: Path) -> None:
+    model, architecture = model_and_architecture("llama")
+    model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match="truncated"):
+        HuggingFaceWeights(tmp_path, architecture)
+    index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match="outside its directory"):
+        HuggingFaceWeights(tmp_path, architecture)
