@@ -1,0 +1,140 @@
+"""What to change in a plan that does not fit, and the largest batch or sequence that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.seconds import step_seconds
+from memconsole.memory.table import Budget
+from memconsole.plan import plan as plans
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import BY_KEY
+from memconsole.plan.plan import Plan, PlanError
+
+ORDER = (
+    "data.streaming",
+    "optimize.accumulation_steps",
+    "optimize.precision",
+    "optimize.optimizer",
+    "optimize.fused_loss",
+    "optimize.gradient_checkpointing",
+    "data.sequence_length",
+    "model.target_params",
+    "data.max_examples",
+)
+"""The troubleshooting order people were given (shared/seeds 001, "Out of Memory"): what costs the
+result least comes first; the two remedies it lacks stand beside 8-bit state."""
+
+LARGEST_BATCH = 65_536
+
+
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
+    """One change to a plan that lowers its memory."""
+
+    changes: dict[str, Any]
+    """Settings for `memconsole.plan.plan.replace`."""
+    label: str
+    saves_bytes: int
+    """Device bytes; on a CPU, where data shares the device's memory, host bytes."""
+    fits: bool
+    """Whether this change alone makes the plan fit."""
+    time_factor: float
+
+
+def remedies(plan: Plan, budget: Budget) -> tuple[Remedy, ...]:
+    """Everything that lowers this plan's memory and that its backend can train, in the order to try."""
+    before = table_of(plan, budget)
+    found: list[Remedy] = []
+    for key in ORDER:
+        best = [r for c, label in _changes(plan, key) if (r := _remedy(plan, budget, c, label))]
+        fitting = [r for r in best if r.fits]
+        if fitting and not before.fits:
+            found.append(min(fitting, key=lambda r: r.saves_bytes))
+        elif best:
+            found.append(max(best, key=lambda r: r.saves_bytes))
+    return tuple(found)
+
+
+def _changes(plan: Plan, key: str) -> list[tuple[dict[str, Any], str]]:
+    """The ways one remedy can be taken, as settings and a label."""
+    if key == "model.target_params":
+        size = plan.model.target_params
+        return [
+            ({key: max(100_000, size // n)}, f"a model of {max(100_000, size // n):,} parameters")
+            for n in (2, 4, 8)
+        ] if size else []  # fmt: skip
+    if key == "data.max_examples":
+        limit = plan.data.max_examples
+        if plan.data.streaming:
+            return []
+        return [
+            ({key: n}, f"only {n:,} documents") for n in (50_000, 10_000) if not limit or n < limit
+        ]
+    row = BY_KEY[key]
+    present = row.value(plan)
+    values = [v for v in row.values(plan) if v != present and row.refusal(plan, v) is None]
+    if key == "data.sequence_length":
+        values = [v for v in values if v < present]
+    if key == "optimize.accumulation_steps":
+        values = [v for v in values if v > present]
+    if key == "optimize.optimizer":
+        values = [v for v in values if v in ("adamw-8bit", "adafactor")]
+    found = []
+    for value in values:
+        changes = row.changes(plan, value) if row.changes else {key: value}
+        found.append((changes, f"{row.label}: {value}"))
+    return found
+
+
+def _remedy(plan: Plan, budget: Budget, changes: dict[str, Any], label: str) -> Remedy | None:
+    try:
+        changed = plans.replace(plan, changes)
+        check(changed)
+        before, after = table_of(plan, budget), table_of(changed, budget)
+    except PlanError:
+        return None
+    saves = before.device_bytes - after.device_bytes
+    if saves <= 0 and budget.kind == "cpu":
+        saves = before.host_bytes - after.host_bytes
+    if saves <= 0:
+        return None
+    now = step_seconds(plan, architecture_of(plan), budget) / plan.tokens_per_step
+    then = step_seconds(changed, architecture_of(changed), budget) / changed.tokens_per_step
+    return Remedy(
+        changes=changes, label=label, saves_bytes=saves, fits=after.fits, time_factor=then / now
+    )
+
+
+def largest_micro_batch(plan: Plan, budget: Budget) -> int | None:
+    """The most rows per micro-batch that fit; None where not even one does."""
+    return _largest(lambda n: _fits(plan, {"train.batch_size": n}, budget), LARGEST_BATCH, step=1)
+
+
+def largest_sequence_length(plan: Plan, budget: Budget) -> int | None:
+    """The longest rows, in multiples of 8 tokens, that fit and that the model has positions for."""
+    most = architecture_of(plan).max_positions
+    return _largest(
+        lambda n: _fits(plan, {"data.sequence_length": n}, budget), most - most % 8, step=8
+    )
+
+
+def _fits(plan: Plan, changes: dict[str, Any], budget: Budget) -> bool:
+    return table_of(plans.replace(plan, changes), budget).fits
+
+
+def _largest(fits: Callable[[int], bool], most: int, step: int) -> int | None:
+    """The largest multiple of `step` up to `most` that fits, by bisection: memory never shrinks with size."""
+    if most < step or not fits(step):
+        return None
+    low, high = 1, most // step + 1  # low fits, high is beyond
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle * step):
+            low = middle
+        else:
+            high = middle
+    return low * step

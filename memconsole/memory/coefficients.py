@@ -1,0 +1,62 @@
+"""Measured numbers the formulas need, read once from coefficients.json; each entry names its source."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.resources import files
+
+import msgspec
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a backend costs on one kind of device apart from the plan's own tensors."""
+
+    context_bytes: int
+    """Charged to the process by the driver, outside the framework's allocator."""
+    workspace_bytes: int
+    """Inside the allocator and independent of the plan: matmul workspaces; on a CPU the growth of
+    thread pools, lazily loaded code and compiled programs."""
+    reserve_share: float
+    """Held by the framework's allocator over the live peak, as a share of it."""
+    host_bytes: int
+    """Resident memory of the trainer's process tree before the model is built."""
+    band: tuple[float, float]
+    """Low and high bound of the device bytes, as factors."""
+    source: str
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of a device's peak rates a training step reaches."""
+
+    flops_share: float
+    bandwidth_share: float
+    step_overhead_seconds: float
+    """Per micro-batch and layer: kernel launches and the interpreter."""
+    source: str
+
+
+class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    runtime: dict[str, dict[str, Runtime]]
+    """By backend, then by kind of device."""
+    speed: dict[str, Speed]
+    """By kind of device."""
+    made_by: str
+
+
+@lru_cache(maxsize=1)
+def coefficients() -> Coefficients:
+    """The numbers shipped with this version."""
+    data = files("memconsole.memory").joinpath("coefficients.json").read_bytes()
+    return msgspec.json.decode(data, type=Coefficients)
+
+
+def runtime(backend: str, kind: str) -> Runtime:
+    """Costs of `backend` on a `kind` of device; another backend is priced as torch."""
+    kinds = coefficients().runtime.get(backend) or coefficients().runtime["torch"]
+    return kinds[kind] if kind in kinds else kinds["cpu"]
+
+
+def speed(kind: str) -> Speed:
+    """Reached shares on a `kind` of device."""
+    speeds = coefficients().speed
+    return speeds[kind] if kind in speeds else speeds["cpu"]

@@ -1,0 +1,100 @@
+"""A plan's whole estimate: its table, its time, and what every toggle would change."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from memconsole.memory.data import training_tokens
+from memconsole.memory.formula import memory_table
+from memconsole.memory.reasons import nothing_saved
+from memconsole.memory.seconds import step_seconds
+from memconsole.memory.sizes import sizes
+from memconsole.memory.table import Budget, Estimate, MemoryTable, Saving
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
+from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError
+
+
+def estimate(plan: Plan, budget: Budget) -> Estimate:
+    """Price `plan` on the device of `budget`, and every other value of every toggle. Raises `PlanError`."""
+    architecture = architecture_of(plan)
+    table = memory_table(plan, architecture, budget)
+    seconds = step_seconds(plan, architecture, budget)
+    s = sizes(architecture)
+    rank = plan.optimize.lora_rank
+    adapters = rank * s.block.adapter_width * s.layers
+    frozen = plan.optimize.freeze_base or rank > 0
+    rate = plan.tokens_per_step / seconds
+    return Estimate(
+        table=table,
+        savings=tuple(
+            _saving(plan, budget, table, seconds, row, value)
+            for row in OPTIMIZATIONS
+            for value in row.values(plan)
+            if value != row.value(plan)
+        ),
+        parameters=s.total + adapters,
+        trainable_parameters=adapters if frozen else s.used.elements,
+        step_seconds=seconds,
+        tokens_per_second=rate,
+        epoch_minutes=_epoch_minutes(plan, rate),
+    )
+
+
+def architecture_of(plan: Plan) -> Architecture:
+    """The catalog's architecture for a plan, remembered: a key press prices one model dozens of times."""
+    d = plan.data
+    return _architecture(plan.model, d.sequence_length, d.vocab_size, d.tokenizer)
+
+
+@lru_cache(maxsize=512)
+def _architecture(
+    model: ModelChoice, sequence_length: int, vocab_size: int | None, tokenizer: str | None
+) -> Architecture:
+    data = DataChoice(sequence_length=sequence_length, vocab_size=vocab_size, tokenizer=tokenizer)
+    return catalog.architecture(Plan(model=model, data=data))
+
+
+def table_of(plan: Plan, budget: Budget) -> MemoryTable:
+    """The memory table alone. Raises `PlanError`."""
+    return memory_table(plan, architecture_of(plan), budget)
+
+
+def _saving(
+    plan: Plan, budget: Budget, table: MemoryTable, seconds: float, row: Optimization, value: Any
+) -> Saving:
+    refusal = row.refusal(plan, value)
+    try:
+        changed = row.apply(plan, value)
+        after = table_of(changed, budget)
+        check(changed)
+    except PlanError as error:
+        return Saving(
+            key=row.key,
+            value=value,
+            saves_bytes=0,
+            time_factor=1.0,
+            reason=str(error),
+            available=False,
+        )
+    saves = table.device_bytes - after.device_bytes
+    changed_seconds = step_seconds(changed, architecture_of(changed), budget)
+    factor = changed_seconds / changed.tokens_per_step * plan.tokens_per_step / seconds
+    reason = refusal or ("" if saves > 0 else nothing_saved(row, changed, table, after))
+    return Saving(
+        key=row.key,
+        value=value,
+        saves_bytes=saves,
+        time_factor=factor,
+        reason=reason,
+        available=refusal is None,
+    )
+
+
+def _epoch_minutes(plan: Plan, tokens_per_second: float) -> float | None:
+    """Minutes per pass over the training rows; None where the dataset's size is unknown."""
+    tokens = training_tokens(plan)
+    return None if tokens is None else tokens / tokens_per_second / 60

@@ -1,0 +1,73 @@
+"""What each optimizer keeps per weight, where it waits between steps, and what a step needs besides."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memconsole.memory.sizes import Group
+from memconsole.plan.plan import OptimizeChoice
+
+BLOCK = 256
+"""Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
+COMPRESSED_SHARE = 0.35
+"""Of the state kept in place by `optimizer_offload = compress`."""
+SLICE = 2**20
+"""Elements an 8-bit step dequantizes at a time."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Optimizer bytes."""
+
+    resident: int
+    """On the device between steps."""
+    at_step: int
+    """On the device during the optimizer step."""
+    host: int
+    """In host memory between steps."""
+    temporaries: int
+    """Short-lived within the step."""
+
+
+def state_bytes(optimizer: str, trained: Group) -> int:
+    """Bytes of the whole optimizer state over the trained weights."""
+    n = trained.elements
+    if optimizer == "adamw":
+        return 8 * n
+    if optimizer == "adamw-8bit":
+        small = n - trained.quantizable
+        scales = 2 * 4 * -(-trained.quantizable // BLOCK)
+        return 2 * trained.quantizable + scales + 8 * small
+    if optimizer == "adafactor":
+        return 4 * trained.factored
+    return 4 * n  # lion's and sgd's one moment
+
+
+def step_temporaries(backend: str, optimizer: str, trained: Group) -> int:
+    """Short-lived bytes of one update, tensor by tensor."""
+    largest = 4 * trained.largest
+    if optimizer == "adamw":
+        return 0 if backend == "torch" else largest
+    if optimizer == "adamw-8bit":
+        return 4 * 4 * min(trained.largest, SLICE)
+    if optimizer == "adafactor":
+        return 2 * largest
+    return largest
+
+
+def state(choice: OptimizeChoice, backend: str, trained: Group, shards: int) -> State:
+    """The optimizer's bytes on one of `shards` devices under the plan's offload."""
+    whole = -(-state_bytes(choice.optimizer, trained) // shards)
+    temporaries = step_temporaries(backend, choice.optimizer, trained)
+    moved = min(whole, 2 * 8 * trained.largest // shards)  # one tensor in use, one on its way
+    offload = choice.optimizer_offload
+    if offload in ("cpu", "pinned"):
+        at_step = moved if backend == "torch" else whole
+        return State(resident=0, at_step=at_step, host=whole, temporaries=temporaries)
+    if offload == "compress":
+        kept = int(whole * COMPRESSED_SHARE)
+        return State(
+            resident=kept, at_step=min(whole, kept + moved), host=0, temporaries=temporaries
+        )
+    if offload == "drop":
+        return State(resident=0, at_step=whole, host=0, temporaries=temporaries)
+    return State(resident=whole, at_step=whole, host=0, temporaries=temporaries)

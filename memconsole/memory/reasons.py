@@ -1,0 +1,64 @@
+"""Why a toggle saves nothing: one sentence for the person who is about to press its key."""
+
+from __future__ import annotations
+
+from memconsole.memory.table import MemoryTable
+from memconsole.plan.optimizations import Optimization
+from memconsole.plan.plan import Plan
+
+TOUCHES: dict[str, tuple[str, ...]] = {
+    "optimize.gradient_checkpointing": ("activations",),
+    "optimize.fused_loss": ("logits and loss",),
+    "optimize.activation_offload": ("activations",),
+    "optimize.optimizer": ("optimizer state",),
+    "optimize.optimizer_offload": ("optimizer state",),
+    "optimize.accumulation_steps": ("activations", "logits and loss"),
+    "train.batch_size": ("activations", "logits and loss"),
+    "data.sequence_length": ("activations", "logits and loss"),
+}
+"""The components a toggle makes smaller."""
+
+
+def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: MemoryTable) -> str:
+    """The reason `after` is no smaller than `before`."""
+    key, backend, kind = row.key, changed.backend, before.budget.kind
+    specific = _specific(key, row.value(changed), changed, kind)
+    if specific:
+        return specific
+    costs = after.device_bytes > before.device_bytes
+    if key in ("data.streaming", "data.shuffle_buffer"):
+        return _host(before, after)
+    touched = TOUCHES.get(key, ())
+    live = [c.at(before.peak_phase) for c in before.components if c.name in touched]
+    if touched and not any(live) and not costs:
+        return f"the peak is the {before.peak_phase}, where there are no {touched[0]}"
+    if key == "optimize.accumulation_steps" and costs:
+        return "the gradient copy of accumulation outweighs the smaller micro-batch"
+    if key == "optimize.precision" and costs:
+        return f"the 16-bit copies of the weights outweigh the smaller activations in {backend}"
+    if costs:
+        return f"needs more memory: the peak is then the {after.peak_phase}"
+    return f"the peak is the {before.peak_phase}, which this does not change"
+
+
+def _specific(key: str, value: object, changed: Plan, kind: str) -> str:
+    if key == "optimize.sharding" and changed.device.count == 1:
+        return "one device: there is nothing to split over"
+    if kind == "cpu" and key == "optimize.optimizer_offload" and value in ("cpu", "pinned"):
+        return "on a CPU the state already waits in host memory"
+    if kind == "cpu" and key == "optimize.activation_offload":
+        return "on a CPU the activations already are in host memory"
+    if key == "optimize.lora_rank" and value == 0:
+        return "without adapters the whole model has gradients and optimizer state"
+    return ""
+
+
+def _host(before: MemoryTable, after: MemoryTable) -> str:
+    if after.host_bytes < before.host_bytes:
+        saved = before.host_bytes - after.host_bytes
+        return f"saves host memory, not device memory ({_mib(saved)})"
+    return "data waits in host memory, not on the device"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,150 @@
+"""How long a plan takes: floating-point operations and bytes moved against the device's rates.
+
+A step's time is arithmetic plus traffic plus launch overhead, each against the share of the peak rate that
+training is known to reach on that kind of device (coefficients.json, with sources). These are `~` numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from memconsole.memory.activations import jax_block, torch_block
+from memconsole.memory.coefficients import speed
+from memconsole.memory.optimizer_state import state_bytes
+from memconsole.memory.sizes import sizes
+from memconsole.memory.table import Budget
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+
+GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
+"""Bytes per second of a device that does not tell."""
+GENERIC_FLOPS = {"gpu": 2e13, "rocm": 1.3e13, "apple": 3.5e12, "tpu": 1e14}
+HOST_LINK = 12e9
+"""Bytes per second between host and device (PCIe 4 x16 at half its peak, pageable memory)."""
+PINNED_LINK = 24e9
+"""The same from pinned memory."""
+SOFT_BF16_FACTOR = 6.0
+"""How much slower 16-bit arithmetic is on a CPU without instructions for it."""
+
+
+def forward_flops_per_token(a: Architecture, sequence: int) -> int:
+    """Multiply-adds count two: matrices, head, and attention scores with their values (Kaplan et al. 2020, table 1)."""
+    s = sizes(a)
+    attended = sequence
+    if a.sliding_window is not None:
+        local = sum(a.is_local(layer) for layer in range(a.layers))
+        window = min(sequence, a.sliding_window)
+        attended = (local * window + (a.layers - local) * sequence) // max(1, a.layers)
+    return (
+        2 * (s.block_matrices * s.layers + s.head_matrix)
+        + 4 * attended * a.query_width * a.layers // 2
+    )
+
+
+def step_flops(plan: Plan, architecture: Architecture) -> float:
+    """Operations of one optimizer step on one device, recomputation included."""
+    o = plan.optimize
+    forward = forward_flops_per_token(architecture, plan.data.sequence_length)
+    head = 2 * sizes(architecture).head_matrix
+    passes = 2.0 if o.freeze_base or o.lora_rank else 3.0  # no weight gradients of a frozen base
+    total = passes * forward
+    if o.gradient_checkpointing == "full":
+        total += forward - head
+    elif o.gradient_checkpointing == "selective":
+        total += 0.05 * (forward - head)
+    if o.fused_loss:
+        total += head
+    tokens = plan.micro_batch_tokens * o.accumulation_steps
+    return float(total) * tokens
+
+
+def peak_flops(budget: Budget, precision: str) -> float:
+    """The device's dense peak at `precision`, FLOP/s; for a CPU from its cores, clock and SIMD width."""
+    rates = budget.peak_flops
+    for name in {"fp32": ("tf32", "fp32"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}[
+        precision
+    ]:
+        if name in rates and not (budget.kind == "cpu" and name == "tf32"):
+            return rates[name]
+    if budget.kind == "cpu":
+        peak, native = _cpu_peak()
+        fp32 = rates.get("fp32", peak)
+        return fp32 if precision == "fp32" else fp32 * (2 if native else 1 / SOFT_BF16_FACTOR)
+    return rates.get("fp32", GENERIC_FLOPS.get(budget.kind, 1e13))
+
+
+@lru_cache(maxsize=1)
+def _cpu_peak() -> tuple[float, bool]:
+    """(FLOP/s in fp32, whether bf16 has instructions) of this machine: cores × Hz × 2 FMA × lanes × 2."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    hertz, flags = 2.5e9, ""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key.strip() == "cpu MHz":
+                    hertz = float(value) * 1e6
+                elif key.strip() == "flags":
+                    flags = value
+                    break
+    except (OSError, ValueError):
+        pass
+    words = set(flags.split())
+    lanes = 16 if "avx512f" in words else 8 if "avx2" in words else 4
+    return (cores or 1) * hertz * 2 * lanes * 2, bool(words & {"avx512_bf16", "amx_bf16"})
+
+
+def _traffic(plan: Plan, a: Architecture) -> float:
+    """Bytes a step moves through device memory besides matmul operands: activations, logits, weights, state."""
+    o = plan.optimize
+    s = sizes(a)
+    block_of = jax_block if plan.backend == "jax" else torch_block
+    block = block_of(a, o.precision, "none", False)
+    per_token = s.layers * (block.kept + block.kept_scores * plan.data.sequence_length)
+    element = 4 if o.precision == "fp32" else 2
+    logits = a.vocab_size * (24 if element == 4 else 20)
+    recompute = {"none": 1.0, "selective": 1.2, "full": 1.4}[o.gradient_checkpointing]
+    activations = plan.micro_batch_tokens * (3 * per_token * recompute + logits)
+    weights = 3 * element * s.total
+    if o.precision != "fp32":
+        weights += 6 * s.total
+    trained = s.used.elements if not (o.freeze_base or o.lora_rank) else s.total // 100
+    accumulate = 12 * trained if o.accumulation_steps > 1 else 0
+    update = 16 * trained + 2 * state_bytes(o.optimizer, s.used) * trained // max(
+        1, s.used.elements
+    )
+    return float(o.accumulation_steps * (activations + weights + accumulate) + update)
+
+
+def _transfers(plan: Plan, a: Architecture) -> float:
+    """Seconds of moving offloaded state and activations between host and device."""
+    o = plan.optimize
+    seconds = 0.0
+    if o.optimizer_offload in ("cpu", "pinned"):
+        link = PINNED_LINK if o.optimizer_offload == "pinned" else HOST_LINK
+        seconds += 2 * state_bytes(o.optimizer, sizes(a).used) / link
+    if o.activation_offload:
+        block_of = jax_block if plan.backend == "jax" else torch_block
+        kept = block_of(a, o.precision, o.gradient_checkpointing, False).kept * a.layers
+        seconds += 2 * kept * plan.micro_batch_tokens * o.accumulation_steps / PINNED_LINK * 0.5
+    return seconds
+
+
+def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> float:
+    """Estimated seconds of one optimizer step."""
+    o, costs = plan.optimize, speed(budget.kind)
+    arithmetic = step_flops(plan, architecture) / (
+        peak_flops(budget, o.precision) * costs.flops_share
+    )
+    bandwidth = budget.bandwidth_bytes_per_second or GENERIC_BANDWIDTH.get(budget.kind, 1e11)
+    traffic = _traffic(plan, architecture) / (bandwidth * costs.bandwidth_share)
+    launches = o.accumulation_steps * (architecture.layers + 2) * costs.step_overhead_seconds
+    seconds = arithmetic + traffic + launches
+    if o.compile:
+        seconds = arithmetic + 0.6 * traffic + 0.5 * launches
+    if budget.kind != "cpu":
+        seconds += _transfers(plan, architecture)
+    if o.optimizer == "adamw-8bit":
+        seconds += 12e-9 * sizes(architecture).used.elements if budget.kind == "cpu" else 0.0
+    return seconds

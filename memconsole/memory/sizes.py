@@ -1,0 +1,118 @@
+"""How many elements each part of a model holds, counted once per architecture from the list of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import msgspec
+
+from memconsole.plan.architecture import (
+    Architecture,
+    Parameter,
+    Role,
+    layer_parameters,
+    parameters,
+)
+
+QUANTIZED_FROM = 4096
+"""Smaller tensors keep 32-bit optimizer state (bitsandbytes `min_8bit_size`)."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals over some weights, in elements."""
+
+    elements: int = 0
+    tensors: int = 0
+    largest: int = 0
+    quantizable: int = 0
+    """Elements whose 8-bit optimizer state is really 8-bit: matrices of at least 4096 elements."""
+    factored: int = 0
+    """Adafactor second moments: rows + columns of matrices, every element of vectors
+    (Shazeer & Stern 2018, algorithm 4)."""
+    adapter_width: int = 0
+    """Sum of in + out over the matrices that take adapters; times the rank gives their elements."""
+    adapter_largest: int = 0
+    """The longest of those in or out sizes."""
+
+    def plus(self, other: Group, times: int = 1) -> Group:
+        """This group and `times` copies of the other."""
+        return Group(
+            elements=self.elements + times * other.elements,
+            tensors=self.tensors + times * other.tensors,
+            largest=max(self.largest, other.largest),
+            quantizable=self.quantizable + times * other.quantizable,
+            factored=self.factored + times * other.factored,
+            adapter_width=self.adapter_width + times * other.adapter_width,
+            adapter_largest=max(self.adapter_largest, other.adapter_largest),
+        )
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's weights by what training does with them."""
+
+    block: Group
+    """One decoder block; every block is alike."""
+    block_matrices: int
+    """Elements of one block's matrices, which autocast copies to 16 bits."""
+    outside: Group
+    """Used weights outside the blocks: embeddings, positions, final norm, head."""
+    used: Group
+    """Everything the text loss reaches."""
+    unused: int
+    """Elements kept and saved but never trained."""
+    embedding: int
+    head: int
+    """Elements of a separate head; 0 when tied."""
+    layers: int
+
+    @property
+    def total(self) -> int:
+        return self.used.elements + self.unused
+
+    @property
+    def head_matrix(self) -> int:
+        """Elements of the matrix that makes logits, tied or not."""
+        return self.head or self.embedding
+
+
+@lru_cache(maxsize=256)
+def sizes(architecture: Architecture) -> Sizes:
+    """Count an architecture's weights."""
+    a = architecture
+    block = tuple(layer_parameters(a, 0)) if a.layers else ()
+    rest = tuple(parameters(msgspec.structs.replace(a, layers=0)))
+    outside = _group(p for p in rest if p.used)
+    one = _group(block)
+    return Sizes(
+        block=one,
+        block_matrices=sum(p.size for p in block if p.role == "matrix"),
+        outside=outside,
+        used=outside.plus(one, a.layers),
+        unused=sum(p.size for p in rest if not p.used),
+        embedding=_of(rest, "embedding"),
+        head=_of(rest, "head"),
+        layers=a.layers,
+    )
+
+
+def _of(weights: Iterable[Parameter], role: Role) -> int:
+    return sum(p.size for p in weights if p.role == role)
+
+
+def _group(weights: Iterable[Parameter]) -> Group:
+    total = Group()
+    for p in weights:
+        matrix = p.role == "matrix"
+        total = total.plus(
+            Group(
+                elements=p.size,
+                tensors=1,
+                largest=p.size,
+                quantizable=p.size if matrix and p.size >= QUANTIZED_FROM else 0,
+                factored=sum(p.shape) if len(p.shape) > 1 else p.size,
+                adapter_width=sum(p.shape) if matrix else 0,
+                adapter_largest=max(p.shape) if matrix else 0,
+            )
+        )
+    return total
