@@ -1,0 +1,293 @@
+"""The story of a run as a fold over its events: no files, no clocks, only records."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from memconsole.runs import events
+from memconsole.runs.history import History
+from memconsole.sanitize import clean, clean_line
+
+STATE_VERSION = 1
+MAX_WARNINGS = 20
+MAX_EVALUATIONS = 256
+MAX_EPOCHS = 512
+RATE_RECORDS = 64
+"""Step records the rate is taken over."""
+WARMING_PHASES = frozenset({"import", "build", "compile"})
+
+
+class EpochMark(msgspec.Struct, array_like=True):
+    """A finished epoch and the step at which it was reported."""
+
+    step: int
+    event: events.Epoch
+
+
+class RunState(msgspec.Struct, kw_only=True):
+    """Everything remembered of the events read so far; what `state.json` stores."""
+
+    version: int = STATE_VERSION
+    attempt: int = 0
+    started: events.Started | None = None
+    phase: str = "starting"
+    phase_detail: str = ""
+    parameters: int | None = None
+    trainable_parameters: int | None = None
+    step: int = 0
+    total_steps: int | None = None
+    steps_per_epoch: int | None = None
+    epoch: int = 0
+    tokens: int = 0
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    loss: float | None = None
+    train: History = msgspec.field(default_factory=History)
+    validation: History = msgspec.field(default_factory=History)
+    epochs: list[EpochMark] = []
+    evaluations: list[events.Evaluation] = []
+    memory: events.Memory | None = None
+    peaks_by_phase: dict[str, int] = {}
+    peak_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    peak_host_bytes: int | None = None
+    checkpoint: events.Checkpoint | None = None
+    sample: events.Sample | None = None
+    warnings: list[str] = []
+    error: events.Error | None = None
+    stopped: events.Stopped | None = None
+    ended: events.Ended | None = None
+    odd: int = 0
+    """Records whose numbers cannot be: negative steps and the like."""
+    first_boot: float | None = None
+    """`time_boot` of the attempt's first and newest record, seconds."""
+    last_boot: float | None = None
+    earlier_seconds: float = 0.0
+    """Length of the attempts before this one."""
+    warming: bool = True
+    """The next step record includes compilation or warm-up."""
+    step_times: list[tuple[int, float]] = []
+    """(steps, seconds per step) of the newest records, warm-up excluded."""
+    side_seconds: float = 0.0
+    """Evaluating and saving in this attempt, since `side_from_step`."""
+    side_from_step: int = 0
+
+    @property
+    def attempt_seconds(self) -> float:
+        if self.first_boot is None or self.last_boot is None:
+            return 0.0
+        return max(0.0, self.last_boot - self.first_boot)
+
+
+def begin_attempt(state: RunState, attempt: int) -> RunState:
+    """Go on with the next attempt of the same run: its curves continue, its end is forgotten."""
+    state.earlier_seconds += state.attempt_seconds
+    state.attempt = attempt
+    state.first_boot = state.last_boot = None
+    state.phase, state.phase_detail = "starting", ""
+    state.error = state.stopped = state.ended = None
+    state.tokens_per_second = state.step_seconds = None
+    state.warming, state.step_times = True, []
+    state.side_seconds, state.side_from_step = 0.0, state.step
+    return state
+
+
+def reduce(state: RunState, record: events.Record) -> RunState:
+    """Take one record in.
+
+    `state` is changed in place and returned: copying its curves for each record would make reading a
+    long run quadratic. The same records give the same state, wherever the reading was interrupted.
+    """
+    if record.time_boot > 0:
+        if state.first_boot is None:
+            state.first_boot = record.time_boot
+        state.last_boot = max(state.last_boot or 0.0, record.time_boot)
+    match record:
+        case events.Step():
+            _step(state, record)
+        case events.Memory():
+            _memory(state, record)
+        case events.Phase():
+            _phase(state, record)
+        case events.Evaluation():
+            _evaluation(state, record)
+        case events.Epoch():
+            _epoch(state, record)
+        case events.Checkpoint():
+            state.checkpoint = msgspec.structs.replace(record, path=clean_line(record.path))
+            state.side_seconds += _positive(record.seconds)
+        case events.Sample():
+            state.sample = msgspec.structs.replace(
+                record, prompt=clean(record.prompt), text=clean(record.text)
+            )
+        case events.Warning():
+            state.warnings = [*state.warnings, clean_line(record.message)][-MAX_WARNINGS:]
+        case events.Error():
+            state.error = msgspec.structs.replace(
+                record,
+                cause=clean_line(record.cause, 80),
+                message=clean_line(record.message),
+                traceback=clean(record.traceback),
+            )
+        case events.Stopped():
+            state.stopped = msgspec.structs.replace(record, reason=clean_line(record.reason))
+            state.step = max(record.step, 0)
+        case events.Ended():
+            state.ended = record
+            state.step = max(record.step, 0)
+        case events.Started():
+            _started(state, record)
+    return state
+
+
+def seconds_per_step(state: RunState) -> float | None:
+    """Recent pace, compilation and warm-up excluded, with this attempt's share of evaluating and saving."""
+    steps = sum(count for count, _ in state.step_times)
+    if not steps:
+        return None
+    pace = sum(count * seconds for count, seconds in state.step_times) / steps
+    done = state.step - state.side_from_step
+    return pace + (state.side_seconds / done if done > 0 else 0.0)
+
+
+def eta_seconds(state: RunState) -> float | None:
+    pace = seconds_per_step(state)
+    if pace is None or state.total_steps is None or state.ended is not None:
+        return None
+    return max(0.0, (state.total_steps - state.step) * pace)
+
+
+def slow_step_seconds(state: RunState) -> float | None:
+    """The 99th percentile of recent step times."""
+    times = sorted(seconds for _, seconds in state.step_times)
+    return times[min(len(times) - 1, int(0.99 * len(times)))] if times else None
+
+
+def _started(state: RunState, record: events.Started) -> None:
+    state.started = msgspec.structs.replace(
+        record,
+        backend=clean_line(record.backend, 80),
+        versions={clean_line(k, 80): clean_line(v, 80) for k, v in record.versions.items()},
+        device_id=clean_line(record.device_id, 80),
+        device_name=clean_line(record.device_name, 200),
+        device_kind=clean_line(record.device_kind, 80),
+        memory_label=clean_line(record.memory_label, 80),
+        platform_lines=tuple(clean_line(line) for line in record.platform_lines),
+    )
+    resumed = max(record.resumed_step, 0)
+    if resumed < state.step or state.train.last_step > resumed:
+        state.train.truncate(resumed)
+        state.validation.truncate(resumed)
+        state.evaluations = [e for e in state.evaluations if e.step <= resumed]
+        state.epochs = [mark for mark in state.epochs if _epoch_step(state, mark) <= resumed]
+        state.loss = state.train.values[-1] if state.train.values else None
+        state.epoch = max((mark.event.epoch for mark in state.epochs), default=0)
+    state.step = state.side_from_step = resumed
+
+
+def _epoch_step(state: RunState, mark: EpochMark) -> int:
+    if state.steps_per_epoch:
+        return max(mark.step, mark.event.epoch * state.steps_per_epoch)
+    return mark.step
+
+
+def _phase(state: RunState, record: events.Phase) -> None:
+    state.phase = clean_line(record.phase, 40)
+    state.phase_detail = clean_line(record.detail)
+    if state.phase in WARMING_PHASES:
+        state.warming = True
+    if record.parameters is not None:
+        state.parameters = record.parameters
+    if record.trainable_parameters is not None:
+        state.trainable_parameters = record.trainable_parameters
+    if record.total_steps is not None and record.total_steps >= 0:
+        state.total_steps = record.total_steps
+    if record.steps_per_epoch is not None and record.steps_per_epoch > 0:
+        state.steps_per_epoch = record.steps_per_epoch
+
+
+def _step(state: RunState, record: events.Step) -> None:
+    step = record.step
+    if step < 0:
+        state.odd += 1
+        return
+    taken = step - state.step if step > state.step else 1
+    state.step = step
+    state.epoch = record.epoch
+    state.tokens = record.tokens
+    state.tokens_per_second = _finite(record.tokens_per_second)
+    state.step_seconds = _finite(record.step_seconds)
+    state.learning_rate = _finite(record.learning_rate)
+    state.gradient_norm = _finite(record.gradient_norm)
+    state.loss = _finite(record.loss)
+    if state.loss is not None:
+        state.train.add(step, state.loss)
+    seconds = state.step_seconds
+    if state.warming:
+        # What was saved or evaluated while warming up is no guide to the pace either.
+        state.warming = False
+        state.side_seconds, state.side_from_step = 0.0, step
+    elif seconds is not None and seconds > 0:
+        state.step_times.append((taken, seconds))
+        if len(state.step_times) > RATE_RECORDS:
+            del state.step_times[0]
+
+
+def _epoch(state: RunState, record: events.Epoch) -> None:
+    state.epochs = [m for m in state.epochs if m.event.epoch < record.epoch]
+    state.epochs = [*state.epochs, EpochMark(state.step, record)][-MAX_EPOCHS:]
+    state.epoch = record.epoch
+
+
+def _evaluation(state: RunState, record: events.Evaluation) -> None:
+    if record.step < 0:
+        state.odd += 1
+        return
+    metrics = {clean_line(k, 80): v for k, v in record.metrics.items() if math.isfinite(v)}
+    record = msgspec.structs.replace(record, metrics=metrics)
+    kept = [e for e in state.evaluations if e.step < record.step]
+    if len(kept) >= MAX_EVALUATIONS:
+        best = min((e for e in kept if e.loss is not None), key=_loss, default=None)
+        kept.remove(next(e for e in kept if e is not best))
+    state.evaluations = [*kept, record]
+    state.side_seconds += _positive(record.seconds)
+    loss = _finite(record.loss)
+    if loss is not None:
+        state.validation.add(record.step, loss)
+
+
+def _memory(state: RunState, record: events.Memory) -> None:
+    phase = clean_line(record.phase, 40)
+    seen = record.allocated_bytes
+    # The reported peak counts from the start of the build; it belongs to the phase in which it moved.
+    before = state.memory.peak_bytes if state.memory else None
+    if record.peak_bytes is not None and record.peak_bytes != before:
+        seen = max(seen or 0, record.peak_bytes)
+    if seen is not None:
+        state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), seen)
+    state.peak_bytes = _highest(state.peak_bytes, record.allocated_bytes, record.peak_bytes)
+    state.peak_device_bytes = _highest(state.peak_device_bytes, record.device_bytes)
+    state.peak_host_bytes = _highest(
+        state.peak_host_bytes, record.host_bytes, record.peak_host_bytes
+    )
+    state.memory = msgspec.structs.replace(record, phase=phase)
+
+
+def _highest(*values: int | None) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _positive(value: float) -> float:
+    return value if value > 0 and math.isfinite(value) else 0.0
+
+
+def _loss(evaluation: events.Evaluation) -> float:
+    return math.inf if evaluation.loss is None else evaluation.loss
