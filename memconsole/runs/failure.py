@@ -1,0 +1,89 @@
+"""What kind of failure an exception is."""
+
+from __future__ import annotations
+
+import enum
+import errno
+
+from memconsole.plan.plan import PlanError
+
+
+class ExitCode(enum.IntEnum):
+    """How a trainer says why it ended."""
+
+    DONE = 0
+    FAILED = 1
+    STOPPED = 75
+    """On request; resumable."""
+    FENCED = 76
+    """A newer attempt owns the run."""
+    BAD_DATA = 77
+    BAD_PLAN = 78
+    DISK_FULL = 79
+    NOT_FINITE = 80
+
+
+_CODES = {
+    "bad_data": ExitCode.BAD_DATA,
+    "bad_plan": ExitCode.BAD_PLAN,
+    "disk": ExitCode.DISK_FULL,
+    "nan": ExitCode.NOT_FINITE,
+}
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "resource_exhausted",
+    "defaultcpuallocator: can't allocate",
+    "cannot allocate memory",
+    "unable to allocate",
+    "cublas_status_alloc_failed",
+)
+_DEVICE_LOST = (
+    "gpu is lost",
+    "device lost",
+    "fallen off the bus",
+    "uncorrectable ecc",
+    "nvml_error",
+)
+
+
+def cause_of(exception: BaseException) -> str:
+    """The class of failure, as in `events.Error.cause`, looking through the chain of causes.
+
+    out_of_memory bad_data bad_plan nan disk device_lost crashed; an exception may name its own in an
+    attribute `cause`.
+    """
+    seen: set[int] = set()
+    error: BaseException | None = exception
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        cause = _cause_of_one(error)
+        if cause is not None:
+            return cause
+        error = error.__cause__ or error.__context__
+    return "crashed"
+
+
+def _cause_of_one(error: BaseException) -> str | None:
+    named = getattr(error, "cause", None)
+    if isinstance(named, str) and named:
+        return named
+    if isinstance(error, PlanError):
+        return "bad_plan"
+    message = str(error).lower()
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "out_of_memory"
+    if any(sign in message for sign in _OUT_OF_MEMORY):
+        return "out_of_memory"
+    if any(sign in message for sign in _DEVICE_LOST):
+        return "device_lost"
+    return None
+
+
+def exit_code_of(cause: str) -> ExitCode:
+    """The exit code that says this cause."""
+    return _CODES.get(cause, ExitCode.FAILED)

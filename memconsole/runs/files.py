@@ -1,0 +1,101 @@
+"""Small files that are whole or absent: written by rename, read without following links."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+SMALL_FILE_BYTES = 1 << 20
+"""No JSON file of a run directory is larger; a larger one is not ours."""
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace `path` by `content` so that a reader, or a power loss, meets the old or the new file.
+
+    A temporary file beside it is created exclusively, synced and renamed, then the directory is
+    synced. Raises `OSError`; the temporary file never stays behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, mode)
+    try:
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside `path` survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_struct(path: Path, record: msgspec.Struct) -> None:
+    """`write_atomic` of a struct as JSON."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def read_regular(path: Path, limit: int = SMALL_FILE_BYTES) -> bytes | None:
+    """The bytes of a regular file of at most `limit` bytes; None when it is anything else.
+
+    Links are not followed and a FIFO does not block.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        content = b""
+        while len(content) <= limit:
+            piece = os.read(descriptor, limit + 1 - len(content))
+            if not piece:
+                return content
+            content += piece
+        return None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def read_struct(path: Path, kind: type[_Struct]) -> _Struct | None:
+    """A struct from its JSON file; None when missing or damaged (a damaged read is tried twice)."""
+    for _ in range(2):
+        content = read_regular(path)
+        if content is None:
+            return None
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+    return None
+
+
+def exists(path: Path) -> bool:
+    """Whether a directory entry is there, whatever it is."""
+    try:
+        path.lstat()
+    except OSError:
+        return False
+    return True

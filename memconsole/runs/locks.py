@@ -1,0 +1,158 @@
+"""The three locks that say which processes of a run are alive.
+
+`trainer.lock` and `supervisor.lock` are POSIX record locks: the kernel frees them the moment their
+holder dies, even while children of it live on, and tells the holder's process number. `gang.lock` is
+an flock, which forked children inherit: it stays held until the last of them is gone.
+
+A process loses a POSIX lock when it closes *any* descriptor of that file, so nothing but this module
+opens these files, and it never opens one that this process holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_LAYOUT = "qqihh" if sys.platform == "darwin" else "hhqqi0q"
+"""struct flock; Apple's order differs."""
+
+_held: dict[tuple[int, int], int] = {}
+"""(device, inode) of the POSIX locks this process holds -> the process that took them."""
+
+
+class LockHeld(RuntimeError):
+    """Another process holds the lock."""
+
+    def __init__(self, path: Path, pid: int | None) -> None:
+        who = f"process {pid}" if pid else "another process"
+        super().__init__(f"{path.name} is held by {who}")
+        self.pid = pid
+
+
+@dataclass
+class Lock:
+    """A lock this process holds, until `release()` or its death."""
+
+    path: Path
+    descriptor: int
+    key: tuple[int, int]
+
+    def release(self) -> None:
+        if self.descriptor >= 0:
+            if _held.get(self.key) == os.getpid():
+                del _held[self.key]
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _open(path: Path) -> tuple[int, tuple[int, int]]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    status = os.fstat(descriptor)
+    return descriptor, (status.st_dev, status.st_ino)
+
+
+def take(path: Path) -> Lock:
+    """Take a POSIX record lock. Raises `LockHeld`, also when this very process holds it already."""
+    holder_pid = holder(path)
+    if holder_pid is not None:
+        raise LockHeld(path, holder_pid)
+    descriptor, key = _open(path)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise LockHeld(path, holder(path)) from None
+    _held[key] = os.getpid()
+    return Lock(path, descriptor, key)
+
+
+def holder(path: Path) -> int | None:
+    """The process that holds a POSIX record lock, without touching the lock; None when it is free.
+
+    0 when the holder lives in a process namespace that cannot be seen from here.
+    """
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    if _held.get((status.st_dev, status.st_ino)) == os.getpid():
+        return os.getpid()
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if sys.platform == "darwin":
+            question = struct.pack(_LAYOUT, 0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
+            _, _, pid, kind, _ = struct.unpack(_LAYOUT, answer)
+        else:
+            question = struct.pack(_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
+            kind, _, _, _, pid = struct.unpack(_LAYOUT, answer)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None if kind == fcntl.F_UNLCK else max(0, pid)
+
+
+def take_gang(path: Path, patience_seconds: float = 1.0) -> Lock:
+    """Take the lock that forked children inherit. Raises `LockHeld`.
+
+    A reader that asks whether it is held shares it for a moment, hence the patience.
+    """
+    descriptor, key = _open(path)
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return Lock(path, descriptor, key)
+        except OSError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise LockHeld(path, None) from None
+            time.sleep(0.01)
+
+
+def gang_held(path: Path) -> bool:
+    """Whether the trainer or any forked child of it still lives."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    return False
+
+
+@dataclass(frozen=True)
+class Held:
+    """Who holds the locks of a run at one moment: a process number (0: out of sight) or None."""
+
+    supervisor: int | None
+    trainer: int | None
+    gang: bool
+
+
+def held(run_path: Path) -> Held:
+    """Ask all three locks, disturbing none."""
+    return Held(
+        supervisor=holder(run_path / "supervisor.lock"),
+        trainer=holder(run_path / "trainer.lock"),
+        gang=gang_held(run_path / "gang.lock"),
+    )

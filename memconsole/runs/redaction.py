@@ -1,0 +1,54 @@
+"""Keeps tokens and passwords out of what a run records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+REDACTED = "[redacted]"
+SECRET_CHARACTERS = 6
+"""Shorter values would blank out ordinary words."""
+
+_SECRET_NAME = re.compile(
+    r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH|COOKIE)(?:S)?$|(?:^|_)PASS$", re.I
+)
+_SECRET_SHAPE = re.compile(
+    r"hf_[A-Za-z0-9]{16,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"
+    r"|(?<=://)[^/\s@:]+:[^/\s@]+(?=@)"
+)
+
+_RECORDED = re.compile(
+    r"(?:CUDA|JAX|XLA|TORCH|PYTORCH|TRITON|OMP|MKL|OPENBLAS|MALLOC|NCCL|HIP|HSA|ROCR|LIBTPU|TPU|MEMCONSOLE|"
+    r"SLURM_JOB|PYTHON|HF_HOME|HF_HUB_|HF_DATASETS_|TOKENIZERS_)[A-Z0-9_]*"
+    r"|VIRTUAL_ENV|CONDA_PREFIX|LANG|LC_ALL|TZ"
+)
+
+
+def secret_values(environment: Mapping[str, str]) -> list[str]:
+    """Values that must not be written anywhere, longest first."""
+    found = {
+        value
+        for name, value in environment.items()
+        if _SECRET_NAME.search(name) and len(value) >= SECRET_CHARACTERS
+    }
+    return sorted(found, key=len, reverse=True)
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """`text` without the given secrets and without what has the shape of a well-known token."""
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    return _SECRET_SHAPE.sub(REDACTED, text)
+
+
+def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables worth keeping in `run.json`: those that change what frameworks compute."""
+    secrets = secret_values(environment)
+    return {
+        name: REDACTED if _SECRET_NAME.search(name) else redact(value, secrets)
+        for name, value in sorted(environment.items())
+        if _RECORDED.fullmatch(name)
+    }
