@@ -1,0 +1,304 @@
+"""The decoder of GPT-2, Llama and Gemma as Flax NNX modules, built from one `Architecture`.
+
+Notable:
+- all blocks have the same shapes, so their weights are stacked on a leading axis (L, ...) and one
+  block's code runs in a `lax.scan`: the program does not grow with depth
+- local and global layers run the same code; a flag per layer picks the window and the rotation
+- half-split rotary embeddings, as in transformers; Llama 3.1 and linear frequency scaling
+- norms, softmax and loss in float32, matrices (out, in) used as ``x @ W.T``
+- weights stay float32; each is cast to the compute dtype where it is used, one block at a time
+
+Letters in shapes: B batch, T sequence, C hidden, H heads, K key-value heads, D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from memconsole.plan.architecture import Architecture, RopeScaling
+from memconsole_jax.attention import causal_attention
+
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Wraps one block's function, such as `checkpointing.full`."""
+
+
+class Linear(nnx.Module):
+    """``x @ W.T + b``: (..., inputs) -> (..., outputs), in the dtype of x."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        self.weight = nnx.Param(jnp.zeros((outputs, inputs)))
+        self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        y = x @ self.weight[...].astype(x.dtype).T
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+
+class Embedding(nnx.Module):
+    """A table of rows (rows, hidden)."""
+
+    def __init__(self, rows: int, hidden: int) -> None:
+        self.weight = nnx.Param(jnp.zeros((rows, hidden)))
+
+    def __call__(self, indices: Array) -> Array:
+        return self.weight[...][indices]
+
+
+class Norm(nnx.Module):
+    """Layer norm, or RMS norm (Zhang and Sennrich 2019), over the last axis; statistics in float32."""
+
+    def __init__(self, a: Architecture, size: int) -> None:
+        self.centred = a.norm == "layernorm" and size == a.hidden_size
+        self.eps = a.norm_eps
+        self.offset = 1.0 if a.norm_unit_offset else 0.0
+        self.weight = nnx.Param(jnp.zeros((size,)))
+        self.bias = nnx.Param(jnp.zeros((size,))) if a.biases and size == a.hidden_size else None
+
+    def __call__(self, x: Array) -> Array:
+        y = x.astype(jnp.float32)
+        if self.centred:
+            y = y - y.mean(-1, keepdims=True)
+        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        y = y * (self.offset + self.weight[...])
+        if self.bias is not None:
+            y = y + self.bias[...]
+        return y.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with grouped key-value heads."""
+
+    def __init__(self, a: Architecture) -> None:
+        self.heads, self.kv_heads, self.head_size = a.heads, a.kv_heads, a.head_size
+        self.scale = a.scale
+        self.query = Linear(a.hidden_size, a.query_width, a.biases)
+        self.key = Linear(a.hidden_size, a.key_width, a.biases)
+        self.value = Linear(a.hidden_size, a.key_width, a.biases)
+        self.output = Linear(a.query_width, a.hidden_size, a.biases)
+        self.query_norm = Norm(a, a.head_size) if a.query_key_norm else None
+        self.key_norm = Norm(a, a.head_size) if a.query_key_norm else None
+
+    def project(self, x: Array, rotation: Rotation | None) -> tuple[Array, Array, Array]:
+        """Queries (B, T, H, D), keys and values (B, T, K, D), normed and rotated."""
+        b, t, _ = x.shape
+        q = self.query(x).reshape(b, t, self.heads, self.head_size)  # (B, T, H, D)
+        k = self.key(x).reshape(b, t, self.kv_heads, self.head_size)  # (B, T, K, D)
+        v = self.value(x).reshape(b, t, self.kv_heads, self.head_size)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
+
+    def __call__(self, x: Array, rotation: Rotation | None, window: Array | None) -> Array:
+        b, t, _ = x.shape
+        q, k, v = self.project(x, rotation)
+        y = causal_attention(q, k, v, self.scale, window)  # (B, T, H, D)
+        return self.output(y.reshape(b, t, -1))  # (B, T, C)
+
+
+class MLP(nnx.Module):
+    """Up, activation (gated: SwiGLU or GeGLU), down."""
+
+    def __init__(self, a: Architecture) -> None:
+        self.activation = a.activation
+        self.gate = Linear(a.hidden_size, a.intermediate_size, a.biases) if a.gated_mlp else None
+        self.up = Linear(a.hidden_size, a.intermediate_size, a.biases)
+        self.down = Linear(a.intermediate_size, a.hidden_size, a.biases)
+
+    def __call__(self, x: Array) -> Array:
+        up = self.up(x)
+        if self.gate is None:
+            return self.down(activate(up, self.activation))
+        return self.down(gated(self.gate(x), up, self.activation))
+
+
+class Block(nnx.Module):
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; Gemma 3 norms both sums' terms again."""
+
+    def __init__(self, a: Architecture) -> None:
+        self.attention_norm = Norm(a, a.hidden_size)
+        self.attention = Attention(a)
+        self.attention_post_norm = Norm(a, a.hidden_size) if a.post_norms else None
+        self.mlp_norm = Norm(a, a.hidden_size)
+        self.mlp = MLP(a)
+        self.mlp_post_norm = Norm(a, a.hidden_size) if a.post_norms else None
+
+    def __call__(self, x: Array, rotation: Rotation | None, window: Array | None) -> Array:
+        return self.feed(x, self.attention(recomputed(self.attention_norm, x), rotation, window))
+
+    def feed(self, x: Array, y: Array) -> Array:
+        """The block after its attention: x and y are (B, T, C)."""
+        x = x + (y if self.attention_post_norm is None else recomputed(self.attention_post_norm, y))
+        y = self.mlp(recomputed(self.mlp_norm, x))
+        return x + (y if self.mlp_post_norm is None else recomputed(self.mlp_post_norm, y))
+
+
+class Decoder(nnx.Module):
+    """Tokens (B, T) to logits (B, T, V)."""
+
+    def __init__(self, a: Architecture) -> None:
+        self.architecture = a
+        self.embedding = Embedding(a.vocab_size, a.hidden_size)
+        learned = a.positions == "learned"
+        self.positions = Embedding(a.max_positions, a.hidden_size) if learned else None
+        self.layers = nnx.vmap(lambda _: Block(a))(jnp.arange(a.layers))  # weights (L, ...)
+        self.norm = Norm(a, a.hidden_size)
+        self.head = None if a.tied_embeddings else Linear(a.hidden_size, a.vocab_size, bias=False)
+        # Kept, saved and counted; no term of the text loss reaches them.
+        self.auxiliary = Embedding(a.auxiliary_rows, a.hidden_size) if a.auxiliary_rows else None
+        classes = a.diagnostic_classes
+        self.diagnostic_head = Linear(a.hidden_size, classes, bias=True) if classes else None
+
+    def embed(self, tokens: Array, positions: Array, dtype: Any) -> Array:
+        """Input of the first block, (B, T, C)."""
+        a = self.architecture
+        x = self.embedding(tokens).astype(dtype)
+        if a.scale_embeddings:
+            x = x * jnp.asarray(math.sqrt(a.hidden_size), dtype)
+        if self.positions is not None:
+            x = x + self.positions(positions).astype(dtype)
+        return x
+
+    def hidden(
+        self, tokens: Array, dtype: Any = jnp.float32, around: Around | None = None
+    ) -> Array:
+        """Tokens (B, T) to the normed output of the last block (B, T, C) in `dtype`.
+
+        `around` wraps one block's function: gradient checkpointing.
+        """
+        a = self.architecture
+        length = tokens.shape[1]
+        positions = jnp.arange(length)
+        rotations = all_rotations(a, positions)
+        local = local_layers(a, length)
+        graph, weights = nnx.split(self.layers)
+
+        def layer(x: Array, weights: Any, is_local: Array | None) -> Array:
+            block = nnx.merge(graph, weights)
+            rotation, window = layer_view(a, rotations, is_local, length)
+            return block(x, rotation, window)
+
+        wrapped = layer if around is None else around(layer)
+        x = self.embed(tokens, positions, dtype)
+        x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, (weights, local))
+        return self.norm(x)
+
+    @property
+    def head_weight(self) -> Array:
+        """The matrix of the language-model head, (V, C)."""
+        return self.embedding.weight[...] if self.head is None else self.head.weight[...]
+
+    def logits(self, hidden: Array) -> Array:
+        """(..., C) to float32 logits (..., V); the product is in the dtype of `hidden`."""
+        return (hidden @ self.head_weight.astype(hidden.dtype).T).astype(jnp.float32)
+
+    def __call__(self, tokens: Array, dtype: Any = jnp.float32) -> Array:
+        return self.logits(self.hidden(tokens, dtype))
+
+
+@functools.lru_cache(maxsize=16)
+def _abstract(a: Architecture) -> tuple[Any, tuple[tuple[str, ...], ...]]:
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(a)))
+    return graph, tuple(path for path, _ in nnx.to_flat_state(state))
+
+
+def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
+    """The decoder with `weights` in place, under stacked names (see `stacking`); nothing is copied."""
+    graph, paths = _abstract(a)
+    flat = [(path, nnx.Param(weights[".".join(path)])) for path in paths]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+Rotation = tuple[Array, Array]
+"""Cosines and sines (T, D) of the rotary embedding, float32."""
+
+
+def rotate(x: Array, rotation: Rotation) -> Array:
+    """Rotary embedding (Su et al. 2021) of x (B, T, heads, D), pairing element i with i + D/2."""
+    cos, sin = (table[:, None, :] for table in rotation)  # (T, 1, D)
+    y = x.astype(jnp.float32)
+    first, second = jnp.split(y, 2, axis=-1)
+    turned = jnp.concatenate([-second, first], axis=-1)
+    return (y * cos + turned * sin).astype(x.dtype)
+
+
+def all_rotations(a: Architecture, positions: Array) -> list[Rotation] | None:
+    """Rotations of the global layers and, where there are local layers, of those; None without RoPE."""
+    if a.positions != "rope":
+        return None
+    found = [_rotation(positions, a.head_size, a.rope_theta, a.rope_scaling)]
+    if a.sliding_window is not None:
+        found.append(_rotation(positions, a.head_size, a.rope_local_theta, None))
+    return found
+
+
+def _rotation(
+    positions: Array, head_size: int, theta: float, scaling: RopeScaling | None
+) -> Rotation:
+    frequencies = theta ** -(jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)  # (D/2,)
+    if scaling is not None and scaling.kind == "linear":
+        frequencies = frequencies / scaling.factor
+    elif scaling is not None:
+        frequencies = _llama3(frequencies, scaling)
+    angles = positions.astype(jnp.float32)[:, None] * frequencies  # (T, D/2)
+    angles = jnp.concatenate([angles, angles], axis=-1)  # (T, D)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _llama3(frequencies: Array, s: RopeScaling) -> Array:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between."""
+    turns = s.original_positions * frequencies / (2 * math.pi)
+    ramp = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    keep = jnp.clip(ramp, 0.0, 1.0)
+    return frequencies * (keep + (1.0 - keep) / s.factor)
+
+
+def local_layers(a: Architecture, length: int) -> Array | None:
+    """Flags (L,) of sliding-window layers; None where every layer is global."""
+    flags = [a.is_local(layer) for layer in range(a.layers)]
+    return jnp.array(flags) if any(flags) else None
+
+
+def layer_view(
+    a: Architecture, rotations: list[Rotation] | None, is_local: Array | None, length: int
+) -> tuple[Rotation | None, Array | None]:
+    """The rotation and the window (None: unlimited) of the layer at hand."""
+    if is_local is None or a.sliding_window is None:
+        return (None if rotations is None else rotations[0]), None
+    window = None
+    if a.sliding_window < length:
+        window = jnp.where(is_local, a.sliding_window, length)
+    if rotations is None:
+        return None, window
+    (cos, sin), (local_cos, local_sin) = rotations
+    return (jnp.where(is_local, local_cos, cos), jnp.where(is_local, local_sin, sin)), window
+
+
+def activate(x: Array, name: str) -> Array:
+    """SiLU or tanh-approximated GELU; the backward pass keeps only x."""
+    return recomputed(_ACTIVATIONS[name], x)
+
+
+def gated(gate: Array, up: Array, name: str) -> Array:
+    """``activation(gate) · up``; the backward pass keeps only gate and up."""
+    return recomputed(lambda g, u: _ACTIVATIONS[name](g) * u, gate, up)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def recomputed(function: Callable[..., Array], *inputs: Array) -> Array:
+    """`function` of `inputs`, an elementwise piece whose intermediates are not worth keeping."""
+    return jax.checkpoint(function, prevent_cse=False)(*inputs)

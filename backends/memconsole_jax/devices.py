@@ -1,0 +1,156 @@
+"""Which device JAX computes on, and what must be set before JAX first touches one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import platformdirs
+import psutil
+
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_trainer.engine import DeviceFacts
+
+_LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
+
+
+def prepare(plan: Plan) -> None:
+    """Settings that JAX reads when it first opens its devices.
+
+    GPU memory is taken as needed instead of 75 % at once, unless the person's environment says
+    otherwise; `device.memory_fraction` limits it.
+    """
+    name = plan.device.name
+    if name == "cpu":
+        jax.config.update("jax_platforms", "cpu")  # no plugin is probed
+    elif name == "tpu":
+        jax.config.update("jax_platforms", "tpu,cpu")
+    elif name.startswith("cuda"):
+        jax.config.update("jax_platforms", "cuda,cpu")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if plan.device.memory_fraction is not None:
+        os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # JAX refuses both names at once
+        os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
+
+
+def find(plan: Plan) -> Any:
+    """The `jax.Device` of `device.name`. Raises `PlanError` when this machine has none such."""
+    name = plan.device.name
+    kind, _, index = name.partition(":")
+    try:
+        if name == "auto":
+            return jax.local_devices()[0]  # JAX prefers TPU, then GPU, then CPU
+        if kind in ("cpu", "tpu"):
+            return jax.local_devices(backend=kind)[0]
+        if kind == "cuda":
+            devices = jax.local_devices(backend="cuda")
+            number = int(index or 0)
+            if number < len(devices):
+                return devices[number]
+            raise PlanError(
+                f"device.name = {name}: JAX sees {len(devices)} CUDA devices", "device.name"
+            )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PlanError(
+            f"device.name = {name}: JAX has no such device here ({reason})", "device.name"
+        ) from None
+    raise PlanError(
+        f"device.name = {name}: the jax backend trains on auto | cpu | cuda:N | tpu; "
+        "catalog devices are for planning",
+        "device.name",
+    )
+
+
+def facts(device: Any) -> DeviceFacts:
+    """`device` as the console shows it."""
+    kind = kind_of(device)
+    stats = device.memory_stats() or {}
+    if kind == "cpu":
+        return DeviceFacts("cpu", _cpu_name(), kind, _LABELS[kind], psutil.virtual_memory().total)
+    prefix = {"gpu": "cuda", "rocm": "cuda"}.get(kind, kind)
+    identity = f"{prefix}:{device.local_hardware_id or 0}"
+    return DeviceFacts(identity, device.device_kind, kind, _LABELS[kind], stats.get("bytes_limit"))
+
+
+def kind_of(device: Any) -> str:
+    """cpu | gpu | rocm | tpu."""
+    if device.platform == "gpu" and "rocm" in str(device.client.platform_version).lower():
+        return "rocm"
+    return {"cuda": "gpu"}.get(device.platform, device.platform)
+
+
+def keep_compilations() -> None:
+    """Let JAX store compiled programs, so that a resumed run starts at once.
+
+    A program compiled for one processor may not run on another: each kind has its own directory,
+    which matters where the home directory is shared between machines.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    key = hashlib.sha256(_cpu_features().encode()).hexdigest()[:12]
+    path = Path(platformdirs.user_cache_dir("memconsole")) / "jax" / f"{platform.machine()}-{key}"
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def _cpu_name() -> str:
+    for line in _cpuinfo():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpu_features() -> str:
+    found = [x.partition(":")[2] for x in _cpuinfo() if x.startswith(("flags", "Features"))]
+    return "".join(found[:1]) + platform.machine() + _cpu_name()
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def has_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware."""
+    flags = _cpu_features().split()
+    return "avx512_bf16" in flags or "amx_bf16" in flags or "bf16" in flags
+
+
+def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
+    """What was detected and which optimizations are on, a line each."""
+    o = plan.optimize
+    name = {"cpu": "CPU", "gpu": "NVIDIA GPU", "rocm": "AMD GPU (ROCm)", "tpu": "TPU"}[device.kind]
+    lines = [f"Detected platform: {name} ({device.name}) with JAX {jax.__version__}"]
+    if o.precision == "bf16":
+        if device.kind == "cpu" and not has_bf16():
+            note = "this CPU has no bfloat16 instructions: expect it slower than fp32"
+        else:
+            note = "optimal for TPU" if device.kind == "tpu" else f"16-bit compute on {name}"
+        lines.append(f"✓ Mixed precision (bfloat16) enabled - {note}; fp32 master weights and loss")
+    if o.gradient_checkpointing != "none":
+        lines.append(
+            f"✓ Gradient checkpointing (remat, {o.gradient_checkpointing}) enabled - "
+            "activations are recomputed in the backward pass"
+        )
+    if o.accumulation_steps > 1:
+        rows = plan.effective_batch
+        lines.append(
+            f"✓ Gradient accumulation: {o.accumulation_steps} steps, {rows} rows each update"
+        )
+    if o.fused_loss:
+        lines.append("✓ Chunked cross-entropy enabled - the full logits never exist")
+    if o.optimizer != "adamw":
+        lines.append(f"✓ Optimizer: {o.optimizer}")
+    lines.append("✓ One compiled training step; weights and optimizer state updated in place")
+    return lines

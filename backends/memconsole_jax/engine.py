@@ -1,0 +1,306 @@
+"""The JAX engine: one jitted, donating training step over stacked arrays."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.plan import Plan
+from memconsole_jax import devices, generate, precision
+from memconsole_jax.decoder import assemble
+from memconsole_jax.fused_loss import MASKED, plain_nats
+from memconsole_jax.optimizers import transformation
+from memconsole_jax.stacking import Stack, stacks
+from memconsole_jax.step import Trained, evaluation_step, mean_gradients, train_step
+from memconsole_trainer.engine import (
+    Batch,
+    DeviceFacts,
+    LossSum,
+    MemoryReading,
+    StateSource,
+    StepMetrics,
+    WeightSource,
+)
+from memconsole_trainer.host_memory import HostMemory
+from memconsole_trainer.schedule import learning_rate
+
+STEPS_IN_FLIGHT = 2
+"""Steps the host may run ahead of the device; more would only queue batches."""
+
+
+def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
+    """The engine for `plan` on this machine. Raises `PlanError`."""
+    precision.compute_dtype(plan)
+    devices.prepare(plan)
+    devices.keep_compilations()
+    return JaxEngine(plan, devices.find(plan))
+
+
+class JaxEngine:
+    """Implements `memconsole_trainer.engine.Engine`."""
+
+    def __init__(self, plan: Plan, device: Any) -> None:
+        self._plan = plan
+        self._device = device
+        jax.config.update("jax_default_device", device)
+        self.device: DeviceFacts = devices.facts(device)
+        self.versions: Mapping[str, str] = {
+            "jax": jax.__version__,
+            "jaxlib": version("jaxlib"),
+            "flax": flax.__version__,
+            "optax": optax.__version__,
+        }
+        self.parameters = 0
+        self.trainable_parameters = 0
+        self._host = HostMemory() if self.device.kind == "cpu" else None
+        self._step = 0
+        self._unread: list[tuple[int, float, jax.Array]] = []
+        self._in_flight: deque[jax.Array] = deque()
+
+    def platform_lines(self) -> list[str]:
+        return devices.platform_lines(self._plan, self.device)
+
+    def build(
+        self, plan: Plan, architecture: Architecture, total_steps: int, weights: WeightSource
+    ) -> None:
+        if self._host is not None:
+            self._host.start()
+        self._plan, self._architecture, self._total_steps = plan, architecture, total_steps
+        self._stacks = stacks(architecture)
+        self.parameters = sum(p.size for p in parameters(architecture))
+        self.trainable_parameters = sum(p.size for p in parameters(architecture) if p.used)
+        trained, self._kept = self._load(weights.tensor)
+        self._transformation = transformation(plan, architecture)
+        optimizer = jax.jit(self._transformation.init)(trained)
+        self._trained = Trained(trained, self._put_tree(optimizer))
+        self._train_step = train_step(plan, architecture, self._transformation)
+        self._evaluation_step = evaluation_step(plan, architecture)
+        self._compiled: Any = None
+        self._sample = jax.jit(generate.sample, static_argnums=0)
+
+    def train_step(self, batch: Batch) -> None:
+        plan = self._plan
+        rows = (plan.optimize.accumulation_steps, plan.train.batch_size)
+        inputs, targets = _filled(batch.inputs, 0, rows), _filled(batch.targets, MASKED, rows)
+        rate = learning_rate(self._step, plan, self._total_steps)
+        arguments = (
+            self._trained,
+            self._kept,
+            self._put(inputs),
+            self._put(targets),
+            self._put(np.float32(rate)),
+        )
+        if self._compiled is None:
+            self._compiled = self._train_step.lower(*arguments).compile()
+        self._trained, metrics = self._compiled(*arguments)
+        self._unread.append((self._step, rate, metrics))
+        self._step += 1
+        self._in_flight.append(metrics)
+        if len(self._in_flight) > STEPS_IN_FLIGHT:
+            self._in_flight.popleft().block_until_ready()
+
+    def take_metrics(self) -> list[StepMetrics]:
+        unread, self._unread = self._unread, []
+        values = jax.device_get([metrics for _, _, metrics in unread])
+        return [
+            StepMetrics(step + 1, float(loss), float(norm), rate)
+            for (step, rate, _), (loss, norm) in zip(unread, values, strict=True)
+        ]
+
+    def evaluate(self, batches: Iterable[Batch]) -> LossSum:
+        rows = self._plan.train.batch_size
+        sums, tokens = self._put(np.zeros(2, np.float32)), 0
+        for batch in batches:
+            tokens += int((batch.targets != MASKED).sum())
+            for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+                sums = self._evaluation_step(
+                    sums,
+                    self._trained.weights,
+                    self._kept,
+                    self._put(_filled(inputs, 0, (rows,))),
+                    self._put(_filled(targets, MASKED, (rows,))),
+                )
+        total, lost = np.asarray(sums, np.float64)
+        return LossSum(float(total - lost), tokens)
+
+    def generate(
+        self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
+    ) -> list[int]:
+        a = self._architecture
+        if a.positions == "learned":
+            if tokens >= a.max_positions:
+                raise ValueError(f"{tokens} tokens, but the model has {a.max_positions} positions")
+            prompt = prompt[-(a.max_positions - tokens) :]
+        prompt = prompt or [0]
+        length = len(prompt) + tokens
+        row = np.zeros(generate.cache_length(len(prompt), tokens), np.int32)
+        row[: len(prompt)] = prompt
+        filled = self._sample(
+            a,
+            {**self._trained.weights, **self._kept},
+            self._put(row),
+            jnp.int32(len(prompt)),
+            jnp.int32(length),
+            jnp.float32(temperature),
+            jnp.int32(top_k),
+            jnp.uint32(seed % 2**32),
+        )
+        return [int(token) for token in np.asarray(filled)[len(prompt) : length]]
+
+    def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        yield "optimizer.step", np.array(self._step, np.int64)
+        for name, stack in self._stacks.items():
+            weights = self._trained.weights if stack.used else self._kept
+            for canonical, row in stack.split(_host(weights[name])):
+                yield f"model.{canonical}", row
+        for leaf in self._optimizer_leaves():
+            for name, row in leaf.split(_host(leaf.array)):
+                yield name, row
+
+    def load_state(self, source: StateSource) -> None:
+        self.synchronize()
+        self._step = int(source.tensor("optimizer.step"))
+        self._unread.clear()
+        self._in_flight.clear()
+        self._trained = Trained({}, self._trained.optimizer)  # free before loading
+        self._kept = {}
+        weights, self._kept = self._load(lambda name: source.tensor(f"model.{name}"))
+        loaded = []
+        for leaf in self._optimizer_leaves():
+            array = np.empty(leaf.array.shape, leaf.array.dtype)
+            leaf.array.delete()
+            for name, row in leaf.split(array):
+                row[...] = source.tensor(name)
+            loaded.append(self._put(array))
+        structure = jax.tree.structure(self._trained.optimizer)
+        self._trained = Trained(weights, jax.tree.unflatten(structure, loaded))
+
+    def memory(self) -> MemoryReading:
+        if self._host is not None:
+            now, peak = self._host.growth_bytes(), self._host.peak_bytes()
+            return MemoryReading(now, peak, now, now, self.device.total_bytes)
+        stats = self._device.memory_stats() or {}
+        return MemoryReading(
+            stats.get("bytes_in_use"),
+            stats.get("peak_bytes_in_use"),
+            stats.get("pool_bytes", stats.get("bytes_reserved")),
+            None,
+            stats.get("bytes_limit"),
+        )
+
+    def reset_peak(self) -> None:
+        """On a CPU only: XLA's allocators keep the peak of the process."""
+        if self._host is not None:
+            self._host.reset_peak()
+
+    def synchronize(self) -> None:
+        jax.block_until_ready(self._trained)
+
+    def compiled_memory(self) -> dict[str, int] | None:
+        """The compiler's own account of the training step in bytes, once it has been compiled:
+        argument, output, alias (arguments reused as outputs), temporary and program."""
+        analysis = None if self._compiled is None else self._compiled.memory_analysis()
+        if analysis is None:
+            return None
+        return {
+            "argument_bytes": analysis.argument_size_in_bytes,
+            "output_bytes": analysis.output_size_in_bytes,
+            "alias_bytes": analysis.alias_size_in_bytes,
+            "temporary_bytes": analysis.temp_size_in_bytes,
+            "program_bytes": analysis.generated_code_size_in_bytes,
+        }
+
+    def _load(self, tensor: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Trained and kept arrays, one stack on the host at a time."""
+        trained: dict[str, jax.Array] = {}
+        kept: dict[str, jax.Array] = {}
+        for name, stack in self._stacks.items():
+            (trained if stack.used else kept)[name] = self._put(stack.gather(tensor))
+        return trained, kept
+
+    def _put(self, array: Any) -> jax.Array:
+        return jax.device_put(array, self._device)
+
+    def _put_tree(self, tree: Any) -> Any:
+        return jax.device_put(tree, self._device)
+
+    def _optimizer_leaves(self) -> list[OptimizerLeaf]:
+        """Every array of the optimizer state, in the order `jax.tree` has them."""
+        found = []
+        for path, array in jax.tree_util.tree_flatten_with_path(self._trained.optimizer)[0]:
+            words = [_word(key) for key in path]
+            stack = self._stacks.get(words[-1]) if words else None
+            prefix = ".".join(["optimizer", *(words[:-1] if stack else words)])
+            found.append(OptimizerLeaf(prefix, stack, array))
+        return found
+
+
+@dataclass(frozen=True)
+class OptimizerLeaf:
+    """One array of the optimizer state: of one weight's stack, or a scalar of its own."""
+
+    prefix: str
+    stack: Stack | None
+    array: jax.Array
+
+    def split(self, array: NDArray[np.generic]) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Checkpoint names and the parts of `array`, views."""
+        if self.stack is None:
+            yield self.prefix, array
+        else:
+            for canonical, row in self.stack.split(array):
+                yield f"{self.prefix}.{canonical}", row
+
+
+def logits(
+    architecture: Architecture, weights: WeightSource, tokens: NDArray[np.integer]
+) -> NDArray[np.float32]:
+    """Float32 logits (B, T, V) of tokens (B, T)."""
+    arrays = {n: jnp.asarray(s.gather(weights.tensor)) for n, s in stacks(architecture).items()}
+    run = jax.jit(lambda arrays, tokens: assemble(architecture, arrays)(tokens))
+    return np.array(run(arrays, jnp.asarray(tokens, jnp.int32)))
+
+
+def gradients(
+    architecture: Architecture, weights: WeightSource, batch: Batch
+) -> dict[str, NDArray[np.generic]]:
+    """Gradients of the mean loss over the batch's unmasked targets, by canonical name."""
+    found = stacks(architecture)
+    arrays = {n: jnp.asarray(s.gather(weights.tensor)) for n, s in found.items()}
+    trained = {n: x for n, x in arrays.items() if found[n].used}
+    kept = {n: x for n, x in arrays.items() if not found[n].used}
+
+    def loss(trained: Any, kept: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        decoder = assemble(architecture, {**trained, **kept})
+        return plain_nats(decoder.hidden(inputs), decoder.head_weight, targets)
+
+    run = jax.jit(lambda *arguments: mean_gradients(loss, *arguments)[1])
+    result = run(trained, kept, jnp.asarray(batch.inputs), jnp.asarray(batch.targets))
+    return {c: row for n, x in result.items() for c, row in found[n].split(np.array(x))}
+
+
+def _filled(array: NDArray[np.int32], value: int, rows: tuple[int, ...]) -> NDArray[np.int32]:
+    """A copy of `array` with its leading axes filled up to `rows`, so that no shape is ever new."""
+    filled = np.full((*rows, array.shape[-1]), value, np.int32)
+    filled[tuple(slice(n) for n in array.shape[:-1])] = array
+    return filled
+
+
+def _host(array: jax.Array) -> NDArray[np.generic]:
+    return np.array(array)
+
+
+def _word(key: Any) -> str:
+    return str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key))))

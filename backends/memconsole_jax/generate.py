@@ -1,0 +1,94 @@
+"""Sampling with a key-value cache: one token at a time, fixed shapes, one compilation per length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from memconsole.plan.architecture import Architecture
+from memconsole_jax.decoder import Decoder, all_rotations, assemble, layer_view, local_layers
+
+Cache = tuple[Array, Array]
+"""Keys and values of every position so far, each (L, S, K, D)."""
+
+
+def cache_length(prompt: int, tokens: int) -> int:
+    """Positions to reserve: the next power of two, so that nearby lengths share a program."""
+    return max(32, 1 << (prompt + tokens - 1).bit_length())
+
+
+def sample(
+    a: Architecture,
+    weights: dict[str, Array],
+    prompt: Array,
+    prompt_length: Array,
+    length: Array,
+    temperature: Array,
+    top_k: Array,
+    seed: Array,
+) -> Array:
+    """Positions `prompt_length` .. `length` of `prompt` (S,) filled by sampling; jit with `a` static.
+
+    `temperature` 0 takes the likeliest token; `top_k` 0 means all tokens. The token at a position
+    depends on seed, position and what precedes it only.
+    """
+    decoder = assemble(a, weights)
+    size = prompt.shape[0]
+    empty = jnp.zeros((a.layers, size, a.kv_heads, a.head_size))
+    key = jax.random.key(seed)
+
+    def body(position: Array, carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
+        tokens, cache = carry
+        logits, cache = _next_logits(decoder, tokens[position], position, cache)
+        drawn = _draw(logits, temperature, top_k, jax.random.fold_in(key, position))
+        following = jnp.where(position + 1 < prompt_length, tokens[position + 1], drawn)
+        return tokens.at[position + 1].set(following), cache
+
+    tokens, _ = lax.fori_loop(0, length - 1, body, (prompt, (empty, empty)))
+    return tokens
+
+
+def _next_logits(
+    decoder: Decoder, token: Array, position: Array, cache: Cache
+) -> tuple[Array, Cache]:
+    """Logits (V,) of the position after `position`, and the cache with this token's entries."""
+    a = decoder.architecture
+    size = cache[0].shape[1]
+    at = position[None]
+    x = decoder.embed(token[None, None], at, jnp.float32)  # (1, 1, C)
+    rotations = all_rotations(a, at)
+    local = local_layers(a, size)
+    graph, stacked = nnx.split(decoder.layers)
+
+    def layer(x: Array, inputs: Any) -> tuple[Array, Cache]:
+        weights, is_local, keys, values = inputs
+        block = nnx.merge(graph, weights)
+        rotation, window = layer_view(a, rotations, is_local, size)
+        q, k, v = block.attention.project(block.attention_norm(x), rotation)
+        keys = lax.dynamic_update_slice(keys, k[0], (position, 0, 0))  # (S, K, D)
+        values = lax.dynamic_update_slice(values, v[0], (position, 0, 0))
+        q = q.reshape(a.kv_heads, -1, a.head_size)  # (K, G, D)
+        scores = jnp.einsum("kgd,skd->kgs", q, keys) * a.scale
+        column = jnp.arange(size)
+        seen = column <= position
+        if window is not None:
+            seen &= position - column < window
+        share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        y = jnp.einsum("kgs,skd->kgd", share, values).reshape(1, 1, -1)
+        return block.feed(x, block.attention.output(y)), (keys, values)
+
+    x, cache = lax.scan(layer, x, (stacked, local, *cache))
+    return decoder.logits(decoder.norm(x))[0, 0], cache
+
+
+def _draw(logits: Array, temperature: Array, top_k: Array, key: Array) -> Array:
+    vocab = logits.shape[0]
+    kept = jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab))
+    threshold = jnp.sort(logits)[vocab - kept]
+    logits = jnp.where(logits >= threshold, logits, -jnp.inf)
+    drawn = jax.random.categorical(key, logits / jnp.maximum(temperature, 1e-6))
+    return jnp.where(temperature <= 0, jnp.argmax(logits), drawn).astype(jnp.int32)

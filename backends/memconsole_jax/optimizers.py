@@ -1,0 +1,85 @@
+"""The optimizers a plan can name, as Optax transformations that leave out the learning rate.
+
+``new = old - rate · update``: the rate is an argument of the training step. Weight decay is decoupled
+(Loshchilov and Hutter 2019) and applies to `Parameter.decays` only, except with SGD, where it joins
+the gradient as in the original and in torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_jax.stacking import stacks
+
+Tree = dict[str, jax.Array]
+
+
+def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTransformation:
+    """The update rule of `optimize.optimizer` over stacked arrays. Raises `PlanError`."""
+    t, name = plan.train, plan.optimize.optimizer
+    decays = {s.name: s.decays for s in stacks(architecture).values() if s.used}
+    layered = {s.name for s in stacks(architecture).values() if s.layered}
+    decay = (
+        optax.add_decayed_weights(t.weight_decay, mask=decays)
+        if t.weight_decay
+        else optax.identity()
+    )
+    if name == "adamw":
+        return optax.chain(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon), decay)
+    if name == "lion":
+        return optax.chain(optax.scale_by_lion(t.beta1, t.beta2), decay)
+    if name == "sgd":
+        return optax.chain(decay, optax.trace(t.beta1))
+    if name == "adafactor":
+        factored = optax.chain(
+            optax.scale_by_factored_rms(min_dim_size_to_factor=2),
+            optax.clip_by_block_rms(1.0),
+            optax.scale_by_param_block_rms(1e-3),
+        )
+        return optax.chain(per_tensor(factored, layered), decay)
+    raise PlanError(
+        f"optimize.optimizer = {name}: the jax backend trains adamw | adafactor | lion | sgd",
+        "optimize.optimizer",
+    )
+
+
+def per_tensor(
+    inner: optax.GradientTransformation, layered: set[str]
+) -> optax.GradientTransformation:
+    """`inner` applied to each layer's tensor of a stack by itself.
+
+    For rules that look at a tensor's shape or norm: a stack (L, out, in) is L matrices, not one tensor.
+    """
+
+    def divide(tree: Tree) -> tuple[Tree, Tree]:
+        return (
+            {n: x for n, x in tree.items() if n in layered},
+            {n: x for n, x in tree.items() if n not in layered},
+        )
+
+    def init(parameters: Tree) -> Any:
+        stacked, rest = divide(parameters)
+        return jax.vmap(inner.init)(stacked), inner.init(rest)
+
+    def update(updates: Tree, state: Any, parameters: Tree | None = None) -> tuple[Tree, Any]:
+        assert parameters is not None
+        stacked, rest = divide(updates)
+        stacked_parameters, rest_parameters = divide(parameters)
+        stacked, first = jax.vmap(inner.update)(stacked, state[0], stacked_parameters)
+        rest, second = inner.update(rest, state[1], rest_parameters)
+        return {n: (stacked if n in layered else rest)[n] for n in updates}, (first, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+def clip_factor(norm: jax.Array, most: float) -> jax.Array:
+    """What scales gradients of global norm `norm` down to at most `most`; 1 when `most` is 0."""
+    if not most:
+        return jnp.float32(1.0)
+    return jnp.minimum(1.0, most / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))

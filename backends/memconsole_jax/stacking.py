@@ -1,0 +1,70 @@
+"""Between canonical per-layer names and this backend's arrays, stacked over layers.
+
+``layers.3.mlp.up.weight`` is row 3 of the array ``layers.mlp.up.weight``; other names are unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.architecture import Architecture, Parameter, parameters
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One array of the model: the same weight of every layer, or one weight outside the layers."""
+
+    name: str
+    members: tuple[Parameter, ...]
+    """Canonical parameters in layer order."""
+    layered: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.members[0].shape
+        return (len(self.members), *shape) if self.layered else shape
+
+    @property
+    def used(self) -> bool:
+        return self.members[0].used
+
+    @property
+    def decays(self) -> bool:
+        return self.members[0].decays
+
+    def gather(self, tensor: Callable[[str], NDArray[np.generic]]) -> NDArray[np.float32]:
+        """The float32 array on the host, filled one canonical tensor at a time."""
+        array = np.empty(self.shape, dtype=np.float32)
+        for row, parameter in zip(self._rows(array), self.members, strict=True):
+            found = tensor(parameter.name)
+            if found.shape != parameter.shape:
+                raise ValueError(f"{parameter.name}: {found.shape}, expected {parameter.shape}")
+            row[...] = found
+        return array
+
+    def split(self, array: NDArray[np.generic]) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Canonical name and its part of `array`, a view."""
+        for row, parameter in zip(self._rows(array), self.members, strict=True):
+            yield parameter.name, row
+
+    def _rows(self, array: NDArray) -> Iterator[NDArray]:
+        return iter(array) if self.layered else iter((array,))
+
+
+def stacks(architecture: Architecture) -> dict[str, Stack]:
+    """Every array of the model by stacked name, in canonical order of first appearance."""
+    members: dict[str, list[Parameter]] = {}
+    for parameter in parameters(architecture):
+        members.setdefault(stacked_name(parameter), []).append(parameter)
+    return {n: Stack(n, tuple(m), m[0].layer is not None) for n, m in members.items()}
+
+
+def stacked_name(parameter: Parameter) -> str:
+    """``layers.3.mlp.up.weight`` -> ``layers.mlp.up.weight``."""
+    if parameter.layer is None:
+        return parameter.name
+    return parameter.name.replace(f"layers.{parameter.layer}.", "layers.", 1)
