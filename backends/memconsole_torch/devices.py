@@ -1,0 +1,149 @@
+"""The device a plan names on this machine: which, what it is, how full it is."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import psutil
+import torch
+
+from memconsole.plan.plan import DeviceChoice, PlanError
+from memconsole_trainer.engine import DeviceFacts, MemoryReading
+from memconsole_trainer.host_memory import HostMemory
+
+
+def resolve(choice: DeviceChoice) -> torch.device:
+    """The torch device of `device.name`; auto prefers ROCm or CUDA, then MPS, then the CPU.
+
+    Raises `PlanError` for a device this machine, or this backend, does not have.
+    """
+    name = choice.name
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise _absent(name, "torch finds no Apple GPU here")
+        return torch.device("mps")
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and (index.isdigit() or not index):
+        count = torch.cuda.device_count()
+        if int(index or 0) >= count:
+            found = f"{count} CUDA or ROCm device{'' if count == 1 else 's'}"
+            raise _absent(name, f"torch finds {found} here")
+        return torch.device("cuda", int(index or 0))
+    if name == "tpu":
+        raise _absent(name, 'the torch backend has no TPU; set backend = "jax"')
+    raise _absent(name, "a catalog device is for planning, not for running")
+
+
+def prepare(device: torch.device, choice: DeviceChoice) -> None:
+    """Settings that must precede the first allocation."""
+    if device.type != "cuda":
+        return
+    if not any(key in os.environ for key in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # less fragmentation
+    torch.backends.cuda.matmul.allow_tf32 = True
+    if choice.memory_fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(choice.memory_fraction, device)
+
+
+def facts(device: torch.device) -> DeviceFacts:
+    """Name, kind and size of `device`."""
+    host_total = psutil.virtual_memory().total
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        kind = "rocm" if torch.version.hip else "gpu"
+        return DeviceFacts(str(device), properties.name, kind, "VRAM", properties.total_memory)
+    if device.type == "mps":
+        return DeviceFacts("mps", _cpu_name(), "apple", "unified memory", host_total)
+    return DeviceFacts("cpu", _cpu_name(), "cpu", "host RAM", host_total)
+
+
+def line(device: torch.device, found: DeviceFacts) -> str:
+    """What was detected, for a person."""
+    size = f"{(found.total_bytes or 0) / 2**30:.1f} GiB {found.memory_label}"
+    if found.kind == "cpu":
+        threads = torch.get_num_threads()
+        return f"Detected platform: CPU ({found.name}, {threads} threads, {size})"
+    platforms = {
+        "gpu": f"CUDA {torch.version.cuda}",
+        "rocm": f"ROCm {torch.version.hip}",
+        "apple": "Apple MPS",
+    }
+    return f"Detected platform: {platforms[found.kind]} ({found.name}, {size})"
+
+
+class DeviceMemory:
+    """How full the device is, by the allocator's own account, or the heap's growth on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._peak = 0
+        self._host = HostMemory() if device.type == "cpu" else None
+
+    def start(self) -> None:
+        """Take what is held now as zero; call before the model is built."""
+        if self._host is not None:
+            self._host.start()
+
+    def reading(self) -> MemoryReading:
+        if self._host is not None:
+            held, peak = self._host.growth_bytes(), self._host.peak_bytes()
+            return MemoryReading(held, peak, held, held, psutil.virtual_memory().total)
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            return MemoryReading(
+                torch.cuda.memory_allocated(self._device),
+                torch.cuda.max_memory_allocated(self._device),
+                torch.cuda.memory_reserved(self._device),
+                total - free,
+                total,
+            )
+        held = torch.mps.current_allocated_memory()
+        self._peak = max(self._peak, held)
+        driver = torch.mps.driver_allocated_memory()
+        return MemoryReading(held, self._peak, driver, driver, torch.mps.recommended_max_memory())
+
+    def observe(self) -> None:
+        """Called once a step where the framework keeps no peak of its own (MPS)."""
+        if self._device.type == "mps":
+            self._peak = max(self._peak, torch.mps.current_allocated_memory())
+
+    def reset_peak(self) -> None:
+        self._peak = 0
+        if self._host is not None:
+            self._host.reset_peak()
+        elif self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until `device` has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def _cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        for text in cpuinfo.read_text().splitlines():
+            key, _, value = text.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _absent(name: str, why: str) -> PlanError:
+    return PlanError(
+        f'device.name = "{name}": {why}; run on a local device: auto | cpu | cuda:0 | mps',
+        "device.name",
+    )

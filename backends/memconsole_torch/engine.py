@@ -1,0 +1,268 @@
+"""The torch engine: one model trained on one device behind the trainer's protocol."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_torch import (
+    checkpointing,
+    compilation,
+    devices,
+    fused_loss,
+    optimizers,
+    precision,
+    pretrained,
+)
+from memconsole_torch.generate import generate
+from memconsole_trainer.engine import (
+    Batch,
+    DeviceFacts,
+    Int32,
+    LossSum,
+    MemoryReading,
+    StateSource,
+    StepMetrics,
+    WeightSource,
+)
+from memconsole_trainer.schedule import learning_rate
+
+_STEP = "optimizer.step"
+
+
+def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
+    """An engine for `plan` on this machine. Raises `PlanError` for what cannot run here."""
+    device = devices.resolve(plan.device)
+    precision.check(plan.optimize.precision)
+    if plan.optimize.compile:
+        compilation.check(device)
+        if run_directory is not None:
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run_directory / "inductor"))
+    devices.prepare(device, plan.device)
+    return TorchEngine(plan, device)
+
+
+class TorchEngine:
+    """A decoder, its optimizer and the step count, on one device."""
+
+    device: DeviceFacts
+    versions: Mapping[str, str]
+    parameters: int = 0
+    trainable_parameters: int = 0
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._plan = plan
+        self._device = device
+        self._memory = devices.DeviceMemory(device)
+        self._metrics: list[tuple[int, Tensor, Tensor, float]] = []
+        self._step = 0
+        self.device = devices.facts(device)
+        self.versions = {"python": platform.python_version(), "torch": torch.__version__}
+
+    def platform_lines(self) -> list[str]:
+        o, t = self._plan.optimize, self._plan.train
+        lines = [
+            devices.line(self._device, self.device),
+            precision.line(self._device, o.precision),
+        ]
+        if o.gradient_checkpointing != "none":
+            kept = {"full": "block inputs only", "selective": "matmul and attention outputs"}
+            what = kept[o.gradient_checkpointing]
+            lines.append(f"Gradient checkpointing (remat) enabled - keeps {what}")
+        if o.accumulation_steps > 1:
+            rows = t.batch_size * o.accumulation_steps
+            lines.append(
+                f"Gradient accumulation: {o.accumulation_steps} steps (effective batch {rows})"
+            )
+        if o.fused_loss:
+            lines.append("Chunked cross-entropy enabled - the full logits never exist")
+        if o.compile:
+            lines.append("torch.compile enabled - the first steps compile")
+        lines.append(f"Optimizer: {o.optimizer}")
+        return lines
+
+    def build(
+        self, plan: Plan, architecture: Architecture, total_steps: int, weights: WeightSource
+    ) -> None:
+        """Allocate the model and the optimizer and load `weights`.
+
+        Raises `PlanError` where the sequence is longer than the learned positions.
+        """
+        length = plan.data.sequence_length
+        if architecture.positions == "learned" and length > architecture.max_positions:
+            raise PlanError(
+                f"data.sequence_length = {length}: the model has {architecture.max_positions} positions",
+                "data.sequence_length",
+            )
+        self._memory.start()
+        self._plan, self._total_steps = plan, total_steps
+        self._decoder = pretrained.load(architecture, weights, self._device)
+        self._trained = [p for p in self._decoder.parameters() if p.requires_grad]
+        self._optimizer = optimizers.create(plan, self._decoder)
+        self._loss = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
+        checkpointing.apply(self._decoder, plan.optimize.gradient_checkpointing)
+        if plan.optimize.compile:
+            compilation.apply(self._decoder)
+        self.parameters = sum(p.numel() for p in self._decoder.parameters())
+        self.trainable_parameters = sum(p.numel() for p in self._trained)
+
+    def train_step(self, batch: Batch) -> None:
+        """One optimizer step. Does not wait for the device.
+
+        Every micro-batch's summed nats are divided by the unmasked targets of the whole batch, so
+        that ragged and masked micro-batches weigh by their tokens.
+        """
+        rate = learning_rate(self._step, self._plan, self._total_steps)
+        targets_total = max(1, int((batch.targets != fused_loss.IGNORE).sum()))
+        loss = torch.zeros((), device=self._device)
+        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+            with precision.forward_context(self._device, self._plan.optimize.precision):
+                hidden = self._decoder(self._to_device(inputs))
+                nats = self._loss(hidden, self._decoder.head_weight, self._to_device(targets))
+                del hidden
+            share = nats / targets_total
+            del nats
+            share.backward()
+            loss += share.detach()
+            self._memory.observe()
+            del share
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        norm = optimizers.clip(gradients, self._plan.train.grad_clip)
+        del gradients
+        optimizers.set_learning_rate(self._optimizer, rate)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._step += 1
+        self._metrics.append((self._step, loss, norm, rate))
+
+    def take_metrics(self) -> list[StepMetrics]:
+        """Every step since the last call, read from the device in one transfer."""
+        if not self._metrics:
+            return []
+        taken, self._metrics = self._metrics, []
+        values = torch.stack([value for _, loss, norm, _ in taken for value in (loss, norm)])
+        numbers = values.tolist()
+        return [
+            StepMetrics(step, numbers[2 * i], numbers[2 * i + 1], rate)
+            for i, (step, _, _, rate) in enumerate(taken)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> LossSum:
+        """Summed loss over `batches` without gradients; one read-back at the end.
+
+        The head always runs in chunks: no full logits, whatever training does.
+        """
+        sums: list[Tensor] = []
+        tokens = 0
+        for batch in batches:
+            tokens += int((batch.targets != fused_loss.IGNORE).sum())
+            for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+                with precision.forward_context(self._device, self._plan.optimize.precision):
+                    hidden = self._decoder(self._to_device(inputs))
+                    head = self._decoder.head_weight
+                    sums.append(fused_loss.chunked(hidden, head, self._to_device(targets)))
+        nats = sum(torch.stack(sums).tolist()) if sums else 0.0
+        return LossSum(float(nats), tokens)
+
+    def generate(
+        self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
+    ) -> list[int]:
+        """`tokens` sampled continuations of `prompt`; the model sees at most a training row."""
+        with precision.forward_context(self._device, self._plan.optimize.precision):
+            return generate(
+                self._decoder,
+                prompt,
+                tokens,
+                temperature=temperature,
+                top_k=top_k,
+                seed=seed,
+                context=self._plan.data.sequence_length,
+            )
+
+    def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Every tensor needed to continue exactly, one at a time.
+
+        On a CPU the arrays are the live tensors: write or copy them before the next step. There is
+        no random state: nothing random happens in a step.
+        """
+        for name, tensor in self._named_state():
+            yield name, tensor.detach().cpu().numpy()
+        yield _STEP, np.asarray(self._step, dtype=np.int64)
+
+    def load_state(self, source: StateSource) -> None:
+        """Continue from `state()`, at the step it was taken; one tensor passes through at a time.
+
+        Raises `WeightsError` when the tensors are not those of this model and optimizer.
+        """
+        mine = dict(self._named_state())
+        stored = set(source.names())
+        wrong = sorted(stored.symmetric_difference({*mine, _STEP}))
+        if wrong:
+            where = "lacks" if wrong[0] not in stored else "has an unexpected"
+            raise pretrained.WeightsError(
+                f"checkpoint {where} {wrong[0]} ({len(wrong)} tensors differ)"
+            )
+        for name, tensor in mine.items():
+            pretrained.copy_into(tensor, source.tensor(name), name)
+        self._step = int(source.tensor(_STEP))
+        optimizers.set_step(self._optimizer, self._step)
+        self._metrics.clear()
+
+    def memory(self) -> MemoryReading:
+        return self._memory.reading()
+
+    def reset_peak(self) -> None:
+        self._memory.reset_peak()
+
+    def synchronize(self) -> None:
+        devices.synchronize(self._device)
+
+    def _named_state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._decoder.named_parameters():
+            yield f"model.{name}", tensor
+        for name, tensor in optimizers.slots(self._optimizer, self._decoder):
+            yield f"optimizer.{name}", tensor
+
+    def _to_device(self, array: Int32) -> Tensor:
+        """`array` on the device; from pinned memory on CUDA, so that the copy is asynchronous."""
+        tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        if self._device.type == "cuda":
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor.to(self._device)
+
+
+def logits(architecture: Architecture, weights: WeightSource, tokens: Int32) -> NDArray[np.float32]:
+    """fp32 logits (B, T, V) of `tokens` (B, T) on the CPU, for comparing backends."""
+    decoder = pretrained.load(architecture, weights, torch.device("cpu"))
+    with torch.no_grad():
+        result: Any = decoder.logits(torch.from_numpy(tokens)).numpy()
+    return np.asarray(result, dtype=np.float32)
+
+
+def gradients(
+    architecture: Architecture, weights: WeightSource, batch: Batch
+) -> dict[str, NDArray[np.float32]]:
+    """fp32 gradients of the mean nats per unmasked target, by canonical name, on the CPU.
+
+    For comparing backends. Parameters no term of the loss reaches are left out.
+    """
+    decoder = pretrained.load(architecture, weights, torch.device("cpu"))
+    total = int((batch.targets != fused_loss.IGNORE).sum())
+    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+        hidden = decoder(torch.from_numpy(inputs))
+        nats = fused_loss.whole(hidden, decoder.head_weight, torch.from_numpy(targets))
+        (nats / total).backward()
+    own = dict(decoder.named_parameters())
+    used = (p for p in parameters(architecture) if p.used)
+    return {p.name: own[p.name].grad.numpy() for p in used}

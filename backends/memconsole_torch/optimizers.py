@@ -1,0 +1,171 @@
+"""The optimizers a plan can name, with state that exists from the start and rules equal to Optax's.
+
+`new = old - rate · update`. Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to
+`Parameter.decays` only, except with SGD, where it joins the gradient. No step waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from memconsole.plan.architecture import parameters
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_torch.decoder import Decoder
+
+
+def create(plan: Plan, decoder: Decoder) -> Optimizer:
+    """The optimizer of `optimize.optimizer` over the trained weights. Raises `PlanError`."""
+    t, name = plan.train, plan.optimize.optimizer
+    groups = _groups(decoder, t.weight_decay)
+    device = next(decoder.parameters()).device
+    fused = device.type in ("cpu", "cuda")
+    optimizer: Optimizer
+    slots: tuple[str, ...]
+    if name == "adamw":
+        optimizer = torch.optim.AdamW(
+            groups, lr=0.0, betas=(t.beta1, t.beta2), eps=t.epsilon, fused=fused
+        )
+        slots = ("exp_avg", "exp_avg_sq")
+        for p in _trained(optimizer):
+            # torch keeps one count per tensor: on the device for its fused kernels, else on the host
+            count = torch.zeros((), device=p.device if fused else "cpu")
+            optimizer.state[p]["step"] = count
+    elif name == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=0.0, momentum=t.beta1, fused=fused)
+        slots = ("momentum_buffer",) if t.beta1 else ()
+    elif name == "lion":
+        optimizer, slots = Lion(groups, (t.beta1, t.beta2)), ("momentum",)
+    elif name == "adafactor":
+        return Adafactor(groups)
+    else:
+        raise PlanError(
+            f"optimize.optimizer = {name}: the torch backend trains adamw | adafactor | lion | sgd",
+            "optimize.optimizer",
+        )
+    for p in _trained(optimizer):
+        optimizer.state[p].update({slot: torch.zeros_like(p) for slot in slots})
+    return optimizer
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def set_step(optimizer: Optimizer, step: int) -> None:
+    """Go on as after `step` updates, where the rule counts them."""
+    for group in optimizer.param_groups:
+        group["count"] = step
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].fill_(step)
+
+
+def slots(optimizer: Optimizer, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of optimizer state but the step count, as `<parameter>.<slot>`."""
+    for name, parameter in decoder.named_parameters():
+        for slot, value in optimizer.state.get(parameter, {}).items():
+            if slot != "step":
+                yield f"{name}.{slot}", value
+
+
+@torch.no_grad()
+def clip(gradients: Sequence[Tensor], most: float) -> Tensor:
+    """Scale `gradients` in place to a global norm of at most `most` (0: leave them).
+
+    Returns the norm before, as a device scalar. Unlike torch's own, adds nothing to the norm.
+    """
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+    if most:
+        torch._foreach_mul_(list(gradients), most / norm.clamp(min=most))
+    return norm
+
+
+class Lion(Optimizer):
+    """Sign of an interpolated momentum (Chen et al. 2023, algorithm 2)."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+        """One update, tensor by tensor, so that the temporary is one tensor's."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            rate, decay = group["lr"], group["weight_decay"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state[p]["momentum"]
+                update = momentum.mul(beta1).add_(p.grad, alpha=1 - beta1).sign_()
+                p.mul_(1 - rate * decay).add_(update, alpha=-rate)
+                momentum.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+class Adafactor(Optimizer):
+    """Second moments of a matrix as a row and a column (Shazeer and Stern 2018, algorithms 4 and 5).
+
+    No first moment; decay 1 - t^-0.8; updates clipped to RMS 1 and scaled by the weight's own RMS, at
+    least 1e-3. torch's own Adafactor reads two scalars per tensor back from the device at each step,
+    and caps the rate by 1/sqrt(t).
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "count": 0})
+        for p in _trained(self):
+            if p.dim() == 2:
+                self.state[p]["row"] = torch.zeros_like(p[:, 0])
+                self.state[p]["column"] = torch.zeros_like(p[0])
+            else:
+                self.state[p]["second"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+        """One update, tensor by tensor."""
+        for group in self.param_groups:
+            group["count"] += 1
+            keep = 1.0 - group["count"] ** -0.8
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                update = self._scaled(p.grad, self.state[p], keep)
+                update.div_(_rms(update).clamp(min=1.0))
+                update.mul_(_rms(p).clamp(min=1e-3))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update, alpha=-group["lr"])
+
+    @staticmethod
+    def _scaled(gradient: Tensor, state: dict[str, Tensor], keep: float) -> Tensor:
+        """`gradient` over the root of its running second moment, which `state` holds."""
+        square = gradient.square().add_(1e-30)
+        if "second" in state:
+            second = state["second"].mul_(keep).add_(square, alpha=1 - keep)
+            return gradient * second.rsqrt()
+        row = state["row"].mul_(keep).add_(square.mean(1), alpha=1 - keep)  # (out,)
+        column = state["column"].mul_(keep).add_(square.mean(0), alpha=1 - keep)  # (in,)
+        del square
+        return gradient * (row / row.mean()).rsqrt()[:, None] * column.rsqrt()
+
+
+def _groups(decoder: Decoder, decay: float) -> list[dict[str, Any]]:
+    own = dict(decoder.named_parameters())
+    used = [p for p in parameters(decoder.architecture) if p.used]
+    decayed = [own[p.name] for p in used if p.decays]
+    plain = [own[p.name] for p in used if not p.decays]
+    return [
+        {"params": decayed, "weight_decay": decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+
+
+def _trained(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _rms(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x) / x.numel() ** 0.5

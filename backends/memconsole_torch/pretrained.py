@@ -1,0 +1,41 @@
+"""Weights from any source into a decoder, one tensor at a time: the model never exists twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole_torch.decoder import Decoder
+from memconsole_trainer.engine import WeightSource
+from memconsole_trainer.huggingface import HuggingFaceWeights, WeightsError
+
+__all__ = ["HuggingFaceWeights", "WeightsError", "copy_into", "load"]
+
+
+def load(architecture: Architecture, weights: WeightSource, device: torch.device) -> Decoder:
+    """A decoder on `device` holding fp32 `weights`.
+
+    Memory is allocated on the device at once; each tensor passes through the host alone.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(architecture)
+    decoder.to_empty(device=device)
+    own = dict(decoder.named_parameters())
+    for parameter in parameters(architecture):
+        copy_into(own[parameter.name], weights.tensor(parameter.name), parameter.name)
+    return decoder
+
+
+@torch.no_grad()
+def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
+    """Overwrite `target` with `array`. Raises `WeightsError` when the shapes differ."""
+    if tuple(array.shape) != tuple(target.shape):
+        raise WeightsError(f"{name}: shape {tuple(array.shape)}, expected {tuple(target.shape)}")
+    if array.dtype.name == "bfloat16":  # NumPy's extension type, unknown to torch
+        bits = np.require(array.view(np.int16), requirements=["C", "W"])
+        target.copy_(torch.from_numpy(bits).view(torch.bfloat16))
+    else:
+        target.copy_(torch.from_numpy(np.require(array, requirements=["C", "W"])))

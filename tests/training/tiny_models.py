@@ -1,0 +1,167 @@
+"""Small random models of every family: the transformers model and this project's description of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as t
+
+from memconsole.plan.architecture import Architecture, RopeScaling
+from memconsole_trainer.engine import Batch
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "layers": 3,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_size": 16,
+    "intermediate_size": 48,
+    "max_positions": 128,
+}
+HUGGING_FACE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "attn_implementation": "eager",
+}
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt2": Architecture(
+        family="gpt2",
+        **{**SIZES, "kv_heads": 4, "head_size": 8},
+        norm="layernorm",
+        norm_eps=1e-5,
+        activation="gelu_tanh",
+        gated_mlp=False,
+        biases=True,
+        positions="learned",
+    ),
+    "llama": Architecture(family="llama", **SIZES, norm_eps=1e-5),
+    "llama-untied": Architecture(family="llama", **SIZES, norm_eps=1e-5, tied_embeddings=False),
+    "llama-scaled": Architecture(
+        family="llama",
+        **SIZES,
+        rope_theta=500.0,
+        rope_scaling=RopeScaling(
+            factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=32
+        ),
+    ),
+    "qwen3": Architecture(
+        family="llama", **SIZES, tied_embeddings=False, query_key_norm=True, rope_theta=1e6
+    ),
+    "gemma": Architecture(
+        family="gemma",
+        **SIZES,
+        norm_unit_offset=True,
+        activation="gelu_tanh",
+        scale_embeddings=True,
+    ),
+    "gemma3": Architecture(
+        family="gemma3",
+        **SIZES,
+        norm_unit_offset=True,
+        activation="gelu_tanh",
+        scale_embeddings=True,
+        query_key_norm=True,
+        post_norms=True,
+        attention_scale=20**-0.5,
+        rope_theta=1e6,
+        rope_local_theta=1e4,
+        sliding_window=5,
+        global_every=3,
+    ),
+}
+
+
+def oracle(kind: str) -> Any:
+    """The transformers model of `kind`, random in every tensor, norms and biases included."""
+    h = HUGGING_FACE
+    models: dict[str, Any] = {
+        "gpt2": lambda: t.GPT2LMHeadModel(
+            t.GPT2Config(
+                vocab_size=96,
+                n_embd=32,
+                n_layer=3,
+                n_head=4,
+                n_inner=48,
+                n_positions=128,
+                attn_implementation="eager",
+            )
+        ),
+        "llama": lambda: t.LlamaForCausalLM(
+            t.LlamaConfig(**h, rms_norm_eps=1e-5, tie_word_embeddings=True)
+        ),
+        "llama-untied": lambda: t.LlamaForCausalLM(
+            t.LlamaConfig(**h, rms_norm_eps=1e-5, tie_word_embeddings=False)
+        ),
+        "llama-scaled": lambda: t.LlamaForCausalLM(
+            t.LlamaConfig(**h, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE)
+        ),
+        "qwen3": lambda: t.Qwen3ForCausalLM(
+            t.Qwen3Config(
+                **h,
+                tie_word_embeddings=False,
+                rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            )
+        ),
+        "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**h)),
+        "gemma3": lambda: t.Gemma3ForCausalLM(
+            t.Gemma3TextConfig(
+                **h,
+                query_pre_attn_scalar=20,
+                sliding_window=5,
+                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                rope_parameters={
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                },
+            )
+        ),
+    }
+    model = models[kind]().eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise, alpha=0.2 if parameter.dim() > 1 else 0.3)
+    return model
+
+
+def save(kind: str, directory: Path, shard: str = "1GB") -> Any:
+    """Save the oracle of `kind` as Hugging Face does and return it."""
+    model = oracle(kind)
+    model.save_pretrained(directory, max_shard_size=shard)
+    return model
+
+
+def tokens(rows: int = 2, length: int = 40, seed: int = 0) -> Any:
+    """Random token ids, int32 (rows, length)."""
+    return np.random.default_rng(seed).integers(0, 96, (rows, length), dtype=np.int32)
+
+
+def batch(micro_batches: int, rows: int, length: int, seed: int = 0, masked: float = 0.0) -> Batch:
+    """A random batch in which a share `masked` of the targets counts for nothing."""
+    random = np.random.default_rng(seed)
+    shape = (micro_batches, rows, length)
+    inputs = random.integers(0, 96, shape, dtype=np.int32)
+    targets = random.integers(0, 96, shape, dtype=np.int32)
+    targets[random.random(shape) < masked] = -100
+    return Batch(inputs, targets)
