@@ -12,8 +12,10 @@ from memconsole.sanitize import clean, clean_line
 
 STATE_VERSION = 1
 MAX_WARNINGS = 20
-MAX_EVALUATIONS = 256
-MAX_EPOCHS = 512
+MAX_EVALUATIONS = 128
+MAX_EPOCHS = 256
+TEXT_CHARACTERS = 16_384
+"""Most characters kept of a sample or a traceback."""
 RATE_RECORDS = 64
 """Step records the rate is taken over."""
 WARMING_PHASES = frozenset({"import", "build", "compile"})
@@ -122,16 +124,18 @@ def reduce(state: RunState, record: events.Record) -> RunState:
             state.side_seconds += _positive(record.seconds)
         case events.Sample():
             state.sample = msgspec.structs.replace(
-                record, prompt=clean(record.prompt), text=clean(record.text)
+                record,
+                prompt=clean(record.prompt[:TEXT_CHARACTERS]),
+                text=clean(record.text[:TEXT_CHARACTERS]),
             )
         case events.Warning():
-            state.warnings = [*state.warnings, clean_line(record.message)][-MAX_WARNINGS:]
+            state.warnings = [*state.warnings, clean_line(record.message, 500)][-MAX_WARNINGS:]
         case events.Error():
             state.error = msgspec.structs.replace(
                 record,
                 cause=clean_line(record.cause, 80),
                 message=clean_line(record.message),
-                traceback=clean(record.traceback),
+                traceback=clean(record.traceback[-TEXT_CHARACTERS:]),
             )
         case events.Stopped():
             state.stopped = msgspec.structs.replace(record, reason=clean_line(record.reason))
