@@ -32,7 +32,7 @@ def selective(block: Function) -> Function:
 
 
 def none(block: Function) -> Function:
-    """Keep everything the backward pass reads."""
+    """Keep everything the backward pass reads (the decoder itself recomputes elementwise pieces)."""
     return block
 
 

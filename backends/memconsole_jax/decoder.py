@@ -38,7 +38,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        y = x @ self.weight[...].astype(x.dtype).T
+        y = recomputed(_product, x, self.weight[...])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -63,14 +63,16 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((size,))) if a.biases and size == a.hidden_size else None
 
     def __call__(self, x: Array) -> Array:
+        bias = None if self.bias is None else self.bias[...]
+        return recomputed(self._normed, x, self.weight[...], bias)
+
+    def _normed(self, x: Array, weight: Array, bias: Array | None) -> Array:
         y = x.astype(jnp.float32)
         if self.centred:
             y = y - y.mean(-1, keepdims=True)
         y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
-        y = y * (self.offset + self.weight[...])
-        if self.bias is not None:
-            y = y + self.bias[...]
-        return y.astype(x.dtype)
+        y = y * (self.offset + weight)
+        return (y if bias is None else y + bias).astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -132,14 +134,18 @@ class Block(nnx.Module):
         self.mlp = MLP(a)
         self.mlp_post_norm = Norm(a, a.hidden_size) if a.post_norms else None
 
-    def __call__(self, x: Array, rotation: Rotation | None, window: Array | None) -> Array:
-        return self.feed(x, self.attention(recomputed(self.attention_norm, x), rotation, window))
+    def __call__(
+        self, x: Array, rotation: Rotation | None, window: Array | None, dtype: Any = jnp.float32
+    ) -> Array:
+        """The residual stream x (B, T, C) stays float32; everything between is in `dtype`."""
+        y = self.attention(self.attention_norm(x).astype(dtype), rotation, window)
+        return self.feed(x, y, dtype)
 
-    def feed(self, x: Array, y: Array) -> Array:
+    def feed(self, x: Array, y: Array, dtype: Any = jnp.float32) -> Array:
         """The block after its attention: x and y are (B, T, C)."""
-        x = x + (y if self.attention_post_norm is None else recomputed(self.attention_post_norm, y))
-        y = self.mlp(recomputed(self.mlp_norm, x))
-        return x + (y if self.mlp_post_norm is None else recomputed(self.mlp_post_norm, y))
+        x = x + (y if self.attention_post_norm is None else self.attention_post_norm(y))
+        y = self.mlp(self.mlp_norm(x).astype(dtype))
+        return x + (y if self.mlp_post_norm is None else self.mlp_post_norm(y))
 
 
 class Decoder(nnx.Module):
@@ -158,15 +164,13 @@ class Decoder(nnx.Module):
         classes = a.diagnostic_classes
         self.diagnostic_head = Linear(a.hidden_size, classes, bias=True) if classes else None
 
-    def embed(self, tokens: Array, positions: Array, dtype: Any) -> Array:
-        """Input of the first block, (B, T, C)."""
+    def embed(self, tokens: Array, positions: Array) -> Array:
+        """Input of the first block, (B, T, C) in float32."""
         a = self.architecture
-        x = self.embedding(tokens).astype(dtype)
+        x = self.embedding(tokens)
         if a.scale_embeddings:
-            x = x * jnp.asarray(math.sqrt(a.hidden_size), dtype)
-        if self.positions is not None:
-            x = x + self.positions(positions).astype(dtype)
-        return x
+            x = x * math.sqrt(a.hidden_size)
+        return x if self.positions is None else x + self.positions(positions)
 
     def hidden(
         self, tokens: Array, dtype: Any = jnp.float32, around: Around | None = None
@@ -185,12 +189,12 @@ class Decoder(nnx.Module):
         def layer(x: Array, weights: Any, is_local: Array | None) -> Array:
             block = nnx.merge(graph, weights)
             rotation, window = layer_view(a, rotations, is_local, length)
-            return block(x, rotation, window)
+            return block(x, rotation, window, dtype)
 
         wrapped = layer if around is None else around(layer)
-        x = self.embed(tokens, positions, dtype)
+        x = self.embed(tokens, positions)
         x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, (weights, local))
-        return self.norm(x)
+        return self.norm(x).astype(dtype)
 
     @property
     def head_weight(self) -> Array:
@@ -293,12 +297,18 @@ def gated(gate: Array, up: Array, name: str) -> Array:
     return recomputed(lambda g, u: _ACTIVATIONS[name](g) * u, gate, up)
 
 
+def _product(x: Array, weight: Array) -> Array:
+    """``x @ W.T`` in the dtype of x. Under `recomputed` and without a transposed copy, so that the
+    backward pass keeps neither a cast nor a turned copy of every layer's weights."""
+    return jnp.einsum("...i,oi->...o", x, weight.astype(x.dtype))
+
+
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
 
 
-def recomputed(function: Callable[..., Array], *inputs: Array) -> Array:
+def recomputed(function: Callable[..., Array], *inputs: Array | None) -> Array:
     """`function` of `inputs`, an elementwise piece whose intermediates are not worth keeping."""
     return jax.checkpoint(function, prevent_cse=False)(*inputs)

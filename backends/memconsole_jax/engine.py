@@ -75,20 +75,45 @@ class JaxEngine:
     def build(
         self, plan: Plan, architecture: Architecture, total_steps: int, weights: WeightSource
     ) -> None:
-        if self._host is not None:
-            self._host.start()
+        """Compiles from shapes alone before anything is allocated: the compiler's own memory is then
+        neither counted nor held beside the model's."""
         self._plan, self._architecture, self._total_steps = plan, architecture, total_steps
         self._stacks = stacks(architecture)
         self.parameters = sum(p.size for p in parameters(architecture))
         self.trainable_parameters = sum(p.size for p in parameters(architecture) if p.used)
-        trained, self._kept = self._load(weights.tensor)
-        self._transformation = transformation(plan, architecture)
-        optimizer = jax.jit(self._transformation.init)(trained)
-        self._trained = Trained(trained, self._put_tree(optimizer))
-        self._train_step = train_step(plan, architecture, self._transformation)
-        self._evaluation_step = evaluation_step(plan, architecture)
-        self._compiled: Any = None
         self._sample = jax.jit(generate.sample, static_argnums=0)
+        self._compile()
+        if self._host is not None:
+            self._host.start()
+        trained, self._kept = self._load(weights.tensor)
+        self._trained = Trained(trained, self._initialize(trained))
+
+    def _compile(self) -> None:
+        plan, architecture = self._plan, self._architecture
+        place = jax.sharding.SingleDeviceSharding(self._device)
+
+        def shaped(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+        trained = {n: shaped(s.shape) for n, s in self._stacks.items() if s.used}
+        kept = {n: shaped(s.shape) for n, s in self._stacks.items() if not s.used}
+        update = transformation(plan, architecture)
+        self._initialize = jax.jit(update.init).lower(trained).compile()
+        state = jax.tree.map(
+            lambda x: shaped(x.shape, x.dtype), jax.eval_shape(update.init, trained)
+        )
+        rows = shaped((plan.train.batch_size, plan.data.sequence_length), jnp.int32)
+        many = shaped((plan.optimize.accumulation_steps, *rows.shape), jnp.int32)
+        self._train_step = (
+            train_step(plan, architecture, update)
+            .lower(Trained(trained, state), kept, many, many, shaped(()))
+            .compile()
+        )
+        self._evaluation_step = (
+            evaluation_step(plan, architecture)
+            .lower(shaped((2,)), trained, kept, rows, rows)
+            .compile()
+        )
 
     def train_step(self, batch: Batch) -> None:
         plan = self._plan
@@ -102,9 +127,7 @@ class JaxEngine:
             self._put(targets),
             self._put(np.float32(rate)),
         )
-        if self._compiled is None:
-            self._compiled = self._train_step.lower(*arguments).compile()
-        self._trained, metrics = self._compiled(*arguments)
+        self._trained, metrics = self._train_step(*arguments)
         self._unread.append((self._step, rate, metrics))
         self._step += 1
         self._in_flight.append(metrics)
@@ -209,9 +232,9 @@ class JaxEngine:
         jax.block_until_ready(self._trained)
 
     def compiled_memory(self) -> dict[str, int] | None:
-        """The compiler's own account of the training step in bytes, once it has been compiled:
-        argument, output, alias (arguments reused as outputs), temporary and program."""
-        analysis = None if self._compiled is None else self._compiled.memory_analysis()
+        """The compiler's own account of the training step in bytes: argument, output, alias
+        (arguments reused as outputs), temporary and program. None where it gives none."""
+        analysis = self._train_step.memory_analysis()
         if analysis is None:
             return None
         return {
@@ -232,9 +255,6 @@ class JaxEngine:
 
     def _put(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._device)
-
-    def _put_tree(self, tree: Any) -> Any:
-        return jax.device_put(tree, self._device)
 
     def _optimizer_leaves(self) -> list[OptimizerLeaf]:
         """Every array of the optimizer state, in the order `jax.tree` has them."""

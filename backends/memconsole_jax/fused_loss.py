@@ -15,15 +15,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 MASKED = -100
-CHUNK_BYTES = 16 * 2**20
-"""Aim for the float32 logits of one chunk."""
-FEWEST_TOKENS = 64
+CHUNK_TOKENS = 1024
+"""Most tokens whose logits exist at a time."""
 
 
-def chunk_tokens(tokens: int, vocab: int) -> int:
-    """Tokens per chunk: equal chunks of `tokens` whose logits fit `CHUNK_BYTES`."""
-    most = min(tokens, max(FEWEST_TOKENS, CHUNK_BYTES // (4 * vocab)))
-    chunks = -(-tokens // most)
+def chunk_tokens(tokens: int) -> int:
+    """Tokens per chunk: equal chunks of at most `CHUNK_TOKENS`."""
+    chunks = -(-tokens // CHUNK_TOKENS)
     return -(-tokens // chunks)
 
 
@@ -45,7 +43,7 @@ def _nats(logits: Array, targets: Array) -> Array:
 @jax.custom_vjp
 def chunked_nats(hidden: Array, head: Array, targets: Array) -> Array:
     """`plain_nats` without the full logits."""
-    parts, labels = _chunks(hidden, head, targets)
+    parts, labels = _chunks(hidden, targets)
 
     def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
         h, target = part
@@ -56,7 +54,7 @@ def chunked_nats(hidden: Array, head: Array, targets: Array) -> Array:
 
 
 def _forward(hidden: Array, head: Array, targets: Array) -> tuple[Array, Any]:
-    parts, labels = _chunks(hidden, head, targets)
+    parts, labels = _chunks(hidden, targets)
     matrix = head.astype(hidden.dtype)
 
     def step(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[Any, Array]:
@@ -92,11 +90,11 @@ def _logits(h: Array, head: Array) -> Array:
     return jnp.matmul(h, head.astype(h.dtype).T, preferred_element_type=jnp.float32)
 
 
-def _chunks(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array]:
+def _chunks(hidden: Array, targets: Array) -> tuple[Array, Array]:
     """Hidden as (chunks, R, C) and targets as (chunks, R), the last chunk filled with masked rows."""
     c = hidden.shape[-1]
     rows, labels = hidden.reshape(-1, c), targets.reshape(-1)
-    size = chunk_tokens(rows.shape[0], head.shape[0])
+    size = chunk_tokens(rows.shape[0])
     missing = -rows.shape[0] % size
     if missing:
         rows = jnp.pad(rows, ((0, missing), (0, 0)))

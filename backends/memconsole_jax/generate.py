@@ -59,7 +59,7 @@ def _next_logits(
     a = decoder.architecture
     size = cache[0].shape[1]
     at = position[None]
-    x = decoder.embed(token[None, None], at, jnp.float32)  # (1, 1, C)
+    x = decoder.embed(token[None, None], at)  # (1, 1, C)
     rotations = all_rotations(a, at)
     local = local_layers(a, size)
     graph, stacked = nnx.split(decoder.layers)

@@ -89,10 +89,8 @@ def train_step(
     return jax.jit(step, donate_argnums=0)
 
 
-def evaluation_step(
-    plan: Plan, architecture: Architecture
-) -> Callable[[Array, Tree, Tree, Array, Array], Array]:
-    """(sums, trained, kept, inputs (B, T), targets) -> sums with this batch's nats added.
+def evaluation_step(plan: Plan, architecture: Architecture) -> Any:
+    """Jitted (sums, trained, kept, inputs (B, T), targets) -> sums with this batch's nats added.
 
     `sums` is [total, rounding lost] (Kahan 1965), so that millions of tokens add up in float32. The
     loss is always chunked: evaluation never needs more memory than training.
