@@ -33,6 +33,26 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Common shape of the plan's sections."""
 
 
+def printable(text: str, limit: int = 200) -> str:
+    """`text` on one line: control characters escaped, the middle of a long one left out."""
+    if len(text) > limit:
+        text = f"{text[: limit - 40]}…{text[-39:]}"
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def quote(value: Any) -> str:
+    """A value as an error line shows it: text in quotes, the rest as TOML or Python writes it."""
+    if isinstance(value, str):
+        return f'"{printable(value)}"'
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "a number of more than 60 digits"
+    return printable(repr(value))
+
+
 def about(text: str, **limits: Any) -> Meta:
     return Meta(description=text, **limits)
 
@@ -174,6 +194,8 @@ class Setting(msgspec.Struct, frozen=True):
     help: str
     choices: tuple[str, ...] = ()
     optional: bool = False
+    holds: type = str
+    """bool, int, float or str."""
 
 
 def _sections() -> dict[str, type[_Section]]:
@@ -192,6 +214,8 @@ def _describe(key: str, annotated: Any, default: Any) -> Setting:
     optional = type(None) in arguments
     choices = tuple(arguments) if isinstance(default, str) and arguments and not optional else ()
     base = next(a for a in arguments if a is not type(None)) if optional else inner
+    if choices:
+        base = str
     limits = meta
     if get_origin(base) is Annotated:
         base, limits = get_args(base)
@@ -210,7 +234,9 @@ def _describe(key: str, annotated: Any, default: Any) -> Setting:
                 expects += f" {sign} {limit:,}" if isinstance(limit, int) else f" {sign} {limit:g}"
         if optional:
             expects += ", or none"
-    return Setting(key, default, annotated, expects, meta.description or "", choices, optional)
+    return Setting(
+        key, default, annotated, expects, meta.description or "", choices, optional, base
+    )
 
 
 def _build_settings() -> dict[str, Setting]:
@@ -238,7 +264,7 @@ def installed_backends() -> tuple[str, ...]:
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """`` — did you mean "x"?`` or nothing."""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word[:100], list(allowed), n=1, cutoff=0.6)
     return f' — did you mean "{close[0]}"?' if close else ""
 
 
@@ -251,13 +277,19 @@ def parse_value(key: str, text: str) -> Any:
     word = text.strip()
     if setting.optional and word.lower() in ("none", ""):
         return None
-    value: Any = word
-    if not isinstance(setting.default, str) or setting.optional:
+    return _convert(setting, word if setting.holds is str else _literal(word))
+
+
+def _literal(word: str) -> Any:
+    """A number or truth value as a person types it; anything else stays text."""
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for number in (int, float):
         try:
-            value = tomllib.loads(f"v = {word}")["v"]
-        except tomllib.TOMLDecodeError:
-            value = word
-    return _convert(setting, value)
+            return number(word)
+        except ValueError:
+            continue
+    return word
 
 
 def get(plan: Plan, key: str) -> Any:
@@ -293,7 +325,7 @@ def apply_settings(plan: Plan, assignments: Iterable[str]) -> Plan:
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise PlanError(f'"{assignment}" is not key=value, such as train.batch_size=8')
+            raise PlanError(f"{quote(assignment)} is not key=value, such as train.batch_size=8")
         changes[key.strip()] = parse_value(key.strip(), text)
     return replace(plan, changes)
 
@@ -302,26 +334,29 @@ def loads(text: str, where: str = "plan") -> Plan:
     """Parse a plan file. Raises `PlanError` naming the key, the value and what is allowed."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{where}: not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
+        reason = printable(str(error)) if isinstance(error, ValueError) else "nested too deeply"
+        raise PlanError(f"{printable(where)}: not valid TOML: {reason}") from None
     return from_document(document, where)
 
 
 def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
     """A plan from the nested mapping of a TOML or JSON file. Raises `PlanError`."""
+    where = printable(where)
     changes: dict[str, Any] = {}
     sections = _sections()
     for name, value in document.items():
         if name in sections:
             if not isinstance(value, Mapping):
-                raise PlanError(f"{where}: [{name}] must be a table, not {value!r}", name)
+                raise PlanError(f"{where}: [{name}] must be a table, not {quote(value)}", name)
             changes.update({f"{name}.{key}": inner for key, inner in value.items()})
         elif name == "backend":
             changes[name] = value
         else:
             allowed = ("backend", *sections)
             raise PlanError(
-                f'{where}: unknown key "{name}"; allowed: {", ".join(allowed)}{nearest(name, allowed)}',
+                f"{where}: unknown key {quote(name)}; allowed: {', '.join(allowed)}"
+                f"{nearest(name, allowed)}",
                 name,
             )
     try:
@@ -334,9 +369,15 @@ def load(path: Path) -> Plan:
     """Read a plan file. Raises `PlanError`, also when the file cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{printable(str(path))}: cannot be read: {_reason(error)}") from None
     return loads(text, str(path))
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else printable(str(error))
 
 
 def to_document(plan: Plan, *, full: bool = False) -> dict[str, Any]:
@@ -382,31 +423,36 @@ def _setting(key: str) -> Setting:
     last = key.rpartition(".")[2]
     if not hint and last in tails:
         hint = f' — did you mean "{tails[last]}"?'
-    raise PlanError(f'unknown key "{key}"{hint or "; memconsole plan --keys lists them"}', key)
+    raise PlanError(f"unknown key {quote(key)}{hint or f'; allowed: {_allowed(key)}'}", key)
+
+
+def _allowed(key: str) -> str:
+    """The keys of the section `key` is in, or the sections."""
+    section = key.partition(".")[0]
+    inside = [k for k in SETTINGS if k.startswith(f"{section}.")]
+    return ", ".join(inside or ["backend", *(f"{name}.…" for name in _sections())])
 
 
 def _convert(setting: Setting, value: Any) -> Any:
     if setting.key == "backend":
         allowed = BACKENDS if value in BACKENDS else installed_backends()
         if value not in allowed:
-            word = str(value)
+            hint = nearest(value, allowed) if isinstance(value, str) else ""
             raise PlanError(
-                f'backend = "{word}": expected {" | ".join(allowed)}{nearest(word, allowed)}',
-                "backend",
+                f"backend = {quote(value)}: expected {' | '.join(allowed)}{hint}", "backend"
             )
         return value
-    wants_float = isinstance(setting.default, float) or setting.key == "device.memory_fraction"
-    if wants_float and type(value) is int:
-        value = float(value)
-    if type(value) is bool and not isinstance(setting.default, bool):
-        value = str(value).lower()
+    wanted = float(value) if setting.holds is float and type(value) is int else value
     try:
-        if isinstance(value, float) and not math.isfinite(value):
+        if type(value) is bool and setting.holds is not bool:
+            raise msgspec.ValidationError("bool is not a number")
+        if isinstance(wanted, float) and not math.isfinite(wanted):
             raise msgspec.ValidationError("not finite")
-        return msgspec.convert(value, setting.type, strict=True)
-    except msgspec.ValidationError:
-        shown = f'"{value}"' if isinstance(value, str) else value
-        hint = nearest(str(value), setting.choices) if setting.choices else ""
+        if isinstance(wanted, str) and not wanted.isprintable():
+            raise msgspec.ValidationError("control characters")
+        return msgspec.convert(wanted, setting.type, strict=True)
+    except (msgspec.ValidationError, OverflowError):
+        hint = nearest(value, setting.choices) if isinstance(value, str) else ""
         raise PlanError(
-            f"{setting.key} = {shown}: expected {setting.expects}{hint}", setting.key
+            f"{setting.key} = {quote(value)}: expected {setting.expects}{hint}", setting.key
         ) from None

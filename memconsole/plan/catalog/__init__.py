@@ -1,0 +1,184 @@
+"""The catalogs: models, devices, datasets and presets by name, and what a plan's names stand for.
+
+Tables are read on first use. Nothing here goes to the network or reads a dataset's contents: a
+hub model is looked up in the local Hugging Face cache, a file's size comes from its directory entry.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.catalog.entries import (
+    CatalogDevice,
+    DatasetEntry,
+    ModelEntry,
+    PresetEntry,
+)
+from memconsole.plan.catalog.sources import resolve
+from memconsole.plan.huggingface import find_model, read_architecture
+from memconsole.plan.plan import Plan, PlanError, nearest, quote
+from memconsole.plan.sizing import default_vocab_size, size
+from memconsole.plan.tokenizer_file import tokenizer_vocab_size
+
+__all__ = [
+    "LOCAL_DEVICES",
+    "CatalogDevice",
+    "DatasetEntry",
+    "ModelEntry",
+    "PresetEntry",
+    "architecture",
+    "catalog_device",
+    "dataset",
+    "datasets",
+    "devices",
+    "model_directory",
+    "models",
+    "preset",
+    "presets",
+]
+
+LOCAL_DEVICES = ("auto", "cpu", "cuda:0", "mps", "tpu")
+"""Names of this machine's devices; cuda takes any index."""
+SIZED_POSITIONS = 2048
+"""Positions of sized models, or the plan's sequence length where that is more."""
+_MIB = 2**20
+
+Entry = TypeVar("Entry", ModelEntry, CatalogDevice, DatasetEntry, PresetEntry)
+
+
+@lru_cache(maxsize=1)
+def models() -> Mapping[str, ModelEntry]:
+    """Every catalog model by name."""
+    return _load("models", ModelEntry, lambda row: row)
+
+
+@lru_cache(maxsize=1)
+def devices() -> Mapping[str, CatalogDevice]:
+    """Every device that can be planned for, by name."""
+    return _load("devices", CatalogDevice, _device_row)
+
+
+@lru_cache(maxsize=1)
+def datasets() -> Mapping[str, DatasetEntry]:
+    """Every catalog dataset by name; sizes of local data are filled in by `dataset(plan)`."""
+    return _load("datasets", DatasetEntry, lambda row: {"where": "", **row})
+
+
+@lru_cache(maxsize=1)
+def presets() -> Mapping[str, PresetEntry]:
+    """Every preset by name."""
+    return _load("presets", PresetEntry, _preset_row)
+
+
+def architecture(plan: Plan) -> Architecture:
+    """The decoder a plan names: a catalog model, a sized family, a directory or a cached hub model.
+
+    A sized family's vocabulary is data.vocab_size, else that of data.tokenizer, else one that suits
+    the target. Raises `PlanError`.
+    """
+    name = plan.model.name
+    entry = models().get(name)
+    if entry is None:
+        return read_architecture(_found_model(plan))
+    if entry.architecture is not None:
+        return entry.architecture
+    target = plan.model.target_params or entry.default_target_params or 1_000_000
+    vocab_size = plan.data.vocab_size
+    if vocab_size is None and plan.data.tokenizer is not None:
+        vocab_size = tokenizer_vocab_size(plan.data.tokenizer)
+    return size(
+        target,
+        vocab_size or default_vocab_size(target),
+        max(SIZED_POSITIONS, plan.data.sequence_length),
+    )
+
+
+def model_directory(plan: Plan) -> str | None:
+    """The directory holding the plan's pretrained weights, or None for catalog models.
+
+    Catalog models start from new weights. Raises `PlanError` where a named model is not there.
+    """
+    return None if plan.model.name in models() else str(_found_model(plan))
+
+
+def catalog_device(name: str) -> CatalogDevice:
+    """The catalog device called `name`. Raises `PlanError` with the nearest name."""
+    entry = devices().get(name)
+    if entry is None:
+        allowed = (*LOCAL_DEVICES, *devices())
+        raise PlanError(
+            f"device.name = {quote(name)}: not one of {', '.join(LOCAL_DEVICES)} "
+            f"or a catalog device{nearest(name, allowed) or _some(devices())}",
+            "device.name",
+        )
+    return entry
+
+
+def dataset(plan: Plan) -> DatasetEntry:
+    """What the plan trains on, with sizes where they are known cheaply. Raises `PlanError`."""
+    return resolve(plan.data.source, datasets())
+
+
+def preset(name: str) -> Plan:
+    """The plan called `name`. Raises `PlanError` with the nearest name."""
+    entry = presets().get(name)
+    if entry is None:
+        raise PlanError(
+            f"preset {quote(name)}: unknown{nearest(name, presets()) or _some(presets())}", "preset"
+        )
+    return entry.plan
+
+
+def _found_model(plan: Plan) -> str:
+    name = plan.model.name
+    found = find_model(name)
+    if found is None:
+        raise PlanError(
+            f"model.name = {quote(name)}: not a catalog model, a directory with a config.json, "
+            f"or a hub id like owner/name{nearest(name, models()) or _some(models())}",
+            "model.name",
+        )
+    return found
+
+
+def _some(names: Mapping[str, object]) -> str:
+    """All names of a catalog, as the end of an error line."""
+    return f"; known: {', '.join(names)}"
+
+
+def _load(table: str, entry_type: type[Entry], row_of: Any) -> Mapping[str, Entry]:
+    text = resources.files(__package__).joinpath(f"{table}.toml").read_text(encoding="utf-8")
+    rows = tomllib.loads(text)
+    return MappingProxyType(
+        {
+            name: msgspec.convert({"name": name, **row_of(row)}, entry_type)
+            for name, row in rows.items()
+        }
+    )
+
+
+def _device_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Bytes and FLOP/s from the table's MiB, GB/s and TFLOP/s."""
+    rates = {name: rate * 1e12 for name, rate in row.pop("tflops").items()}
+    rates.setdefault("tf32", rates["fp32"])
+    rates.setdefault("fp16", rates.get("bf16", rates["fp32"]))
+    rates.setdefault("bf16", rates["fp32"])
+    return {
+        "total_bytes": row.pop("total_mib") * _MIB,
+        "usable_bytes": row.pop("usable_mib") * _MIB,
+        "bandwidth_bytes_per_second": row.pop("bandwidth_gb") * 1e9,
+        "peak_flops": rates,
+        **row,
+    }
+
+
+def _preset_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {"plan_document": row.pop("plan"), **row}

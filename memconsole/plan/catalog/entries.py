@@ -1,0 +1,102 @@
+"""What a catalog row says: a model, a device, a dataset or a preset, each with its source."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, from_document
+
+DatasetKind = Literal["stdlib", "hub", "file"]
+DatasetFormat = Literal["text", "jsonl", "json", "csv", "parquet", "hdf5", "directory"]
+Precisions = ("fp32", "tf32", "bf16", "fp16")
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model: one fixed `architecture`, or a family sized by ``model.target_params``."""
+
+    name: str
+    label: str
+    kind: Literal["fixed", "sized"]
+    source: str
+    architecture: Architecture | None = None
+    """None for sized families: `catalog.architecture(plan)` makes it."""
+    default_target_params: int | None = None
+    """What a sized family aims for when the plan names no target."""
+    parameters: int | None = None
+    """The published number of parameters; None for sized families."""
+    sequence_length: int | None = None
+    """Tokens per row it was trained with, as a hint."""
+    hub_id: str | None = None
+    """Where trained weights of this shape are published."""
+    note: str = ""
+
+
+class CatalogDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device that can be planned for without owning it; the field names are `Budget`'s.
+
+    One device is what the framework shows as one: a TPU v2, v3 or 7x core, a v4 to v6e chip.
+    """
+
+    name: str
+    label: str
+    kind: Literal["cpu", "gpu", "rocm", "apple", "tpu"]
+    memory_label: Literal["VRAM", "HBM", "unified memory"]
+    total_bytes: int
+    """What the driver reports, not the marketing figure."""
+    usable_bytes: int
+    """What one process can be given when nothing else runs, its own context included."""
+    bandwidth_bytes_per_second: float
+    peak_flops: dict[str, float]
+    """Dense peak in FLOP/s for each of fp32, tf32, bf16 and fp16, accumulating in fp32 where the
+    device can. A precision without hardware of its own has the rate it falls back to."""
+    source: str
+    note: str = ""
+
+
+class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Text or rows to train on. None means: not known without reading the data."""
+
+    name: str
+    label: str = ""
+    kind: DatasetKind
+    where: str
+    """Hub id ``owner/name``, a path, or the directory of the standard library."""
+    config: str | None = None
+    """The hub dataset's configuration, where it has several."""
+    split: str | None = None
+    text_column: str | None = None
+    """Column holding the text, where it is not the plan's default."""
+    format: DatasetFormat | None = None
+    """What a file holds; None for hub datasets."""
+    documents: int | None = None
+    bytes: int | None = None
+    """UTF-8 text bytes, or the file size where the text's is not known."""
+    bytes_per_token: float | None = None
+    """Rough bytes of `bytes` per token of a 4k to 32k BPE, for estimates before the run measures it."""
+    source: str = ""
+    note: str = ""
+
+    @property
+    def tokens(self) -> int | None:
+        """About how many tokens one epoch holds, or None."""
+        if self.bytes is None or not self.bytes_per_token:
+            return None
+        return round(self.bytes / self.bytes_per_token)
+
+
+class PresetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole plan under a name."""
+
+    name: str
+    label: str
+    help: str
+    source: str
+    plan_document: dict[str, Any]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan it stands for. Raises `PlanError`."""
+        return from_document(self.plan_document, f"preset {self.name}")

@@ -1,0 +1,127 @@
+"""Impossible combinations of settings, each refused with one line: key, value, what is allowed.
+
+`check` is for every plan, also those that are only priced. Whether a plan's backend implements what
+it asks for is `optimizations.check_trainable`'s question.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
+from memconsole.plan.tokenizer_file import tokenizer_vocab_size
+
+_LOCAL_KINDS = (
+    (re.compile(r"auto"), None),
+    (re.compile(r"cpu"), "cpu"),
+    (re.compile(r"cuda(:\d{1,3})?"), "gpu"),
+    (re.compile(r"mps"), "apple"),
+    (re.compile(r"tpu(:\d{1,3})?"), "tpu"),
+)
+_UNSUPPORTED = {
+    ("jax", "apple"): "the jax backend has no Apple GPU; use backend = torch, or device cpu",
+    ("torch", "tpu"): "the torch backend has no TPU; use backend = jax",
+}
+
+
+def check(plan: Plan) -> None:
+    """Raise `PlanError` for the first impossible combination; return for a plan that can be priced.
+
+    Also resolves model, dataset and catalog device, so that a name that stands for nothing is
+    refused here.
+    """
+    kind = device_kind(plan.device.name)
+    _check_backend(plan, kind)
+    _check_model_settings(plan)
+    architecture = catalog.architecture(plan)
+    _check_positions(plan, architecture)
+    _check_vocabulary(plan, architecture)
+    _check_rows(plan)
+    _check_adapters(plan)
+    catalog.dataset(plan)
+
+
+def device_kind(name: str) -> str | None:
+    """cpu | gpu | rocm | apple | tpu of a device name; None for auto. Raises `PlanError`."""
+    for pattern, kind in _LOCAL_KINDS:
+        if pattern.fullmatch(name):
+            return kind
+    return catalog.catalog_device(name).kind
+
+
+def _check_backend(plan: Plan, kind: str | None) -> None:
+    reason = _UNSUPPORTED.get((plan.backend, kind or ""))
+    if reason and plan.backend in BACKENDS:
+        raise _error("device.name", quote(plan.device.name), reason)
+
+
+def _check_model_settings(plan: Plan) -> None:
+    entry = catalog.models().get(plan.model.name)
+    target = plan.model.target_params
+    if target is not None and (entry is None or entry.kind == "fixed"):
+        sized = ", ".join(e.name for e in catalog.models().values() if e.kind == "sized")
+        raise _error(
+            "model.target_params",
+            f"{target:,}",
+            f"{quote(plan.model.name)} has one size; leave it out, or use a sized model: {sized}",
+        )
+
+
+def _check_positions(plan: Plan, architecture: Architecture) -> None:
+    length = plan.data.sequence_length
+    if architecture.positions == "learned" and length > architecture.max_positions:
+        raise _error(
+            "data.sequence_length",
+            f"{length:,}",
+            f"{quote(plan.model.name)} has {architecture.max_positions:,} learned positions; "
+            f"expected at most {architecture.max_positions:,}",
+        )
+
+
+def _check_vocabulary(plan: Plan, architecture: Architecture) -> None:
+    asked = plan.data.vocab_size
+    if plan.data.tokenizer is not None:
+        entries = tokenizer_vocab_size(plan.data.tokenizer)
+        if entries > architecture.vocab_size:
+            raise _error(
+                "data.tokenizer",
+                quote(plan.data.tokenizer),
+                f"has {entries:,} entries, the model only {architecture.vocab_size:,}",
+            )
+    elif asked is not None and asked > architecture.vocab_size:
+        raise _error(
+            "data.vocab_size",
+            f"{asked:,}",
+            f"{quote(plan.model.name)} has {architecture.vocab_size:,} entries; "
+            f"expected at most {architecture.vocab_size:,}",
+        )
+
+
+def _check_rows(plan: Plan) -> None:
+    stride, length = plan.data.stride, plan.data.sequence_length
+    if stride is not None and stride > length:
+        raise _error(
+            "data.stride",
+            f"{stride:,}",
+            f"rows would skip tokens; expected at most data.sequence_length = {length:,}",
+        )
+
+
+def _check_adapters(plan: Plan) -> None:
+    rank, frozen = plan.optimize.lora_rank, plan.optimize.freeze_base
+    if frozen and rank == 0:
+        raise _error(
+            "optimize.freeze_base", "true", "nothing is left to train; set optimize.lora_rank too"
+        )
+    if rank > 0 and not frozen:
+        raise _error(
+            "optimize.lora_rank",
+            str(rank),
+            "adapters are trained on a frozen base; set optimize.freeze_base = true too",
+        )
+
+
+def _error(key: str, value: str, reason: str) -> PlanError:
+    return PlanError(f"{key} = {value}: {reason}", key)

@@ -1,0 +1,52 @@
+"""How many entries a given tokenizer.json has, without loading a tokenizer."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from memconsole.plan.plan import PlanError, quote
+
+
+class _Added(msgspec.Struct):
+    id: int
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+    """token → id (BPE, WordPiece, WordLevel), or (token, score) in order of id (Unigram)."""
+
+
+class _Tokenizer(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_Added] = []
+
+
+def tokenizer_vocab_size(path: str) -> int:
+    """One more than the largest token id of a ``tokenizer.json``.
+
+    The file is read once and again when it changes. Raises `PlanError`.
+    """
+    try:
+        file = Path(path).expanduser()
+        status = file.stat()
+        return _vocab_size(file, status.st_mtime_ns, status.st_size)
+    except (OSError, ValueError, RuntimeError, RecursionError) as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else "not a tokenizer.json"
+        raise PlanError(
+            f"data.tokenizer = {quote(path)}: {reason}; expected a file written by tokenizers",
+            "data.tokenizer",
+        ) from None
+
+
+@lru_cache(maxsize=16)
+def _vocab_size(file: Path, changed: int, size: int) -> int:
+    tokenizer = msgspec.json.decode(file.read_bytes(), type=_Tokenizer)
+    vocab = tokenizer.model.vocab
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    largest = max((*ids, *(token.id for token in tokenizer.added_tokens)), default=-1)
+    if largest < 0:
+        raise ValueError("empty vocabulary")
+    return largest + 1
