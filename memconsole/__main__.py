@@ -1,0 +1,5 @@
+"""``python -m memconsole``."""
+
+from memconsole.cli.main import main
+
+main()

@@ -1,0 +1,29 @@
+"""`memconsole attach`: watch a run in the console, or as plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from memconsole.runs.directory import find_run
+
+
+@click.command()
+@click.argument("run", default="latest")
+@click.option("--readonly", is_flag=True, help="Watch only: no stop, no resume.")
+@click.option("--ascii", is_flag=True, help="Draw with ASCII only.")
+@click.option("--slow-link/--fast-link", default=None, help="Fewer bytes; automatic over SSH.")
+@click.pass_context
+def command(
+    ctx: click.Context, run: str, readonly: bool, ascii: bool, slow_link: bool | None
+) -> None:
+    """Watch RUN: an id, its beginning, a name, or "latest". Leaving never stops it."""
+    found = find_run(run)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        from memconsole.tui.app import run_console
+
+        ctx.exit(run_console(attach=found.id, readonly=readonly, ascii=ascii, slow_link=slow_link))
+    from memconsole.cli.train import follow
+
+    ctx.exit(follow(found))

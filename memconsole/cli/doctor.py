@@ -1,0 +1,137 @@
+"""`memconsole doctor`: what works here and what does not."""
+
+from __future__ import annotations
+
+import json as json_module
+import locale
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata, util
+
+import click
+
+from memconsole.cli.tables import columns
+from memconsole.devices.probe import read_once
+from memconsole.devices.reading import Missing
+from memconsole.plan.plan import installed_backends
+from memconsole.runs.directory import runs_root
+from memconsole.units import GIB, format_bytes
+
+LOW_DISK = 2 * GIB
+NEEDS = {"torch": ("torch",), "jax": ("jax", "flax", "optax")}
+DATA = ("numpy", "grain", "datasets", "tokenizers", "h5py", "safetensors")
+
+Finding = tuple[str, str, str]
+"""What was looked at; ok, warning, missing or info; what was found and what to do."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Check terminal, devices, frameworks and limits. Exit code 1 if no backend can train."""
+    findings = [*_terminal(), *_python(), *_devices(), *_limits()]
+    if as_json:
+        keys = ("what", "state", "found")
+        click.echo(json_module.dumps([dict(zip(keys, f, strict=True)) for f in findings], indent=2))
+    else:
+        click.echo("\n".join(columns(findings, left=(0, 1, 2))))
+    ctx.exit(0 if any(_missing(name) == [] for name in installed_backends()) else 1)
+
+
+def _terminal() -> list[Finding]:
+    size = shutil.get_terminal_size()
+    encoding = locale.getpreferredencoding(False)
+    small = size.columns < 80 or size.lines < 24
+    return [
+        ("terminal", "info", os.environ.get("TERM", "not set")),
+        (
+            "size",
+            "warning" if small else "ok",
+            f"{size.columns}x{size.lines}" + ("; 80x24 shows everything" if small else ""),
+        ),
+        (
+            "encoding",
+            "ok" if "utf" in encoding.lower() else "warning",
+            encoding + ("" if "utf" in encoding.lower() else "; use --ascii"),
+        ),
+        (
+            "colour",
+            "info",
+            "NO_COLOR"
+            if os.environ.get("NO_COLOR")
+            else os.environ.get("COLORTERM") or "COLORTERM not set: 256 colours assumed",
+        ),
+        (
+            "link",
+            "info",
+            "SSH: slow-link mode; ssh -C helps" if os.environ.get("SSH_CONNECTION") else "local",
+        ),
+        (
+            "multiplexer",
+            "info",
+            "tmux" if os.environ.get("TMUX") else "screen" if os.environ.get("STY") else "none",
+        ),
+    ]
+
+
+def _python() -> list[Finding]:
+    found: list[Finding] = [("python", "ok", f"{platform.python_version()} at {sys.prefix}")]
+    for backend in installed_backends():
+        missing = _missing(backend)
+        if missing:
+            why = f"{', '.join(missing)} not installed: pip install 'memconsole[{backend}]'"
+            found.append((f"{backend} backend", "missing", why))
+        else:
+            names = NEEDS.get(backend, ())
+            versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
+            found.append((f"{backend} backend", "ok", versions or "installed"))
+    return found
+
+
+def _missing(backend: str) -> list[str]:
+    return [n for n in (*NEEDS.get(backend, ()), *DATA) if util.find_spec(n) is None]
+
+
+def _devices() -> list[Finding]:
+    reading = read_once()
+    found: list[Finding] = []
+    for device in reading.devices:
+        total = device.total_bytes
+        size = f"n/a: {total.reason}" if isinstance(total, Missing) else format_bytes(total)
+        found.append((device.id, "ok", f"{device.name}, {size} {device.memory_label}"))
+    found += [("device", "info", note) for note in reading.notes]
+    return found
+
+
+def _limits() -> list[Finding]:
+    root = runs_root()
+    place = root
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    low = free < LOW_DISK
+    return [
+        (
+            "runs",
+            "warning" if low else "ok",
+            f"{root}, {format_bytes(free)} free" + ("; checkpoints may not fit" if low else ""),
+        ),
+        *_bf16(),
+    ]
+
+
+def _bf16() -> list[Finding]:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as source:
+            flags = next((line for line in source if line.startswith("flags")), "")
+    except OSError:
+        return []
+    fast = "avx512_bf16" in flags or "amx_bf16" in flags
+    if not flags or fast:
+        return [("bf16 on CPU", "ok", "native")] if fast else []
+    return [
+        ("bf16 on CPU", "warning", "no avx512_bf16 or AMX: mixed precision is slow on this CPU")
+    ]

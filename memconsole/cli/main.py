@@ -1,0 +1,101 @@
+"""The `memconsole` command: opens the console, or runs one of its subcommands."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+COMMANDS = {
+    "plan": "the memory table, per-toggle savings, fits or not",
+    "train": "train without the console: progress lines and a final summary",
+    "runs": "list runs, live first",
+    "attach": "watch a run in the console",
+    "stop": "checkpoint a run and stop it, resumable",
+    "resume": "continue a stopped or failed run from its last checkpoint",
+    "logs": "a run's output",
+    "report": "a run's figures: losses, epochs, memory estimated and measured",
+    "devices": "devices and how full they are",
+    "data": "look into a dataset",
+    "doctor": "what works here and what does not",
+}
+"""Each is `memconsole.cli.<name>.command`, imported only when it is asked for."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand when it runs, so that ``--help`` is instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"memconsole.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from memconsole.plan.plan import nearest
+
+            ctx.fail(f'no command "{args[0]}"{nearest(args[0], COMMANDS)}')
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="memconsole")
+@click.option("--ascii", is_flag=True, help="Draw with ASCII only.")
+@click.option("--slow-link/--fast-link", default=None, help="Fewer bytes; automatic over SSH.")
+@click.pass_context
+def cli(ctx: click.Context, ascii: bool, slow_link: bool | None) -> None:
+    """Estimate, launch and watch memory-lean training runs.
+
+    Without a command: opens the console; where standard output is not a terminal, trains the default
+    plan with plain progress lines.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        from memconsole.tui.app import run_console
+
+        ctx.exit(run_console(ascii=ascii, slow_link=slow_link))
+    from memconsole.cli.train import train_in_foreground
+    from memconsole.plan.plan import Plan
+
+    ctx.exit(train_in_foreground(Plan(), name=None, json=False))
+
+
+def main() -> Any:
+    """Entry point. Errors a person can mend are one line on standard error, exit code 2."""
+    from memconsole.plan.plan import PlanError
+
+    try:
+        return cli.main(prog_name="memconsole", standalone_mode=True)
+    except PlanError as error:
+        _fail(str(error))
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:
+        # RunError lives in a room that most commands do not import.
+        if type(error).__name__ == "RunError":
+            _fail(str(error))
+        raise
+
+
+def _fail(message: str) -> None:
+    click.echo(f"memconsole: {message}", err=True)
+    sys.exit(2)

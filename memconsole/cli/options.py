@@ -1,0 +1,38 @@
+"""The options that say which plan a command is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan, PlanError
+
+
+def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--preset``, ``--plan`` and ``--set``; see `build_plan`."""
+    for option in (
+        click.option(
+            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting."
+        ),
+        click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A plan file."),
+        click.option("--preset", metavar="NAME", help="Start from a preset."),
+    ):
+        command = option(command)
+    return command
+
+
+def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[str, ...]) -> Plan:
+    """The plan a command line describes, checked. Raises `PlanError`."""
+    from memconsole.plan import catalog
+    from memconsole.plan.check import check
+
+    if preset and plan_file:
+        raise PlanError("--preset and --plan exclude each other: a plan starts from one of them")
+    plan = catalog.preset(preset) if preset else plans.load(plan_file) if plan_file else Plan()
+    plan = plans.apply_settings(plan, assignments)
+    check(plan)
+    return plan

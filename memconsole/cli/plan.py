@@ -1,0 +1,197 @@
+"""`memconsole plan`: the memory table of a plan, each toggle's saving, and whether it fits."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memconsole.cli.options import build_plan, plan_options
+from memconsole.cli.tables import columns
+from memconsole.devices.budget import budget
+from memconsole.devices.probe import read_once
+from memconsole.memory.estimate import estimate
+from memconsole.memory.table import PHASES, Estimate
+from memconsole.plan import catalog
+from memconsole.plan import plan as plans
+from memconsole.plan.optimizations import BY_KEY
+from memconsole.plan.plan import Plan
+from memconsole.units import format_bytes, format_count, format_duration
+
+DOES_NOT_FIT = 3
+
+
+@click.command()
+@plan_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print the plan file instead.")
+@click.option("--keys", is_flag=True, help="List every setting of a plan file.")
+@click.option(
+    "--catalog", "list_catalog", is_flag=True, help="List models, devices, data, presets."
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    preset: str | None,
+    plan_file: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+    as_toml: bool,
+    keys: bool,
+    list_catalog: bool,
+) -> None:
+    """Price a plan: memory by component and phase, and what each toggle would save.
+
+    Ends with exit code 3 when the plan does not fit its device.
+    """
+    if keys:
+        click.echo(_keys())
+        return
+    if list_catalog:
+        click.echo(_catalog())
+        return
+    plan = build_plan(preset, plan_file, assignments)
+    if as_toml:
+        click.echo(plans.dumps(plan), nl=False)
+        return
+    found = estimate(plan, budget(plan, read_once()))
+    if as_json:
+        click.echo(json_module.dumps(document(plan, found), indent=2))
+    else:
+        click.echo(text(plan, found))
+    ctx.exit(0 if found.table.fits else DOES_NOT_FIT)
+
+
+def document(plan: Plan, found: Estimate) -> dict[str, Any]:
+    """The estimate as ``plan --json`` prints it; every byte count an integer."""
+    table = found.table
+    budget = table.budget
+    return {
+        "backend": plan.backend,
+        "device": {
+            "name": budget.name,
+            "kind": budget.kind,
+            "memory": budget.memory_label,
+            "total_bytes": budget.total_bytes,
+            "usable_bytes": budget.usable_bytes,
+            "usable_because": budget.why,
+        },
+        "parameters": found.parameters,
+        "trainable_parameters": found.trainable_parameters,
+        "tier": str(table.tier),
+        "components": [
+            {"name": c.name, "bytes": c.at(table.peak_phase), "phases": c.phases}
+            for c in table.components
+        ],
+        "phases": table.phases,
+        "peak_phase": table.peak_phase,
+        "peak_bytes": table.peak_bytes,
+        "reserved_bytes": table.reserved_bytes,
+        "device_bytes": table.device_bytes,
+        "host_bytes": table.host_bytes,
+        "band_bytes": list(table.band_bytes),
+        "fits": table.fits,
+        "toggles": [
+            {
+                "key": s.key,
+                "value": s.value,
+                "saves_bytes": s.saves_bytes,
+                "time_factor": round(s.time_factor, 4),
+                "reason": s.reason,
+                "available": s.available,
+            }
+            for s in found.savings
+        ],
+        "step_seconds": found.step_seconds,
+        "tokens_per_second": found.tokens_per_second,
+        "epoch_minutes": found.epoch_minutes,
+    }
+
+
+def text(plan: Plan, found: Estimate) -> str:
+    """The estimate for a person, about 100 columns wide."""
+    table = found.table
+    budget = table.budget
+    tier = str(table.tier)
+    lines = [
+        f"{plan.model.name}  {format_count(found.parameters)} parameters"
+        + (
+            f" ({format_count(found.trainable_parameters)} trainable)"
+            if found.trainable_parameters != found.parameters
+            else ""
+        )
+        + f"   {plan.backend} on {budget.name} ({format_bytes(budget.usable_bytes)} of "
+        f"{format_bytes(budget.total_bytes)} {budget.memory_label} usable: {budget.why})",
+        f"{plan.train.batch_size} x {plan.data.sequence_length} tokens per micro-batch, "
+        f"{plan.effective_batch} rows per step",
+        "",
+    ]
+    phases = [p for p in PHASES if p in table.phases]
+    rows = [["", *phases]]
+    for component in table.components:
+        if any(component.phases.values()):
+            rows.append([component.name, *(_cell(component.at(p)) for p in phases)])
+    rows.append(["total " + tier, *(_cell(table.phases[p]) for p in phases)])
+    lines += columns(rows)
+    low, high = table.band_bytes
+    over = "fits, " + format_bytes(table.free_bytes) + " free"
+    if not table.fits:
+        over = "does not fit, " + format_bytes(-table.free_bytes) + " over"
+    lines += [
+        "",
+        f"peak {tier} {format_bytes(table.peak_bytes)} allocated in {table.peak_phase}, "
+        f"{format_bytes(table.reserved_bytes)} reserved, {format_bytes(table.device_bytes)} on the device"
+        f"   (between {format_bytes(low)} and {format_bytes(high)})",
+        f"host {tier} {format_bytes(table.host_bytes)}",
+        over,
+        f"step {tier} {format_duration(found.step_seconds)}, {found.tokens_per_second:,.0f} tokens/s"
+        + (
+            f", {found.epoch_minutes:,.1f} minutes per epoch"
+            if found.epoch_minutes is not None
+            else ""
+        ),
+        "",
+        "what one change would do",
+    ]
+    rows = []
+    for saving in found.savings:
+        label = BY_KEY[saving.key].label if saving.key in BY_KEY else saving.key
+        effect = "no change"
+        if saving.saves_bytes:
+            effect = ("saves " if saving.saves_bytes > 0 else "costs ") + format_bytes(
+                abs(saving.saves_bytes)
+            )
+        rows.append(
+            [label, f"-> {saving.value}", effect, f"{saving.time_factor:.2f}x time", saving.reason]
+        )
+    lines += columns(rows, left=(0, 1, 2, 4))
+    return "\n".join(lines)
+
+
+def _cell(count: int) -> str:
+    return format_bytes(count) if count else "-"
+
+
+def _keys() -> str:
+    rows = [["key", "default", "expects", ""]]
+    for setting in plans.SETTINGS.values():
+        default = "none" if setting.default is None else str(setting.default)
+        rows.append([setting.key, default, setting.expects, setting.help])
+    return "\n".join(columns(rows, left=(0, 1, 2, 3)))
+
+
+def _catalog() -> str:
+    lines: list[str] = []
+    for title, entries in (
+        ("models", catalog.models()),
+        ("devices", catalog.devices()),
+        ("datasets", catalog.datasets()),
+        ("presets", catalog.presets()),
+    ):
+        lines.append(title)
+        rows = [["  " + name, getattr(entry, "label", "")] for name, entry in entries.items()]
+        lines += columns(rows, left=(0, 1))
+        lines.append("")
+    return "\n".join(lines[:-1])

@@ -1,0 +1,147 @@
+"""Plain progress lines and the final summary of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memconsole.runs.snapshot import RunSnapshot, Verdict
+from memconsole.units import format_bytes, format_count, format_duration
+
+WIDTH = 80
+
+
+class ProgressLines:
+    """Turns successive snapshots into the lines that are new."""
+
+    def __init__(self, seconds_between_steps: float = 5.0) -> None:
+        self._between = seconds_between_steps
+        self._phase = ""
+        self._attempt = 0
+        self._step = -1
+        self._step_at = float("-inf")
+        self._epochs = 0
+        self._evaluations = 0
+        self._sample = -1
+        self._checkpoint = -1
+        self._warnings = 0
+
+    def new(self, run: RunSnapshot) -> Iterator[str]:
+        """Lines for what happened since the last call."""
+        if run.started and run.started.attempt != self._attempt:
+            self._attempt = run.started.attempt
+            yield from run.started.platform_lines
+            if run.started.resumed_step:
+                yield f"resumed from step {run.started.resumed_step:,}"
+        if run.parameters and self._phase in (
+            "",
+            "starting",
+            "import",
+            "data",
+            "tokenizer",
+            "build",
+        ):
+            if run.phase not in ("import", "data", "tokenizer", "build"):
+                trainable = run.trainable_parameters or run.parameters
+                yield (
+                    f"{format_count(run.parameters)} parameters, {format_count(trainable)} trainable"
+                )
+        if run.phase != self._phase:
+            self._phase = run.phase
+            if run.phase not in ("train", "evaluate", "checkpoint", "sample"):
+                yield f"{run.phase}{': ' + run.phase_detail if run.phase_detail else ''}"
+        for warning in run.warnings[self._warnings :]:
+            yield f"warning: {warning}"
+        self._warnings = len(run.warnings)
+        if run.step > self._step and run.loss is not None:
+            if run.elapsed_seconds - self._step_at >= self._between:
+                self._step, self._step_at = run.step, run.elapsed_seconds
+                yield step_line(run)
+        for evaluation in run.evaluations[self._evaluations :]:
+            bits = evaluation.bits_per_byte
+            unigram = evaluation.metrics.get("unigram_loss")
+            yield (
+                f"step {evaluation.step:,}  validation loss {_loss(evaluation.loss)}"
+                + (f"  {bits:.3f} bits/byte" if bits is not None else "")
+                + (f"  (unigram model {unigram:.4f})" if unigram is not None else "")
+            )
+        self._evaluations = len(run.evaluations)
+        for epoch in run.epochs[self._epochs :]:
+            yield (
+                f"epoch {epoch.epoch}  train loss {_loss(epoch.train_loss)}  "
+                f"validation loss {_loss(epoch.validation_loss)}  {epoch.minutes:.2f} min"
+            )
+        self._epochs = len(run.epochs)
+        if run.sample and run.sample.step > self._sample:
+            self._sample = run.sample.step
+            text = " ".join((run.sample.prompt + run.sample.text).split())
+            yield f"sample  {text[: WIDTH * 2]}"
+        if run.checkpoint and run.checkpoint.step > self._checkpoint:
+            self._checkpoint = run.checkpoint.step
+            yield (
+                f"checkpoint at step {run.checkpoint.step:,}  "
+                f"{format_bytes(run.checkpoint.size_bytes)}"
+            )
+
+
+def step_line(run: RunSnapshot) -> str:
+    """One line on where training is."""
+    total = f"/{run.total_steps:,}" if run.total_steps else ""
+    parts = [f"step {run.step:,}{total}", f"epoch {run.epoch}", f"loss {_loss(run.loss)}"]
+    if run.tokens_per_second:
+        parts.append(f"{run.tokens_per_second:,.0f} tokens/s")
+    if run.memory and run.memory.allocated_bytes is not None:
+        parts.append(f"memory {format_bytes(run.memory.allocated_bytes)}")
+    if run.eta_seconds is not None:
+        parts.append(f"{format_duration(run.eta_seconds)} left")
+    return "  ".join(parts)
+
+
+def summary(run: RunSnapshot) -> str:
+    """The end of a run for a person: how it ended, losses, times, memory, device."""
+    lines = ["=" * WIDTH, _headline(run).center(WIDTH).rstrip(), "=" * WIDTH]
+    rows: list[tuple[str, str]] = []
+    ended = run.ended
+    if run.verdict is not None and run.state != "finished":
+        rows.append(("Why", run.verdict.evidence))
+    last = run.evaluations[-1] if run.evaluations else None
+    losses = [e.loss for e in run.evaluations if e.loss is not None]
+    if losses:
+        rows.append(("Best validation loss", _loss(min(losses))))
+    if run.loss is not None:
+        train = ended.final_train_loss if ended else run.loss
+        rows.append(("Final training loss", _loss(train)))
+    if last is not None:
+        rows.append(("Final validation loss", _loss(last.loss)))
+        if "unigram_loss" in last.metrics:
+            rows.append(("Unigram model's loss", _loss(last.metrics["unigram_loss"])))
+        if last.bits_per_byte is not None:
+            rows.append(("Final bits per byte", f"{last.bits_per_byte:.4f}"))
+    minutes = ended.total_minutes if ended else run.elapsed_seconds / 60
+    rows.append(("Total training time", f"{minutes:.2f} minutes ({minutes / 60:.2f} hours)"))
+    if run.epochs:
+        average = sum(e.minutes for e in run.epochs) / len(run.epochs)
+        rows.append(("Average epoch time", f"{average:.2f} minutes"))
+        rows.append(("Total epochs", str(len(run.epochs))))
+    rows.append(("Steps", f"{run.step:,}"))
+    if run.peak_bytes is not None:
+        rows.append(("Peak memory", format_bytes(run.peak_bytes)))
+    if run.started:
+        rows.append(("Device", f"{run.started.device_name} ({run.started.device_id})"))
+    rows.append(("Run", run.id))
+    width = max(len(label) for label, _ in rows) + 2
+    lines += [f"  {label + ':':<{width}} {value}" for label, value in rows]
+    if run.verdict is not None and run.verdict.resumable and run.state != "finished":
+        lines.append(f"  resume with: memconsole resume {run.id}")
+    return "\n".join(lines)
+
+
+def _headline(run: RunSnapshot) -> str:
+    if run.state == "finished":
+        return "TRAINING COMPLETE"
+    verdict = run.verdict or Verdict(reason="unknown", evidence="")
+    words = verdict.reason.replace("_", " ")
+    return f"TRAINING {run.state.upper()}" + (f": {words}" if words != run.state else "")
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"

@@ -1,0 +1,49 @@
+"""`memconsole runs`: every run, live first."""
+
+from __future__ import annotations
+
+import json as json_module
+import time
+
+import click
+import msgspec
+
+from memconsole.cli.tables import columns
+from memconsole.runs.directory import list_runs
+from memconsole.runs.follow import RunStatus, status
+from memconsole.runs.snapshot import LIVE
+from memconsole.units import format_duration
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option("--live", is_flag=True, help="Only runs that are training.")
+def command(as_json: bool, live: bool) -> None:
+    """List runs, live first, then newest first."""
+    found = [status(run) for run in list_runs()]
+    if live:
+        found = [run for run in found if run.state in LIVE]
+    found.sort(key=lambda run: (run.state not in LIVE, -run.created_wall))
+    if as_json:
+        click.echo(json_module.dumps(msgspec.to_builtins(found), indent=2))
+        return
+    if not found:
+        click.echo("no runs yet: memconsole train starts one")
+        return
+    rows = [["run", "name", "state", "model", "backend", "step", "loss", "age"]]
+    rows += [_row(run) for run in found]
+    click.echo("\n".join(columns(rows, left=(0, 1, 2, 3, 4))))
+
+
+def _row(run: RunStatus) -> list[str]:
+    total = f"/{run.total_steps:,}" if run.total_steps else ""
+    return [
+        run.id,
+        run.name,
+        run.state,
+        run.model,
+        run.backend,
+        f"{run.step:,}{total}",
+        "-" if run.loss is None else f"{run.loss:.4f}",
+        format_duration(max(0.0, time.time() - run.created_wall)),
+    ]

@@ -1,0 +1,43 @@
+"""`memconsole stop`: checkpoint a run and stop it."""
+
+from __future__ import annotations
+
+import getpass
+import time
+
+import click
+
+from memconsole.runs.control import request_kill, request_stop
+from memconsole.runs.directory import find_run
+from memconsole.runs.follow import status
+from memconsole.runs.snapshot import LIVE
+
+POLL_SECONDS = 0.2
+
+
+@click.command()
+@click.argument("run", default="latest")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--kill", is_flag=True, help="Kill it: no step is finished, no checkpoint written.")
+@click.option("--wait/--no-wait", default=True, help="Wait until it has stopped.")
+@click.pass_context
+def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> None:
+    """Stop RUN: it finishes its step, writes a checkpoint, and can be resumed."""
+    found = find_run(run)
+    before = status(found)
+    if before.state not in LIVE:
+        click.echo(f"{found.id} is not running: {before.state}")
+        return
+    verb = "Kill" if kill else "Stop"
+    if not yes:
+        click.confirm(f"{verb} {found.id} ({before.name}) at step {before.step:,}?", abort=True)
+    who = f"{getpass.getuser()} (memconsole stop)"
+    (request_kill if kill else request_stop)(found, who)
+    while wait:
+        now = status(found)
+        if now.state not in LIVE:
+            resumable = f"; memconsole resume {found.id}" if now.state != "finished" else ""
+            click.echo(f"{found.id}: {now.state} at step {now.step:,}{resumable}")
+            return
+        time.sleep(POLL_SECONDS)
+    click.echo(f"{found.id}: asked to stop")

@@ -1,0 +1,126 @@
+"""`memconsole train`: launch a run and follow it with plain lines."""
+
+from __future__ import annotations
+
+import json as json_module
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+import click
+import msgspec
+
+from memconsole.cli.options import build_plan, plan_options
+from memconsole.cli.plan import DOES_NOT_FIT
+from memconsole.cli.progress import ProgressLines, summary
+from memconsole.devices.probe import read_once
+from memconsole.plan.plan import Plan
+from memconsole.runs.control import request_stop
+from memconsole.runs.directory import RunDirectory
+from memconsole.runs.follow import Follower
+from memconsole.runs.report import report
+from memconsole.runs.snapshot import LIVE, RunSnapshot
+from memconsole.start import check_launch, start
+from memconsole.units import format_bytes
+
+POLL_SECONDS = 0.5
+RESUMABLE = 75
+
+
+@click.command()
+@plan_options
+@click.option("--detach", is_flag=True, help="Print the run's id and leave it training.")
+@click.option("--name", metavar="TEXT", help="A title for the run.")
+@click.option("--force", is_flag=True, help="Launch even if the estimate does not fit.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    preset: str | None,
+    plan_file: Path | None,
+    assignments: tuple[str, ...],
+    detach: bool,
+    name: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Train a plan. The run goes on if this command or its terminal goes away.
+
+    Ctrl-C asks the run to checkpoint and stop; a second Ctrl-C leaves it to that and returns.
+    """
+    plan = build_plan(preset, plan_file, assignments)
+    if detach:
+        run = _start(ctx, plan, name, force)
+        click.echo(run.id)
+        return
+    ctx.exit(train_in_foreground(plan, name=name, json=as_json, force=force, ctx=ctx))
+
+
+def train_in_foreground(
+    plan: Plan,
+    *,
+    name: str | None,
+    json: bool,
+    force: bool = False,
+    ctx: click.Context | None = None,
+) -> int:
+    """Launch `plan`, print its progress and return the command's exit code."""
+    run = _start(ctx, plan, name, force)
+    click.echo(f"run {run.id}", err=json)
+    return follow(run, json=json)
+
+
+def _start(ctx: click.Context | None, plan: Plan, name: str | None, force: bool) -> RunDirectory:
+    devices = read_once()
+    table = check_launch(plan, devices).table
+    if not table.fits and not force:
+        click.echo(
+            f"memconsole: does not fit: {format_bytes(table.device_bytes)} estimated, "
+            f"{format_bytes(table.budget.usable_bytes)} usable ({table.budget.why}); "
+            "memconsole plan shows what would save memory; --force launches anyway",
+            err=True,
+        )
+        raise SystemExit(DOES_NOT_FIT)
+    return start(plan, name, devices)
+
+
+def follow(run: RunDirectory, *, json: bool = False) -> int:
+    """Print progress until the run ends; return the exit code that says how."""
+    follower = Follower(run)
+    lines = ProgressLines()
+    interrupts = 0
+
+    def interrupted(signum: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += 1
+
+    previous = signal.signal(signal.SIGINT, interrupted)
+    asked = False
+    try:
+        while True:
+            snapshot = follower.poll()
+            for line in lines.new(snapshot):
+                click.echo(line, err=json)
+            if snapshot.state not in LIVE:
+                break
+            if interrupts and not asked:
+                asked = True
+                request_stop(run, "memconsole train (Ctrl-C)")
+                click.echo("stopping: finishing the step, then a checkpoint", err=True)
+            if interrupts > 1:
+                click.echo(f"left to stop by itself: memconsole attach {run.id}", err=True)
+                return RESUMABLE
+            time.sleep(POLL_SECONDS)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if json:
+        click.echo(json_module.dumps(msgspec.to_builtins(report(run)), indent=2))
+    else:
+        click.echo(summary(snapshot))
+    return exit_code(snapshot)
+
+
+def exit_code(snapshot: RunSnapshot) -> int:
+    """0 finished, 75 stopped and resumable, 1 otherwise."""
+    return {"finished": 0, "stopped": RESUMABLE}.get(snapshot.state, 1)

@@ -1,0 +1,125 @@
+"""Runs through the commands, as a person at a shell: train, detach, stop, resume, report."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "memconsole"]
+SMALL = [
+    "--set", "model.target_params=500000", "--set", "data.vocab_size=1024",
+    "--set", "data.sequence_length=32", "--set", "train.batch_size=4",
+    "--set", "train.log_every=2", "--set", "train.sample_tokens=8",
+    "--set", "data.max_examples=12", "--set", "device.name=cpu",
+]  # fmt: skip
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    yield env
+    subprocess.run([*COMMAND, "stop", "latest", "--kill", "--yes"], env=env, capture_output=True)
+
+
+def memconsole(env: dict[str, str], *arguments: str, code: int | None = 0) -> str:
+    done = subprocess.run(
+        [*COMMAND, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert code is None or done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def wait_for_step(env: dict[str, str], run: str, step: int, seconds: float = 90) -> dict:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        listed = {r["id"]: r for r in json.loads(memconsole(env, "runs", "--json"))}
+        if listed[run]["step"] >= step:
+            return listed[run]
+        assert listed[run]["state"] in ("starting", "running"), listed[run]
+        time.sleep(0.3)
+    raise AssertionError(f"{run} did not reach step {step}: {listed[run]}")
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_training_in_the_foreground_ends_in_a_summary(
+    environment: dict[str, str], backend: str
+) -> None:
+    output = memconsole(
+        environment, "train", "--set", f"backend={backend}", *SMALL, "--set", "train.max_steps=30"
+    )
+    assert "TRAINING COMPLETE" in output
+    assert "Final validation loss" in output
+    assert "Unigram model's loss" in output
+    report = json.loads(memconsole(environment, "report", "latest", "--json"))
+    assert report["verdict"]["reason"] == "finished"
+    assert report["backend"] == backend
+    assert [s["step"] for s in report["steps"]][-1] == 30
+    assert report["evaluations"][-1]["loss"] < report["steps"][0]["loss"]
+    assert report["memory"]["measured"]["peak_bytes"] > 0
+    assert report["memory"]["estimated"]["peak_bytes"] > 0
+    assert report["attempts"] == 1
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_detached_run_survives_its_shell_and_stops_and_resumes(
+    environment: dict[str, str], backend: str
+) -> None:
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec_id=$("$@"); echo "$exec_id"; sleep 600', "sh", *COMMAND, "train",
+         "--detach", "--set", f"backend={backend}", *SMALL, "--set", "train.max_steps=100000",
+         "--set", "train.epochs=1000"],
+        env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert shell.stdout is not None
+    run = shell.stdout.readline().strip()
+    assert run
+    os.killpg(shell.pid, signal.SIGKILL)
+    shell.wait()
+    before = wait_for_step(environment, run, 10)
+    wait_for_step(environment, run, before["step"] + 4)
+
+    output = memconsole(environment, "stop", run, "--yes")
+    assert "stopped" in output
+    report = json.loads(memconsole(environment, "report", run, "--json"))
+    assert report["verdict"]["reason"] == "stopped"
+    stopped_at = report["steps"][-1]["step"]
+
+    memconsole(environment, "resume", run)
+    wait_for_step(environment, run, stopped_at + 4)
+    memconsole(environment, "stop", run, "--yes")
+    report = json.loads(memconsole(environment, "report", run, "--json"))
+    assert report["attempts"] == 2
+    steps = [s["step"] for s in report["steps"]]
+    assert steps == sorted(set(steps))
+    assert steps[-1] > stopped_at
+    assert "resumed" in memconsole(environment, "logs", run).lower()
+
+
+def test_two_backends_tell_the_same_story(environment: dict[str, str]) -> None:
+    curves = []
+    for backend in ("torch", "jax"):
+        memconsole(
+            environment, "train", "--set", f"backend={backend}", *SMALL,
+            "--set", "train.max_steps=60", "--set", "train.warmup_steps=10",
+        )  # fmt: skip
+        report = json.loads(memconsole(environment, "report", "latest", "--json"))
+        curves.append({s["step"]: s["loss"] for s in report["steps"]})
+    assert curves[0].keys() == curves[1].keys()
+    for step, loss in curves[0].items():
+        assert curves[1][step] == pytest.approx(loss, rel=0.02)
+
+
+def test_a_plan_that_does_not_fit_starts_nothing(environment: dict[str, str]) -> None:
+    memconsole(environment, "train", "--set", "model.name=llama-3.1-8b", *SMALL[6:], code=3)
+    assert json.loads(memconsole(environment, "runs", "--json")) == []
+
+
+def test_a_catalog_device_is_refused_for_training(environment: dict[str, str]) -> None:
+    memconsole(environment, "train", "--set", "device.name=tpu-v5e", code=2)
+    assert json.loads(memconsole(environment, "runs", "--json")) == []

@@ -1,0 +1,96 @@
+"""The commands' documents, exit codes and error lines."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memconsole.cli.main import cli
+from memconsole.plan import catalog
+from memconsole.plan.plan import Plan, PlanError, loads
+
+PLAN_KEYS = {
+    "backend", "device", "tier", "components", "phases", "peak_phase", "peak_bytes", "reserved_bytes",
+    "device_bytes", "host_bytes", "band_bytes", "fits", "toggles", "step_seconds",
+    "tokens_per_second", "epoch_minutes",
+}  # fmt: skip
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+@pytest.mark.parametrize("preset", sorted(catalog.presets()))
+def test_every_preset_prices_as_json(preset: str) -> None:
+    result = run("plan", "--preset", preset, "--json")
+    assert result.exit_code in (0, 3), result.output
+    found = json.loads(result.output)
+    assert set(found) >= PLAN_KEYS
+    assert (result.exit_code == 0) == found["fits"]
+    for phase, total in found["phases"].items():
+        assert total == sum(c["phases"].get(phase, 0) for c in found["components"])
+    assert found["peak_bytes"] == max(found["phases"].values())
+    assert found["peak_bytes"] == found["phases"][found["peak_phase"]]
+    low, high = found["band_bytes"]
+    assert low <= found["device_bytes"] <= high
+
+
+def test_a_plan_too_large_for_its_device_ends_with_three() -> None:
+    result = run(
+        "plan", "--set", "model.name=llama-3.1-8b", "--set", "device.name=rtx-3060-12gb", "--json"
+    )
+    assert result.exit_code == 3
+    assert not json.loads(result.output)["fits"]
+
+
+def test_text_says_whether_it_fits() -> None:
+    fits = run("plan", "--set", "device.name=rtx-3060-12gb")
+    assert fits.exit_code == 0
+    assert "fits, " in fits.output
+    large = run("plan", "--set", "device.name=rtx-3060-12gb", "--set", "model.name=llama-3.1-8b")
+    assert "does not fit, " in large.output
+    assert " over" in large.output
+
+
+def test_toml_of_a_plan_reads_back(tmp_path: Path) -> None:
+    result = run("plan", "--set", "optimize.precision=bf16", "--toml")
+    assert loads(result.output).optimize.precision == "bf16"
+    file = tmp_path / "plan.toml"
+    file.write_text(result.output)
+    again = run("plan", "--plan", str(file), "--toml")
+    assert again.output == result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needles"),
+    [
+        (["--set", "optimize.precison=bf16"], ["optimize.precison", "optimize.precision"]),
+        (["--set", "optimize.precision=bf61"], ["bf61", "fp32 | bf16 | fp16", '"bf16"']),
+        (["--set", "train.batch_size=0"], ["train.batch_size", ">= 1"]),
+        (["--set", "model.name=storeis"], ["storeis", "stories"]),
+        (["--set", "device.name=rtx-3060-12g"], ["rtx-3060-12gb"]),
+        (["--set", "nonsense"], ["key=value"]),
+        (["--preset", "limited-rom"], ["limited-ram"]),
+        (["--plan", "/nowhere/plan.toml"], ["/nowhere/plan.toml"]),
+        (["--set", "data.source=/nowhere/text"], ["/nowhere/text"]),
+    ],
+)
+def test_bad_plans_are_one_clear_line(arguments: list[str], needles: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["plan", *arguments])
+    assert isinstance(result.exception, PlanError), result.output
+    message = str(result.exception)
+    assert "\n" not in message
+    for needle in needles:
+        assert needle in message
+
+
+def test_doctor_lists_frameworks() -> None:
+    result = run("doctor", "--json")
+    what = {finding["what"] for finding in json.loads(result.output)}
+    assert {"torch backend", "jax backend", "terminal", "runs"} <= what
+
+
+def test_default_plan_needs_no_settings() -> None:
+    assert run("plan", "--json").exit_code in (0, 3)
+    assert catalog.architecture(Plan()).vocab_size > 256
