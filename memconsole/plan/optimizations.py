@@ -86,7 +86,18 @@ def _keep_effective_batch(plan: Plan, steps: int) -> dict[str, Any]:
 
 
 def _length_values(plan: Plan) -> tuple[Any, ...]:
-    return tuple(sorted({64, 128, 256, 512, 1024, 2048, 4096, plan.data.sequence_length}))
+    """Usual lengths, up to what a model with learned positions can hold."""
+    from memconsole.plan import catalog
+
+    present = plan.data.sequence_length
+    lengths = {64, 128, 256, 512, 1024, 2048, 4096}
+    try:
+        architecture = catalog.architecture(plan)
+    except PlanError:
+        return tuple(sorted({*lengths, present}))
+    if architecture.positions == "learned":
+        lengths = {n for n in lengths if n <= architecture.max_positions}
+    return tuple(sorted({*lengths, present}))
 
 
 def _batch_values(plan: Plan) -> tuple[Any, ...]:

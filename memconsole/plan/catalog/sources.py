@@ -15,19 +15,34 @@ from memconsole.plan import stdlib
 from memconsole.plan.catalog.entries import DatasetEntry, DatasetFormat
 from memconsole.plan.plan import PlanError, nearest, quote
 
-FORMATS: dict[str, DatasetFormat] = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
+TABLES: dict[str, DatasetFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "json",
     ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
 }
-"""What a file holds, by its suffix in lower case."""
+"""Tables with a text column, by suffix in lower case."""
+ROWS: dict[str, DatasetFormat] = {".h5": "hdf5", ".hdf5": "hdf5"}
+# fmt: off
+TEXT = frozenset((
+    ".txt", ".text", ".md", ".rst", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs",
+    ".java", ".js", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".swift", ".kt", ".scala", ".sh",
+    ".sql", ".html", ".css", ".tex", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".org", ".log",
+))
+# fmt: on
+"""What counts as text inside a folder; a single text file may have any other name."""
+# fmt: off
+BINARY = frozenset((
+    ".7z", ".arrow", ".bin", ".bz2", ".ckpt", ".db", ".docx", ".feather", ".gguf", ".gif", ".gz",
+    ".jpeg", ".jpg", ".mp3", ".mp4", ".npy", ".npz", ".onnx", ".orc", ".pdf", ".pickle", ".pkl",
+    ".png", ".pt", ".pth", ".rar", ".safetensors", ".sqlite", ".tar", ".tgz", ".wav", ".xlsx",
+    ".xz", ".zip", ".zst",
+))
+# fmt: on
+"""Suffixes that are surely not text: refused before a run instead of in it."""
+SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 BYTES_PER_TOKEN: dict[DatasetFormat, float] = {
     "text": 3.6,
     "jsonl": 3.6,
@@ -90,14 +105,16 @@ def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
     if stat.S_ISDIR(status.st_mode):
         files, size = _folder(path, status.st_mtime_ns)
         if files == 0:
-            raise _error(source, f"no {_suffixes()} file in that folder")
+            raise _error(source, f"holds no text files and no {' '.join(TABLES)} files")
         return _file(source, path, "directory", size, files)
     if not stat.S_ISREG(status.st_mode):
         raise _error(source, "neither a file nor a folder")
-    form = FORMATS.get(path.suffix.lower())
-    if form is None:
-        kind = quote(path.suffix) if path.suffix else "a name without suffix"
-        raise _error(source, f"{kind} is not a kind of data file; allowed: {_suffixes()}")
+    suffix = path.suffix.lower()
+    if suffix in BINARY:
+        raise _error(
+            source, f"{suffix} is not text; expected a text file or {' '.join({**TABLES, **ROWS})}"
+        )
+    form = TABLES.get(suffix) or ROWS.get(suffix) or "text"
     if status.st_size == 0:
         raise _error(source, "the file is empty")
     return _file(source, path, form, status.st_size, None)
@@ -122,22 +139,28 @@ def _file(
 def _folder(path: Path, changed: int) -> tuple[int | None, int | None]:
     """Data files below `path` and their bytes; (None, None) where there are too many to look at.
 
-    `changed` is the folder's modification time: it only keys the cache.
+    Text files where there are any, else the tables, as the trainer reads a folder. `changed` is the
+    folder's modification time: it only keys the cache.
     """
-    files = size = seen = 0
+    texts: list[int] = []
+    tables: list[int] = []
+    seen = 0
     for folder, names, entries in os.walk(path):
-        names[:] = [name for name in names if not name.startswith(".")]
+        names[:] = [n for n in names if n not in SKIPPED_FOLDERS and not n.startswith(".")]
         seen += len(names) + len(entries)
         if seen > MOST_FILES:
             return None, None
         for entry in entries:
-            if Path(entry).suffix.lower() in FORMATS:
+            suffix = Path(entry).suffix.lower()
+            if not entry.startswith(".") and (suffix in TEXT or suffix in TABLES):
                 try:
-                    size += Path(folder, entry).stat().st_size
+                    size = Path(folder, entry).stat().st_size
                 except OSError:
                     continue
-                files += 1
-    return files, size
+                if size:
+                    (texts if suffix in TEXT else tables).append(size)
+    sizes = texts or tables
+    return len(sizes), sum(sizes)
 
 
 def _missing(source: str, catalog: Mapping[str, DatasetEntry], error: Exception) -> PlanError:
@@ -149,10 +172,6 @@ def _missing(source: str, catalog: Mapping[str, DatasetEntry], error: Exception)
     return _error(
         source, f"no such file, and not one of {', '.join(catalog)} or hf://owner/name{hint}"
     )
-
-
-def _suffixes() -> str:
-    return " ".join(FORMATS)
 
 
 def _error(source: str, reason: str) -> PlanError:
