@@ -1,4 +1,7 @@
-"""What a person picked for one run: the typed, immutable plan and its TOML form."""
+"""What a person picked for one run: reading, checking, changing and writing plans.
+
+A setting is addressed by its dotted key, such as ``train.batch_size``. Every error is one line.
+"""
 
 from __future__ import annotations
 
@@ -7,179 +10,62 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
-BACKENDS = ("torch", "jax")
-Precision = Literal["fp32", "bf16", "fp16"]
-Checkpointing = Literal["none", "selective", "full"]
-OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "sgd"]
-OptimizerOffload = Literal["none", "cpu", "pinned", "compress", "drop"]
-Sharding = Literal["none", "fsdp"]
-Schedule = Literal["constant", "linear", "cosine"]
+from memconsole.plan.sections import (
+    BACKENDS,
+    Checkpointing,
+    DataChoice,
+    DeviceChoice,
+    ModelChoice,
+    OptimizeChoice,
+    OptimizerName,
+    OptimizerOffload,
+    Plan,
+    PlanError,
+    Precision,
+    Schedule,
+    Section,
+    Sharding,
+    TrainChoice,
+    printable,
+    quote,
+)
 
-
-class PlanError(ValueError):
-    """A plan that cannot be used; the message is one line for the person who wrote it."""
-
-    def __init__(self, message: str, key: str | None = None) -> None:
-        super().__init__(message)
-        self.key = key
-
-
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Common shape of the plan's sections."""
-
-
-def printable(text: str, limit: int = 200) -> str:
-    """`text` on one line: control characters escaped, the middle of a long one left out."""
-    if len(text) > limit:
-        text = f"{text[: limit - 40]}…{text[-39:]}"
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
-
-
-def quote(value: Any) -> str:
-    """A value as an error line shows it: text in quotes, the rest as TOML or Python writes it."""
-    if isinstance(value, str):
-        return f'"{printable(value)}"'
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    if isinstance(value, int) and value.bit_length() > 200:
-        return "a number of more than 60 digits"
-    return printable(repr(value))
-
-
-def about(text: str, **limits: Any) -> Meta:
-    return Meta(description=text, **limits)
-
-
-class ModelChoice(_Section, frozen=True, kw_only=True):
-    name: Annotated[
-        str, about("catalog name, or a directory / hub id with a Hugging Face config.json")
-    ] = "stories"
-    target_params: Annotated[
-        Annotated[int, Meta(ge=100_000, le=2_000_000_000)] | None,
-        about("parameters to aim for, for sized families"),
-    ] = None
-
-
-class DataChoice(_Section, frozen=True, kw_only=True):
-    source: Annotated[str, about("catalog name, path, hf://owner/name, or *.h5")] = "python-stdlib"
-    sequence_length: Annotated[int, about("tokens per row", ge=8, le=1_048_576)] = 128
-    stride: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        about("tokens between row starts; none means sequence_length"),
-    ] = None
-    streaming: Annotated[bool, about("tokenize on the fly instead of holding every token")] = True
-    shuffle_buffer: Annotated[int, about("rows shuffled together when streaming", ge=0)] = 10_000
-    max_examples: Annotated[
-        Annotated[int, Meta(ge=1)] | None, about("use only the first documents")
-    ] = None
-    text_column: Annotated[str, about("column holding the text")] = "text"
-    split: Annotated[str, about("split of a hub dataset")] = "train"
-    tokenizer: Annotated[str | None, about("path of a tokenizer.json; none trains one")] = None
-    tokenizer_examples: Annotated[int, about("documents the tokenizer is trained on", ge=1)] = 1_000
-    vocab_size: Annotated[
-        Annotated[int, Meta(ge=257)] | None,
-        about("entries of the trained tokenizer; none takes the model's"),
-    ] = None
-    validation_fraction: Annotated[float, about("share of documents held out", ge=0.0, le=0.5)] = (
-        0.05
-    )
-
-
-class DeviceChoice(_Section, frozen=True, kw_only=True):
-    name: Annotated[
-        str, about("auto, cpu, cuda:0, mps, tpu, or a catalog device such as rtx-3060-12gb")
-    ] = "auto"
-    count: Annotated[int, about("devices of that kind", ge=1, le=4096)] = 1
-    memory_fraction: Annotated[
-        Annotated[float, Meta(gt=0.0, le=1.0)] | None,
-        about("share of the device the framework may use"),
-    ] = None
-
-
-class TrainChoice(_Section, frozen=True, kw_only=True):
-    epochs: Annotated[int, about("passes over the data", ge=1)] = 3
-    max_steps: Annotated[
-        Annotated[int, Meta(ge=1)] | None, about("stop after this many optimizer steps")
-    ] = None
-    batch_size: Annotated[int, about("rows per micro-batch and device", ge=1)] = 16
-    learning_rate: Annotated[float, about("peak learning rate", gt=0.0, le=10.0)] = 5e-4
-    seed: Annotated[int, about("of weights, order and sampling", ge=0, lt=2**32)] = 42
-    warmup_steps: Annotated[int, about("steps of linear warm-up", ge=0)] = 100
-    schedule: Annotated[Schedule, about("after the warm-up")] = "cosine"
-    minimum_learning_rate: Annotated[
-        float, about("end of the schedule, as a share of the peak", ge=0.0, le=1.0)
-    ] = 0.1
-    weight_decay: Annotated[float, about("on matrices and embeddings", ge=0.0)] = 0.1
-    grad_clip: Annotated[float, about("global gradient norm; 0 turns clipping off", ge=0.0)] = 1.0
-    beta1: Annotated[float, about("decay of the first moment", ge=0.0, lt=1.0)] = 0.9
-    beta2: Annotated[float, about("decay of the second moment", ge=0.0, lt=1.0)] = 0.95
-    epsilon: Annotated[float, about("added to the denominator", gt=0.0)] = 1e-8
-    log_every: Annotated[int, about("steps between reported losses", ge=1)] = 10
-    evaluate_every: Annotated[
-        int, about("steps between evaluations; 0 means at each epoch's end", ge=0)
-    ] = 0
-    evaluation_batches: Annotated[
-        int, about("most validation batches per evaluation; 0 means all", ge=0)
-    ] = 0
-    checkpoint_every: Annotated[
-        int, about("steps between checkpoints; 0 means at each epoch's end", ge=0)
-    ] = 0
-    keep_checkpoints: Annotated[int, about("newest checkpoints kept, the best besides", ge=1)] = 2
-    sample_tokens: Annotated[int, about("tokens sampled at each evaluation; 0: none", ge=0)] = 64
-
-
-class OptimizeChoice(_Section, frozen=True, kw_only=True):
-    precision: Annotated[Precision, about("fp32, or mixed with fp32 master weights")] = "fp32"
-    gradient_checkpointing: Annotated[
-        Checkpointing, about("recompute activations in the backward pass (JAX: remat)")
-    ] = "none"
-    accumulation_steps: Annotated[int, about("micro-batches per optimizer step", ge=1)] = 1
-    optimizer: Annotated[OptimizerName, about("update rule and its state")] = "adamw"
-    optimizer_offload: Annotated[
-        OptimizerOffload, about("where the optimizer state waits between steps")
-    ] = "none"
-    activation_offload: Annotated[bool, about("keep saved activations off the device")] = False
-    fused_loss: Annotated[bool, about("chunked cross-entropy: the full logits never exist")] = False
-    freeze_base: Annotated[bool, about("no gradient for the loaded weights")] = False
-    lora_rank: Annotated[int, about("rank of the adapters; 0: none", ge=0, le=1024)] = 0
-    compile: Annotated[bool, about("torch.compile the training step")] = False
-    sharding: Annotated[Sharding, about("split weights, gradients and state over devices")] = "none"
-
-
-class Plan(_Section, frozen=True, kw_only=True):
-    """Everything picked for one run. `Plan()` is the default plan."""
-
-    backend: Annotated[str, about("torch, jax, or an installed backend")] = "torch"
-    model: ModelChoice = ModelChoice()
-    data: DataChoice = DataChoice()
-    device: DeviceChoice = DeviceChoice()
-    train: TrainChoice = TrainChoice()
-    optimize: OptimizeChoice = OptimizeChoice()
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Tokens one device holds at a time."""
-        return self.train.batch_size * self.data.sequence_length
-
-    @property
-    def effective_batch(self) -> int:
-        """Rows per optimizer step over all devices."""
-        return self.train.batch_size * self.optimize.accumulation_steps * self.device.count
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.effective_batch * self.data.sequence_length
-
-    @property
-    def stride(self) -> int:
-        return self.data.stride or self.data.sequence_length
+__all__ = [
+    "BACKENDS",
+    "SETTINGS",
+    "Checkpointing",
+    "DataChoice",
+    "DeviceChoice",
+    "ModelChoice",
+    "OptimizeChoice",
+    "OptimizerName",
+    "OptimizerOffload",
+    "Plan",
+    "PlanError",
+    "Precision",
+    "Schedule",
+    "Setting",
+    "Sharding",
+    "TrainChoice",
+    "apply_settings",
+    "command_line",
+    "dumps",
+    "from_document",
+    "get",
+    "installed_backends",
+    "load",
+    "loads",
+    "nearest",
+    "parse_value",
+    "printable",
+    "quote",
+    "replace",
+    "to_document",
+]
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -198,7 +84,7 @@ class Setting(msgspec.Struct, frozen=True):
     """bool, int, float or str."""
 
 
-def _sections() -> dict[str, type[_Section]]:
+def _sections() -> dict[str, type[Section]]:
     return {
         "model": ModelChoice,
         "data": DataChoice,

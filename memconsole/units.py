@@ -1,0 +1,66 @@
+"""Bytes, durations and counts as people read them."""
+
+from __future__ import annotations
+
+import math
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+
+def format_bytes(count: float) -> str:
+    """``3.1 GiB``: three significant figures, binary units, sign kept."""
+    size = abs(count)
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit * 0.9995:
+            return f"{_three(count / unit)} {name}"
+    return f"{count:.0f} B"
+
+
+def parse_bytes(text: str) -> int:
+    """The bytes of ``12GiB``, ``12 GB`` (powers of ten) or a plain number.
+
+    Raises `ValueError` for anything else, negative and infinite amounts included.
+    """
+    word = text.strip().lower().replace("_", "").replace(" ", "")
+    for suffix, unit in (
+        ("kib", KIB), ("mib", MIB), ("gib", GIB), ("tib", TIB),
+        ("kb", 10**3), ("mb", 10**6), ("gb", 10**9), ("tb", 10**12), ("b", 1),
+    ):  # fmt: skip
+        if word.endswith(suffix):
+            return _whole(word[: -len(suffix)], unit)
+    return _whole(word, 1)
+
+
+def _whole(number: str, unit: int) -> int:
+    count = float(number) * unit
+    if not 0 <= count < math.inf:
+        raise ValueError(f"not a number of bytes: {number}")
+    return round(count)
+
+
+def format_count(count: float) -> str:
+    """``34.1 M``, ``1.24 B``: parameters or tokens."""
+    size = abs(count)
+    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if size >= unit * 0.9995:
+            return f"{_three(count / unit)} {name}"
+    return f"{count:.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """``45 s``, ``3 min 05 s``, ``2 h 14 min``, ``3 d 4 h``; ``n/a`` for an unknown one."""
+    if not math.isfinite(seconds):
+        return "n/a"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _three(value: float) -> str:
+    size = abs(value)
+    return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
