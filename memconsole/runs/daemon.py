@@ -1,0 +1,86 @@
+"""Cutting a process loose from the terminal, the session and the parent that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def detach(log: Path, keep: int = -1) -> None:
+    """Become a daemon: double fork, own session, no terminal, output appended to `log`.
+
+    Only `keep` stays open of the descriptors above 2. Returns in the daemon; the caller's process
+    exits. SIGHUP is ignored, here and in what is started from here.
+    """
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.umask(0o077)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    output = os.open(log, flags, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for name in os.listdir("/dev/fd"):
+        descriptor = int(name)
+        if descriptor > 2 and descriptor != keep:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def adopt_descendants() -> bool:
+    """Make orphaned descendants children of this process (Linux). Whether the system does that."""
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+
+
+def outlive_signals() -> None:
+    """Let SIGTERM and SIGINT pass without effect: the supervisor ends when its trainer has ended.
+
+    Handlers rather than SIG_IGN, because started programs inherit only the latter.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+
+def punch_head(path: Path, keep_bytes: int) -> int:
+    """Give the disk back all but the last `keep_bytes` of a file someone appends to; bytes freed.
+
+    The size stays, the head reads as zeros. 0 where the file system cannot.
+    """
+    if sys.platform != "linux":
+        return 0
+    import ctypes
+
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            length = (status.st_size - keep_bytes) // 4096 * 4096
+            if length <= 0 or status.st_blocks * 512 <= keep_bytes:
+                return 0
+            libc = ctypes.CDLL(None, use_errno=True)
+            fallocate = libc.fallocate
+            fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+            # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+            if fallocate(descriptor, 0x01 | 0x02, 0, length) != 0:
+                return 0
+            return max(0, status.st_blocks - os.fstat(descriptor).st_blocks) * 512
+        finally:
+            os.close(descriptor)
+    return 0

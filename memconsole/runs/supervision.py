@@ -1,0 +1,281 @@
+"""Watching one attempt of one run: serving requests, recording how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from memconsole.runs import control, daemon, family, files, identity, locks, spawn
+from memconsole.runs.directory import RunDirectory, RunError
+from memconsole.runs.heartbeat import read_heartbeat
+from memconsole.runs.identity import ProcessHandle, boot_seconds
+from memconsole.runs.pace import Pace, StopDeadline
+from memconsole.runs.records import ExitRecord
+from memconsole.runs.spawn import TrainerCommand, trainer_command
+from memconsole.runs.verdict import classify, gather
+
+POLL_SECONDS = 0.25
+SNAPSHOT_SECONDS = 1.0
+LOG_BYTES = 64 << 20
+"""Room on disk for an attempt's output; only its tail is kept beyond that."""
+
+
+class Supervisor:
+    """Watches one attempt of one run. Holds `supervisor.lock` from construction to `close()`."""
+
+    def __init__(self, run: RunDirectory, poll_seconds: float = POLL_SECONDS) -> None:
+        """Raises `locks.LockHeld` when the run has a supervisor."""
+        self.run = run
+        self.poll_seconds = poll_seconds
+        self.lock = locks.take(run.supervisor_lock)
+        self.attempt = 0
+        self.child: int | None = None
+        """The trainer's process number when it is ours to wait for."""
+        self.status: int | None = None
+        """Its wait status."""
+        self.handle: ProcessHandle | None = None
+        self.pace = Pace()
+        self.deadline: StopDeadline | None = None
+        self.stops = 0
+        self.killing = False
+        self._save: Callable[[], object] | None = None
+        self._next_snapshot = 0.0
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
+        self.lock.release()
+
+    def start(self, command: TrainerCommand = trainer_command) -> int:
+        """Make the next attempt and start its trainer. Returns its number.
+
+        Raises `RunError` while processes of an older attempt live, or when nothing can be started.
+        """
+        held = locks.held(self.run.path)
+        if held.trainer is not None:
+            raise RunError(f"run {self.run.id}: its trainer still runs (process {held.trainer})")
+        if held.gang:
+            raise RunError(f"run {self.run.id}: children of its last attempt still hold memory")
+        older = self.run.newest_attempt()
+        if older is not None and not files.exists(self.run.attempt_path(older) / "exit.json"):
+            self.attempt = older
+            self._record_exit(None, None)
+        self.attempt = self.run.new_attempt()
+        try:
+            self._spawn(command(self.run, self.attempt))
+        except (OSError, ValueError) as error:
+            self._record_exit(127, None)
+            raise RunError(f"run {self.run.id}: the trainer cannot be started: {error}") from None
+        return self.attempt
+
+    def adopt(self) -> int:
+        """Take over the living trainer of the newest attempt, or record how it ended.
+
+        Raises `RunError` when there is no attempt.
+        """
+        attempt = self.run.newest_attempt()
+        if attempt is None:
+            raise RunError(f"run {self.run.id} was never started")
+        self.attempt = attempt
+        record = self.run.attempt_record(attempt)
+        holder = locks.holder(self.run.trainer_lock)
+        who = identity.identify(holder) if holder else record.trainer if record else None
+        if who is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.handle = ProcessHandle(who)
+        given = [a for a in control.answers(self.run) if a.attempt == attempt and a.accepted]
+        self.stops = sum(answer.command == "stop" for answer in given)
+        if self.stops and self.handle is not None:
+            self.deadline = StopDeadline(boot_seconds(), self.pace.patience_seconds())
+        return attempt
+
+    def watch(self) -> None:
+        """Serve until the trainer has ended, its end is recorded and none of its children is left."""
+        while not self._ended():
+            self._tick()
+        self._collect()
+        if not files.exists(self.path / "exit.json"):
+            self._record_exit(*self._exit_status())
+        if self.killing:
+            family.kill_members(self.run.id, os.getpid() if self.child else None)
+        while locks.gang_held(self.run.gang_lock):
+            self._serve_requests()
+            if self.killing:
+                family.kill_members(self.run.id, os.getpid() if self.child else None)
+            self._collect()
+            time.sleep(self.poll_seconds)
+        with contextlib.suppress(OSError):
+            self.run.reserve_path.unlink()
+        self._snapshot(final=True)
+
+    @property
+    def path(self) -> Path:
+        return self.run.attempt_path(self.attempt)
+
+    def _spawn(self, argv: Sequence[str]) -> None:
+        self.child, who = spawn.start_trainer(self.run, self.attempt, argv)
+        if who is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.handle = ProcessHandle(who)
+
+    def _ended(self) -> bool:
+        """Wait a poll's length for the trainer's end."""
+        if self.handle is None:
+            return True
+        return self.handle.wait(self.poll_seconds)
+
+    def _tick(self) -> None:
+        self._collect()
+        self._serve_requests()
+        now = boot_seconds()
+        beat = read_heartbeat(self.path)
+        if beat is not None and self.pace.see(beat, now) and self.deadline is not None:
+            self.deadline.moved(now)
+        if self.deadline is not None and now >= self.deadline.at and not self.killing:
+            self._give_up_waiting()
+        self._snapshot()
+        daemon.punch_head(self.path / "out.log", LOG_BYTES)
+
+    def _collect(self) -> None:
+        """Reap the trainer and orphans that became our children."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child:
+                self.status = status
+
+    def _exit_status(self) -> tuple[int | None, signal.Signals | None]:
+        if self.child is not None and self.status is None:
+            with contextlib.suppress(ChildProcessError):
+                self.status = os.waitpid(self.child, 0)[1]
+        if self.status is None:
+            return None, None
+        code = os.waitstatus_to_exitcode(self.status)
+        return (code, None) if code >= 0 else (None, signal.Signals(-code))
+
+    def _record_exit(self, code: int | None, number: signal.Signals | None) -> None:
+        """Write `exit.json`, freeing the reserve and waiting a minute when the disk is full."""
+        record = ExitRecord(
+            verdict=classify(gather(self.run, self.attempt, code, number)),
+            time_wall=time.time(),
+            adopted=self.child is None,
+        )
+        for _ in range(60):
+            try:
+                files.write_struct(self.path / "exit.json", record)
+                return
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                say(f"exit.json: {error}")
+                with contextlib.suppress(OSError):
+                    self.run.reserve_path.unlink()
+                    continue
+                time.sleep(1.0)
+
+    def _serve_requests(self) -> None:
+        for request, path in control.pending(self.run):
+            try:
+                self._serve(request, path)
+            except OSError as error:
+                say(f"{path.name}: {error}")
+
+    def _serve(self, request: control.Command | None, path: Path) -> None:
+        if request is None:
+            given = self._answer(path.stem, "?", "?", accepted=False, note="not a request of ours")
+        elif request.attempt != self.attempt:
+            given = self._answer(
+                path.stem,
+                request.command,
+                request.who,
+                accepted=False,
+                note=f"meant for attempt {request.attempt}",
+            )
+        elif request.command == "kill":
+            given = self._answer(path.stem, "kill", request.who)
+        else:
+            self._count_stop()
+            given = self._answer(path.stem, "stop", request.who)
+        # Answered before acting: a kill's answer is evidence for the verdict.
+        control.settle(self.run, path, given)
+        if request is None or not given.accepted:
+            return
+        if request.command == "kill":
+            self._kill()
+        elif self.handle is not None:
+            self.handle.signal(signal.SIGTERM)
+
+    def _count_stop(self) -> None:
+        self.stops += 1
+        now = boot_seconds()
+        if self.deadline is None:
+            self.deadline = StopDeadline(now, self.pace.patience_seconds())
+        else:
+            self.deadline.hurry(now, self.pace.patience_seconds(urgent=True))
+
+    def _give_up_waiting(self) -> None:
+        """The stop's time is over: answer ourselves with a kill, then do it."""
+        requests = control.stop_requests(self.run, self.attempt)
+        who = requests[0].who if requests else "someone"
+        name = f"{time.time_ns():016x}-{'0' * 10}"
+        note = f"the stop asked by {who} took too long"
+        with contextlib.suppress(OSError):
+            files.write_struct(
+                self.run.control_path / "ack" / f"{name}.json",
+                self._answer(name, "kill", "the supervisor", note=note),
+            )
+        self._kill()
+
+    def _kill(self) -> None:
+        self.killing = True
+        if self.handle is not None:
+            self.handle.signal(signal.SIGKILL)
+
+    def _answer(
+        self, request_id: str, command: str, who: str, accepted: bool = True, note: str = ""
+    ) -> control.Answer:
+        return control.Answer(
+            id=request_id,
+            command=command,
+            who=who,
+            attempt=self.attempt,
+            accepted=accepted,
+            note=note,
+            time_wall=time.time(),
+            deadline_boot=self.deadline.at if self.deadline is not None else None,
+        )
+
+    def _snapshot(self, final: bool = False) -> None:
+        """Keep `state.json` fresh, at most once a second."""
+        now = boot_seconds()
+        if now < self._next_snapshot and not final:
+            return
+        self._next_snapshot = now + SNAPSHOT_SECONDS
+        try:
+            if self._save is None:
+                self._save = snapshot_writer(self.run)
+            self._save()
+        except Exception:  # noqa: BLE001 - an unreadable event must not end supervision
+            say(traceback.format_exc())
+            self._save = lambda: None
+
+
+def snapshot_writer(run: RunDirectory) -> Callable[[], object]:
+    """What brings `state.json` up to date."""
+    from memconsole.runs.follow import Follower
+
+    return Follower(run).save_state
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
