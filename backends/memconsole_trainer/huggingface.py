@@ -22,6 +22,8 @@ from memconsole_trainer.tensorfile import TensorFile, TensorFileError
 class WeightsError(ValueError):
     """A weights directory that does not fit the architecture; the message is one line."""
 
+    cause = "bad_plan"
+
 
 @dataclass(frozen=True)
 class Stored:

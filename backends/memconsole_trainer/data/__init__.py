@@ -1,1 +1,1 @@
-"""The data pipeline: documents to token rows."""
+"""Text and token rows from anywhere to batches, in an order that can be resumed exactly."""

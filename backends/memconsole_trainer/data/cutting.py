@@ -1,0 +1,130 @@
+"""Grain datasets of our own: blocks of tokens cut into rows, and sources without random access.
+
+Importing this imports Grain; `rows.load_grain` comes first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import grain
+import numpy as np
+
+from memconsole_trainer.data.tokens import TokenBlocks
+from memconsole_trainer.tokenizer import Tokens
+
+
+class RowIterator(grain.DatasetIterator):
+    """Joins blocks and cuts rows; the state is the parent's before the block in which the next
+    row starts, and how many of that block's tokens to skip."""
+
+    def __init__(self, parent: Any, row_tokens: int, stride: int) -> None:
+        super().__init__(parent)
+        self._row_tokens = row_tokens
+        self._stride = stride
+        self._reset({"parent": self._parent.get_state(), "skip": 0, "fresh": 0})
+
+    def _reset(self, state: dict[str, Any]) -> None:
+        self._segments: deque[tuple[Any, Tokens]] = deque()
+        self._start = state["skip"]
+        self._fresh = state["fresh"]
+        self._held = 0
+        self._ended = False
+
+    def _fill(self, wanted: int) -> None:
+        """Read blocks until `wanted` tokens from the row's start on are held, or the end."""
+        while self._held - self._start < wanted and not self._ended:
+            before = self._parent.get_state()
+            try:
+                tokens = next(self._parent)
+            except StopIteration:
+                self._ended = True
+                return
+            if len(tokens):
+                self._segments.append((before, tokens))
+                self._held += len(tokens)
+            self._drop()
+
+    def _drop(self) -> None:
+        """Forget blocks that end before the row's start."""
+        while self._segments and len(self._segments[0][1]) <= self._start:
+            gone = len(self._segments.popleft()[1])
+            self._start -= gone
+            self._held -= gone
+
+    def __next__(self) -> Tokens:
+        self._fill(self._row_tokens)
+        left = self._held - self._start
+        # The first `_fresh` tokens were targets of the row before.
+        if left < 2 or left <= self._fresh:
+            raise StopIteration
+        row = self._cut(min(self._row_tokens, left))
+        self._start += self._stride
+        self._fresh = max(self._row_tokens - self._stride, 0)
+        self._drop()
+        return row
+
+    def _cut(self, length: int) -> Tokens:
+        parts, start = [], self._start
+        for _, tokens in self._segments:
+            parts.append(tokens[start : start + length])
+            length -= len(parts[-1])
+            start = max(start - len(tokens), 0)
+            if length == 0:
+                break
+        return np.concatenate(parts)
+
+    def get_state(self) -> dict[str, Any]:
+        parent = self._segments[0][0] if self._segments else self._parent.get_state()
+        return {"parent": parent, "skip": self._start, "fresh": self._fresh}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["parent"])
+        self._reset(state)
+
+
+class Rows(grain.IterDataset):
+    """Blocks of tokens as rows of at most `row_tokens`, a row every `stride` tokens."""
+
+    def __init__(self, parent: Any, row_tokens: int, stride: int) -> None:
+        super().__init__(parent)
+        self._row_tokens = row_tokens
+        self._stride = stride
+
+    def __iter__(self) -> RowIterator:
+        return RowIterator(self._parent.__iter__(), self._row_tokens, self._stride)
+
+
+class SequentialIterator(grain.DatasetIterator):
+    """Blocks of a source that can only be read from front to back; the state is their number."""
+
+    def __init__(self, blocks: TokenBlocks) -> None:
+        super().__init__()
+        self._blocks = blocks
+        self._next = 0
+        self._reader: Any = None
+
+    def __next__(self) -> Tokens:
+        if self._reader is None:
+            self._reader = self._blocks.iterate(self._next)
+        tokens: Tokens = next(self._reader)
+        self._next += 1
+        return tokens
+
+    def get_state(self) -> dict[str, Any]:
+        return {"block": self._next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next, self._reader = state["block"], None
+
+
+class Sequential(grain.IterDataset):
+    """The blocks themselves, in file order."""
+
+    def __init__(self, blocks: TokenBlocks) -> None:
+        super().__init__()
+        self._blocks = blocks
+
+    def __iter__(self) -> SequentialIterator:
+        return SequentialIterator(self._blocks)

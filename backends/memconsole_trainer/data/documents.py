@@ -1,0 +1,166 @@
+"""Texts in a fixed order, read in blocks: files cut into pieces, columns of tables, and streams."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+PIECE_BYTES = 64 * 1024
+"""Longer files are cut near this size, so that one long file still splits into train and held out."""
+
+
+class DataError(ValueError):
+    """Data that cannot be read or has changed; the message is one line naming the file or source."""
+
+    cause = "bad_data"
+
+
+class Documents(Protocol):
+    """Texts numbered from 0 whose order never changes."""
+
+    count: int | None
+    """None for a stream, whose length shows only at its end."""
+    block_size: int
+    """Neighbours that are cheap to read together."""
+    total_bytes: int | None
+    """About how many UTF-8 bytes all the texts have; None: not known."""
+    fingerprint: str
+    """Changes when the data changes."""
+
+    def read(self, start: int, stop: int) -> list[str]:
+        """Texts `start` to `stop`. Raises `DataError`."""
+        ...
+
+
+class FileDocuments:
+    """Plain files, each a document, or several when longer than `PIECE_BYTES`.
+
+    Pieces end after a line where there is one, and never inside a UTF-8 character.
+    """
+
+    block_size = 1
+
+    def __init__(self, files: Sequence[Path], max_examples: int | None = None) -> None:
+        self._pieces: list[tuple[Path, int, int]] = []
+        digest = hashlib.sha256()
+        for path in files:
+            try:
+                cuts = _cuts(path)
+                with open(path, "rb") as file:
+                    head = file.read(4096)
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+            digest.update(f"{path.name}\0{cuts[-1]}\0".encode("utf-8", "surrogateescape") + head)
+            self._pieces.extend(zip([path] * len(cuts), cuts, cuts[1:], strict=False))
+            if max_examples is not None and len(self._pieces) >= max_examples:
+                del self._pieces[max_examples:]
+                break
+        self.count: int | None = len(self._pieces)
+        self.total_bytes: int | None = sum(stop - start for _, start, stop in self._pieces)
+        self.fingerprint = digest.hexdigest()
+
+    def read(self, start: int, stop: int) -> list[str]:
+        return [self._piece(i) for i in range(start, stop)]
+
+    def _piece(self, index: int) -> str:
+        path, start, stop = self._pieces[index]
+        try:
+            with open(path, "rb") as file:
+                file.seek(start)
+                data = file.read(stop - start)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        if len(data) != stop - start:
+            raise DataError(f"{path}: became shorter while it was being read")
+        return data.decode("utf-8", "replace")
+
+
+class ColumnDocuments:
+    """One text column of a table `datasets` keeps memory-mapped on disk."""
+
+    block_size = 64
+
+    total_bytes: int | None = None
+
+    def __init__(self, table: Any, column: str, max_examples: int | None) -> None:
+        self._table = table
+        self._column = column
+        rows = len(table)
+        self.count: int | None = rows if max_examples is None else min(rows, max_examples)
+        digest = hashlib.sha256(f"{rows}/{column}/{table.column_names}".encode())
+        for index in {0, self.count // 2, max(self.count - 1, 0)} if self.count else ():
+            digest.update(str(table[index][column]).encode("utf-8", "replace"))
+        self.fingerprint = digest.hexdigest()
+
+    def read(self, start: int, stop: int) -> list[str]:
+        return [text or "" for text in self._table[start:stop][self._column]]
+
+
+class StreamDocuments:
+    """The texts of a dataset that can only be read from front to back, such as one on the hub."""
+
+    block_size = 64
+    count: int | None = None
+    total_bytes: int | None = None
+
+    def __init__(self, stream: Any, column: str, name: str, max_examples: int | None) -> None:
+        self._stream = stream
+        self._column = column
+        self._name = name
+        self._max_examples = max_examples
+        self.expected_count = max_examples if max_examples is not None else _published(stream)
+        """Texts expected, where the source says."""
+        self.fingerprint = hashlib.sha256(f"{name}/{column}".encode()).hexdigest()
+
+    def iterate(self, start: int = 0) -> Iterator[str]:
+        """Texts from number `start` on. Raises `DataError`."""
+        rows = self._stream.skip(start) if start else self._stream
+        left = None if self._max_examples is None else self._max_examples - start
+        if left is not None and left <= 0:
+            return
+        try:
+            for row in rows:
+                yield row[self._column] or ""
+                if left is not None:
+                    left -= 1
+                    if left == 0:
+                        return
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{self._name}: {type(error).__name__}: {error}") from error
+
+    def read(self, start: int, stop: int) -> list[str]:
+        """Texts `start` to `stop`, skipping all before: for the first few only."""
+        texts = []
+        for text in self.iterate(start):
+            texts.append(text)
+            if len(texts) == stop - start:
+                break
+        return texts
+
+
+def _published(stream: Any) -> int | None:
+    """How many rows a hub dataset's card claims."""
+    try:
+        return int(stream.info.splits[str(stream.split)].num_examples)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _cuts(path: Path) -> list[int]:
+    """Byte offsets at which the pieces of `path` begin, and its size."""
+    size = path.stat().st_size
+    cuts = [0]
+    if size <= PIECE_BYTES:
+        return [0, size]
+    with open(path, "rb") as file:
+        while size - cuts[-1] > PIECE_BYTES + PIECE_BYTES // 2:
+            target = cuts[-1] + PIECE_BYTES
+            file.seek(target)
+            ahead = file.read(PIECE_BYTES // 2)
+            line = ahead.find(b"\n") + 1
+            if not line:
+                line = next((i for i, byte in enumerate(ahead[:4]) if byte & 0xC0 != 0x80), 0)
+            cuts.append(target + line)
+    return [*cuts, size]

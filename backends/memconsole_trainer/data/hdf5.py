@@ -1,0 +1,156 @@
+"""HDF5 files: rows of token ids used as they are, or a column of texts."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.plan import PlanError
+from memconsole_trainer.data.documents import DataError
+
+_CACHE_BYTES = 16 << 20
+_BLOCK_BYTES = 1 << 20
+
+
+class _Hdf5Dataset:
+    """One dataset of one file, opened on first use and never carried into another process."""
+
+    def __init__(self, path: Path, name: str, max_examples: int | None) -> None:
+        self.path = path
+        self.name = name
+        self._handle: Any = None
+        dataset = self._dataset()
+        rows = int(dataset.shape[0])
+        self.count: int | None = rows if max_examples is None else min(rows, max_examples)
+        row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
+        # A block is a whole number of chunks: reading part of a compressed chunk costs all of it.
+        chunk = int(dataset.chunks[0]) if dataset.chunks else 1
+        self.block_size = chunk * max(1, _BLOCK_BYTES // max(row_bytes * chunk, 1))
+        self.block_size = max(1, min(self.block_size, rows))
+        digest = hashlib.sha256(f"{name}/{dataset.shape}/{dataset.dtype}".encode())
+        digest.update(path.stat().st_size.to_bytes(8, "little"))
+        for start in {0, rows // 2, max(rows - 1, 0)}:
+            digest.update(repr(self._read(start, min(start + 1, rows)).tolist()).encode())
+        self.fingerprint = digest.hexdigest()
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        try:
+            values: NDArray[Any] = self._dataset()[start:stop]
+        except (OSError, RuntimeError) as error:
+            raise DataError(
+                f"{self.path}: rows {start}–{stop} of {self.name} cannot be read: {error}"
+            ) from None
+        return values
+
+    def _dataset(self) -> Any:
+        if self._handle is None:
+            self._handle = _open(self.path)
+        return self._handle[self.name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_handle": None}
+
+
+class Hdf5Texts(_Hdf5Dataset):
+    """A 1-D dataset of strings: one document a row."""
+
+    total_bytes: int | None = None
+
+    def read(self, start: int, stop: int) -> list[str]:
+        texts = self._read(start, stop)
+        return [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in texts]
+
+
+class TokenRows(_Hdf5Dataset):
+    """A 2-D dataset of integers: one row of token ids each."""
+
+    def __init__(self, path: Path, name: str, vocab_size: int, max_examples: int | None) -> None:
+        super().__init__(path, name, max_examples)
+        self._vocab_size = vocab_size
+        self.width = int(self._dataset().shape[1])
+
+    def rows(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Rows (stop - start, width). Raises `DataError` for a token the model does not have."""
+        values = self._read(start, stop)
+        wrong = (values < 0) | (values >= self._vocab_size)
+        if wrong.any():
+            row, column = (int(i) for i in np.argwhere(wrong)[0])
+            raise DataError(
+                f"{self.path}: row {start + row} of {self.name} holds token "
+                f"{int(values[row, column])}, the model's vocabulary ends at {self._vocab_size - 1}"
+            )
+        return values.astype(np.int32)
+
+
+def open_hdf5(
+    path: Path, column: str, vocab_size: int, max_examples: int | None
+) -> Hdf5Texts | TokenRows:
+    """The dataset of `path` to train on: the one named `column`, or the only one that fits.
+
+    Raises `PlanError` naming the datasets found, and `DataError` for a damaged file.
+    """
+    found = _usable(path)
+    if column in found:
+        name = column
+    elif len(found) == 1:
+        name = next(iter(found))
+    else:
+        listed = ", ".join(describe(path)) or "no datasets"
+        problem = "several datasets fit" if found else "no dataset fits"
+        raise PlanError(
+            f"{path}: {problem}; name one in data.text_column: 2-D integers (token rows) or 1-D "
+            f"strings (texts). The file holds {listed}",
+            "data.text_column",
+        )
+    if found[name] == "tokens":
+        return TokenRows(path, name, vocab_size, max_examples)
+    return Hdf5Texts(path, name, max_examples)
+
+
+def describe(path: Path) -> list[str]:
+    """Every dataset of the file with its shape and type, for a person. Raises `DataError`."""
+    with _open(path) as file:
+        return [
+            f"{name} {'x'.join(map(str, d.shape)) or 'scalar'} {d.dtype}"
+            for name, d in _datasets(file)
+        ]
+
+
+def _usable(path: Path) -> dict[str, str]:
+    import h5py
+
+    found = {}
+    with _open(path) as file:
+        for name, dataset in _datasets(file):
+            text = h5py.check_string_dtype(dataset.dtype) is not None
+            if len(dataset.shape) == 2 and dataset.dtype.kind in "iu":
+                found[name] = "tokens"
+            elif len(dataset.shape) == 1 and text:
+                found[name] = "text"
+    return found
+
+
+def _datasets(file: Any) -> list[tuple[str, Any]]:
+    import h5py
+
+    found: list[tuple[str, Any]] = []
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found.append((name, item))
+
+    file.visititems(visit)
+    return found
+
+
+def _open(path: Path) -> Any:
+    import h5py
+
+    try:
+        return h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: not a readable HDF5 file: {error}") from None

@@ -1,0 +1,117 @@
+"""How many train tokens there are and how often each occurs: counted, or estimated from a sample."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_trainer.data.documents import Documents, StreamDocuments
+from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks
+from memconsole_trainer.tokenizer import Tokenizer, Tokens
+
+EXACT_BYTES = 4 << 20
+"""Text up to this size is counted to the last token; of more, a spread sample is."""
+SAMPLED_BLOCKS = 64
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """Kept in the run, so that a resume has the same totals without counting again."""
+
+    key: str
+    train_tokens: int
+    exact: bool
+    counts: list[int]
+    """Occurrences of each token id in what was counted."""
+
+
+def measure(
+    plan: Plan,
+    vocab_size: int,
+    source: Documents | TokenRows,
+    blocks: TokenBlocks,
+    tokenizer: Tokenizer | None,
+    cache: Path,
+    tick: Callable[[], None],
+) -> Measure:
+    """The measure of `blocks`, from `cache` when that is of the same data. `tick` is called often.
+
+    Raises `PlanError` for a stream whose length nobody knows and nothing limits.
+    """
+    words = (
+        source.fingerprint,
+        tokenizer and tokenizer.fingerprint,
+        plan.data,
+        plan.train.max_steps,
+    )
+    key = hashlib.sha256(repr(words).encode()).hexdigest()
+    try:
+        known = msgspec.json.decode(cache.read_bytes(), type=Measure)
+        if known.key == key:
+            return known
+    except (OSError, msgspec.DecodeError):
+        pass
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    whole = _whole(source, blocks)
+    for tokens in blocks.iterate(0) if whole else _sample(blocks):
+        counts += np.bincount(tokens, minlength=vocab_size)
+        tick()
+    seen = int(counts.sum())
+    if isinstance(blocks, RowBlocks):
+        total, exact = blocks.train_tokens(), True
+    elif whole:
+        total, exact = seen, True
+    else:
+        assert isinstance(blocks, TextBlocks)
+        assert not isinstance(source, TokenRows)
+        total, exact = _extrapolated(plan, source, blocks, seen)
+    found = Measure(key=key, train_tokens=total, exact=exact, counts=counts.tolist())
+    temporary = cache.with_name(f".tmp-{cache.name}-{os.getpid()}")
+    temporary.write_bytes(msgspec.json.encode(found))
+    temporary.replace(cache)
+    return found
+
+
+def _whole(source: Documents | TokenRows, blocks: TokenBlocks) -> bool:
+    if blocks.count is None:
+        return False
+    size = None if isinstance(source, TokenRows) else source.total_bytes
+    return blocks.count <= SAMPLED_BLOCKS or (size is not None and size <= EXACT_BYTES)
+
+
+def _sample(blocks: TokenBlocks) -> Iterator[Tokens]:
+    """Blocks at even distances, or the first ones of a stream."""
+    if blocks.count is None:
+        for _, tokens in zip(range(SAMPLED_BLOCKS), blocks.iterate(0), strict=False):
+            yield tokens
+        return
+    for index in np.linspace(0, blocks.count - 1, SAMPLED_BLOCKS).round():
+        yield blocks.block(int(index))
+
+
+def _extrapolated(plan: Plan, source: Documents, blocks: TextBlocks, seen: int) -> tuple[int, bool]:
+    """Total train tokens from those seen, and whether they are all."""
+    train_share = 1.0 - plan.data.validation_fraction
+    if source.total_bytes is not None and blocks.encoded_bytes:
+        return round(seen / blocks.encoded_bytes * source.total_bytes * train_share), False
+    if blocks.count is not None:
+        return round(seen / SAMPLED_BLOCKS * blocks.count), False
+    assert isinstance(source, StreamDocuments)
+    looked_at = SAMPLED_BLOCKS * source.block_size
+    if blocks.encoded_documents < looked_at:
+        return seen, True
+    if source.expected_count is not None:
+        return round(seen / blocks.encoded_documents * source.expected_count), False
+    if plan.train.max_steps is None:
+        raise PlanError(
+            f"{plan.data.source}: a stream of unknown length; "
+            "set train.max_steps or data.max_examples",
+            "train.max_steps",
+        )
+    return plan.train.max_steps * plan.tokens_per_step, False

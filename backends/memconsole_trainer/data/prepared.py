@@ -1,0 +1,169 @@
+"""The data of one run made ready: tokenizer, train blocks, validation rows and their measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_trainer import tokenizer as tokenizers
+from memconsole_trainer.data import validation
+from memconsole_trainer.data.documents import DataError, Documents, StreamDocuments
+from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.measure import measure
+from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks, row_count
+from memconsole_trainer.data.validation import Validation
+from memconsole_trainer.tokenizer import Tokenizer, Tokens
+
+TOKENIZER_BYTES = 8 << 20
+"""Most text the tokenizer is trained on, whatever `data.tokenizer_examples` says."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything the loop needs of the data."""
+
+    tokenizer: Tokenizer | None
+    """None for token rows that came without one."""
+    blocks: TokenBlocks
+    held: Tokens | None
+    """All train tokens when they are kept in memory instead of streamed."""
+    validation: Validation
+    counts: NDArray[np.int64]
+    """Occurrences of each token id in the train tokens, or in a sample of them."""
+    train_tokens: int
+    exact: bool
+    fingerprint: str
+    description: str
+
+    def steps_per_epoch(self, shape: BatchShape) -> int:
+        """Optimizer steps of one epoch: known when `exact`, else estimated."""
+        rows = row_count(self.train_tokens, self.blocks.row_tokens, self.blocks.stride)
+        return max(1, -(-rows // shape.rows))
+
+
+def make_tokenizer(
+    plan: Plan,
+    architecture: Architecture,
+    source: Documents | TokenRows,
+    split: Split,
+    saved: Path,
+    beside_model: Path | None,
+) -> Tokenizer | None:
+    """The run's tokenizer: the one `saved` with it, the plan's, the one that came with the model's
+    weights, or one trained now; then `saved`. None for token rows without one.
+
+    Raises `PlanError` and `DataError`.
+    """
+    if saved.is_file():
+        return tokenizers.load(saved, architecture.vocab_size)
+    chosen = Path(plan.data.tokenizer).expanduser() if plan.data.tokenizer else beside_model
+    if chosen is not None:
+        tokenizer = tokenizers.load(chosen, architecture.vocab_size)
+    elif isinstance(source, TokenRows):
+        return None
+    else:
+        size = min(plan.data.vocab_size or architecture.vocab_size, architecture.vocab_size)
+        if size < 257:
+            raise PlanError(
+                f"the model's vocabulary holds {size}; a byte-level tokenizer needs at least 257",
+                "data.vocab_size",
+            )
+        tokenizer = tokenizers.train(_first_texts(plan, source, split), size)
+    tokenizer.save(saved)
+    return tokenizer
+
+
+def prepare(
+    plan: Plan,
+    architecture: Architecture,
+    source: Documents | TokenRows,
+    split: Split,
+    tokenizer: Tokenizer | None,
+    cache: Path,
+    tick: Callable[[], None],
+) -> Prepared:
+    """Everything else. `tick` is called now and then and may raise.
+
+    Raises `PlanError` for rows of another length than the plan's and `DataError` for data without
+    anything to train on.
+    """
+    length = plan.data.sequence_length
+    blocks: TokenBlocks
+    if isinstance(source, TokenRows):
+        if source.width not in (length, length + 1):
+            raise PlanError(
+                f"data.sequence_length = {length}: the rows of {source.path} hold {source.width} "
+                f"tokens; use {source.width - 1} (inputs and targets overlap in all but one)",
+                "data.sequence_length",
+            )
+        blocks = RowBlocks(source, split, architecture.vocab_size)
+        held_out = validation.from_rows(source, split, architecture.vocab_size)
+    else:
+        assert tokenizer is not None
+        blocks = TextBlocks(source, split, tokenizer, length, plan.stride)
+        held_out = validation.from_texts(source, split, tokenizer, length)
+    tick()
+    held = None
+    if plan.data.streaming:
+        found = measure(plan, architecture.vocab_size, source, blocks, tokenizer, cache, tick)
+        counts = np.asarray(found.counts, dtype=np.int64)
+        train_tokens, exact = found.train_tokens, found.exact
+    else:
+        held = _all_tokens(blocks, tick)
+        counts = np.bincount(held, minlength=architecture.vocab_size)
+        train_tokens, exact = len(held), True
+    if train_tokens < 2:
+        raise DataError(f"{plan.data.source}: holds no text to train on")
+    documents = "a stream" if source.count is None else f"{source.count:,} documents"
+    return Prepared(
+        tokenizer=tokenizer,
+        blocks=blocks,
+        held=held,
+        validation=held_out,
+        counts=counts,
+        train_tokens=train_tokens,
+        exact=exact,
+        fingerprint=source.fingerprint,
+        description=(
+            f"{plan.data.source}: {documents}, {'' if exact else 'about '}{train_tokens:,} train "
+            f"tokens, {held_out.tokens:,} held out"
+        ),
+    )
+
+
+def _all_tokens(blocks: TokenBlocks, tick: Callable[[], None]) -> Tokens:
+    parts = []
+    for tokens in blocks.iterate(0):
+        parts.append(tokens)
+        tick()
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint16)
+
+
+def _first_texts(plan: Plan, source: Documents, split: Split) -> Iterator[str]:
+    """The first train documents, at most `tokenizer_examples` and `TOKENIZER_BYTES` of them."""
+    examples, size = plan.data.tokenizer_examples, 0
+    for index, text in enumerate(_texts(source)):
+        if split.held_out(index, index + 1)[0]:
+            continue
+        yield text
+        examples -= 1
+        size += len(text)
+        if examples <= 0 or size >= TOKENIZER_BYTES:
+            return
+
+
+def _texts(source: Documents) -> Iterator[str]:
+    if isinstance(source, StreamDocuments):
+        yield from source.iterate()
+        return
+    count = source.count or 0
+    for start in range(0, count, source.block_size):
+        yield from source.read(start, min(start + source.block_size, count))

@@ -1,0 +1,168 @@
+"""From `data.source` of a plan to documents or token rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memconsole.plan import catalog, stdlib
+from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
+from memconsole_trainer.data.documents import (
+    ColumnDocuments,
+    DataError,
+    Documents,
+    FileDocuments,
+    StreamDocuments,
+)
+from memconsole_trainer.data.hdf5 import TokenRows, open_hdf5
+
+TABLES = {
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+HDF5 = frozenset({".h5", ".hdf5"})
+_TEXT_ENDINGS = """
+    txt text md rst py pyi c h cc cpp hpp cs java js ts tsx go rs rb php swift kt scala sh sql html css tex
+    toml yaml yml ini cfg org log
+"""
+TEXT = frozenset(f".{ending}" for ending in _TEXT_ENDINGS.split())
+"""What is read from a directory; a single file may have any name."""
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+
+
+def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
+    """What `plan.data.source` names, opened.
+
+    Raises `PlanError` when the plan names something that is not there, and `DataError` when it is
+    there and cannot be read.
+    """
+    data = plan.data
+    entry = catalog.dataset(plan)
+    if entry.kind == "stdlib":
+        return _nonempty(FileDocuments(stdlib.files(), data.max_examples), data.source)
+    column = data.text_column
+    if column == DataChoice().text_column and entry.text_column:
+        column = entry.text_column
+    if entry.kind == "hub":
+        split = data.split if data.split != DataChoice().split else entry.split or data.split
+        return _hub(entry.where, entry.config, split, column, data)
+    return open_path(Path(entry.where).expanduser(), column, vocab_size, data)
+
+
+def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Documents | TokenRows:
+    """A file or directory. Raises as `open_source`."""
+    if path.is_dir():
+        files = list(_text_files(path))
+        if files:
+            return _nonempty(FileDocuments(files, data.max_examples), str(path))
+        tables = sorted(p for p in path.rglob("*") if p.suffix.lower() in TABLES)
+        if not tables:
+            raise PlanError(f"{path}: holds no text files and no tables", "data.source")
+        kind = TABLES[tables[0].suffix.lower()]
+        same = [p for p in tables if TABLES[p.suffix.lower()] == kind]
+        return _table(kind, same, column, data)
+    if not path.is_file():
+        raise PlanError(f'data.source = "{path}": no such file or directory', "data.source")
+    suffix = path.suffix.lower()
+    if suffix in HDF5:
+        return open_hdf5(path, column, vocab_size, data.max_examples)
+    if suffix in TABLES:
+        return _table(TABLES[suffix], [path], column, data)
+    with open(path, "rb") as file:
+        if b"\0" in file.read(4096):
+            raise DataError(f"{path}: holds binary data, not text")
+    return _nonempty(FileDocuments([path], data.max_examples), str(path))
+
+
+def _text_files(root: Path) -> Iterator[Path]:
+    for folder, names, entries in os.walk(root):
+        names[:] = sorted(n for n in names if n not in _SKIPPED_FOLDERS and not n.startswith("."))
+        for entry in sorted(entries):
+            path = Path(folder, entry)
+            if not entry.startswith(".") and path.suffix.lower() in TEXT and path.stat().st_size:
+                yield path
+
+
+def _table(kind: str, files: list[Path], column: str, data: DataChoice) -> Documents:
+    from datasets import load_dataset  # 1.5 s: only where a table is read
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    options: dict[str, Any] = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}
+    names = [str(p) for p in files]
+    try:
+        table = load_dataset(kind, data_files=names, split="train", **options)
+    except Exception as error:
+        raise DataError(f"{names[0]}: cannot be read as {kind}: {_reason(error)}") from error
+    return _columns(table, column, data, names[0])
+
+
+def _columns(table: Any, column: str, data: DataChoice, where: str) -> Documents:
+    check_column({n: str(f.dtype) for n, f in _flat(table.features)}, column, where)
+    return _nonempty(ColumnDocuments(table, column, data.max_examples), where)
+
+
+def check_column(columns: dict[str, str], column: str, where: str) -> None:
+    """Raise `PlanError` unless `column` is one of `columns` (name to type) and holds text."""
+    listed = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
+    if column not in columns:
+        raise PlanError(
+            f'{where}: no column "{column}"{nearest(column, columns)}; '
+            f"set data.text_column to one of: {listed}",
+            "data.text_column",
+        )
+    if columns[column] not in ("string", "large_string", "string_view"):
+        raise PlanError(
+            f'{where}: column "{column}" holds {columns[column]}, not text; columns: {listed}',
+            "data.text_column",
+        )
+
+
+def _hub(where: str, config: str | None, split: str, column: str, data: DataChoice) -> Documents:
+    from datasets import load_dataset
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    name = f"hf://{where}"
+    try:
+        table = load_dataset(where, config, split=split, streaming=data.streaming)
+        if not data.streaming:
+            return _columns(table, column, data, name)
+        first = next(iter(table), None)
+    except PlanError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{name}: cannot be opened ({_reason(error)}); without a network use a local file"
+        ) from error
+    if first is None:
+        raise DataError(f"{name}: holds no rows")
+    kinds = {k: "string" if isinstance(v, str) else type(v).__name__ for k, v in first.items()}
+    check_column(kinds, column, name)
+    return StreamDocuments(table, column, name, data.max_examples)
+
+
+def _flat(features: Any) -> Iterator[tuple[str, Any]]:
+    for name, feature in features.items():
+        yield name, feature if hasattr(feature, "dtype") else _Nested()
+
+
+class _Nested:
+    dtype = "nested"
+
+
+def _nonempty(documents: Documents, where: str) -> Documents:
+    if documents.count == 0:
+        raise DataError(f"{where}: holds no text")
+    return documents
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + " …"

@@ -1,0 +1,148 @@
+"""Train tokens in numbered blocks, whatever they come from: the one shape the pipeline reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from memconsole_trainer.data.documents import Documents, StreamDocuments
+from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.split import Split
+from memconsole_trainer.tokenizer import Tokenizer, Tokens, token_dtype
+
+
+class TokenBlocks(Protocol):
+    """Blocks of train tokens; the held-out documents are already left out."""
+
+    count: int | None
+    """Number of blocks; None: only `iterate` is possible."""
+    row_tokens: int
+    """Tokens one row of the batch is cut from: inputs and targets overlap in all but one."""
+    stride: int
+    """Tokens between the starts of two rows of the joined blocks."""
+    documents: int | None
+
+    def block(self, index: int) -> Tokens:
+        """The tokens of block `index`, documents joined by the end-of-text token."""
+        ...
+
+    def iterate(self, start: int) -> Iterator[Tokens]:
+        """Blocks from number `start` on, in file order."""
+        ...
+
+
+class TextBlocks:
+    """Documents tokenized on the fly.
+
+    `encoded_documents` and `encoded_bytes` (of the train ones) say what has been tokenized so far.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        split: Split,
+        tokenizer: Tokenizer,
+        sequence_length: int,
+        stride: int,
+    ) -> None:
+        self._source = documents
+        self._split = split
+        self._tokenizer = tokenizer
+        self._size = documents.block_size
+        self.documents = documents.count
+        self.count = None if documents.count is None else -(-documents.count // self._size)
+        self.row_tokens = sequence_length + 1
+        self.stride = stride
+        self.encoded_bytes = 0
+        self.encoded_documents = 0
+
+    def block(self, index: int) -> Tokens:
+        start = index * self._size
+        assert self._source.count is not None
+        stop = min(start + self._size, self._source.count)
+        return self._encode(start, self._source.read(start, stop))
+
+    def iterate(self, start: int) -> Iterator[Tokens]:
+        if not isinstance(self._source, StreamDocuments):
+            for index in range(start, self.count or 0):
+                yield self.block(index)
+            return
+        texts: list[str] = []
+        first = start * self._size
+        for text in self._source.iterate(first):
+            texts.append(text)
+            if len(texts) == self._size:
+                yield self._encode(first, texts)
+                first += self._size
+                texts = []
+        if texts:
+            yield self._encode(first, texts)
+
+    def _encode(self, start: int, texts: list[str]) -> Tokens:
+        held = self._split.held_out(start, start + len(texts))
+        train = [text for text, out in zip(texts, held, strict=True) if not out]
+        self.encoded_bytes += sum(len(text.encode("utf-8", "replace")) for text in train)
+        self.encoded_documents += len(texts)
+        return self._tokenizer.encode(train)
+
+
+class RowBlocks:
+    """Rows that are already tokens; each row stays one row."""
+
+    def __init__(self, rows: TokenRows, split: Split, vocab_size: int) -> None:
+        self._source = rows
+        self._split = split
+        self._size = rows.block_size
+        self._dtype = token_dtype(vocab_size)
+        self.documents = rows.count
+        assert rows.count is not None
+        self._rows = rows.count
+        self.count: int | None = -(-rows.count // self._size)
+        self.row_tokens = rows.width
+        self.stride = rows.width
+
+    def block(self, index: int) -> Tokens:
+        start = index * self._size
+        stop = min(start + self._size, self._rows)
+        rows = self._source.rows(start, stop)
+        return rows[~self._split.held_out(start, stop)].astype(self._dtype).reshape(-1)
+
+    def iterate(self, start: int) -> Iterator[Tokens]:
+        for index in range(start, self.count or 0):
+            yield self.block(index)
+
+    def train_tokens(self) -> int:
+        """Tokens of all train rows, without reading them."""
+        rows = 0
+        for start in range(0, self._rows, 1 << 20):
+            stop = min(start + (1 << 20), self._rows)
+            rows += int((~self._split.held_out(start, stop)).sum())
+        return rows * self.row_tokens
+
+
+def row_count(tokens: int, row_tokens: int, stride: int) -> int:
+    """Rows of a run of `tokens` tokens, the ragged last one included.
+
+    A row follows the one before when it brings a target not seen yet, and has an input for it.
+    """
+    if tokens < 2:
+        return 0
+    more = min((tokens - 2) // stride, (tokens - row_tokens - 1) // stride + 1)
+    return 1 + max(more, 0)
+
+
+class ArrayRows:
+    """Rows cut from one array held in memory: a random-access source."""
+
+    def __init__(self, tokens: Tokens, row_tokens: int, stride: int) -> None:
+        self._tokens = tokens
+        self._row_tokens = row_tokens
+        self._stride = stride
+        self._count = row_count(len(tokens), row_tokens, stride)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Tokens:
+        start = int(index) * self._stride
+        return self._tokens[start : start + self._row_tokens]

@@ -1,0 +1,118 @@
+"""The held-out rows: the same ones, in the same order, at every evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole_trainer.data.documents import Documents, StreamDocuments
+from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
+from memconsole_trainer.data.tokens import ArrayRows
+from memconsole_trainer.engine import Batch
+from memconsole_trainer.tokenizer import Tokenizer, Tokens, token_dtype
+
+MOST_TOKENS = 1 << 20
+STREAM_DOCUMENTS = 256
+"""Most documents held out of a stream; they are the first ones of it that the split takes."""
+STREAM_PROBE = 20_000
+"""Documents of a stream looked at for them."""
+PROMPT_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Tokens of the held-out documents, and the rows cut from them without overlapping targets."""
+
+    rows: ArrayRows
+    tokens: int
+    bytes_per_target: float | None
+    """UTF-8 bytes of the held-out texts per target token; None for rows that never were text."""
+    prompt: list[int]
+    """How the first held-out document begins."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batches(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
+        """Batches (1, micro_batch, sequence_length), the last one padded; `limit` of them unless 0."""
+        one = BatchShape(1, shape.micro_batch, shape.sequence_length)
+        for number, start in enumerate(range(0, len(self), one.rows)):
+            if limit and number >= limit:
+                return
+            stop = min(start + one.rows, len(self))
+            yield make_batch([self.rows[i] for i in range(start, stop)], one)[0]
+
+    def unigram_loss(self, counts: NDArray[np.int64], shape: BatchShape, limit: int) -> float:
+        """Nats per target, on the same batches, of the add-one-smoothed unigram model of `counts`
+        (vocab_size,): what is reached by knowing only how frequent each token is."""
+        logs = np.log(counts + 1.0) - math.log(float(counts.sum()) + len(counts))
+        total, targets = 0.0, 0
+        for batch in self.batches(shape, limit):
+            seen = batch.targets[batch.targets != MASKED]
+            total -= float(logs[seen].sum())
+            targets += seen.size
+        return total / max(targets, 1)
+
+
+def from_texts(source: Documents, split: Split, tokenizer: Tokenizer, length: int) -> Validation:
+    """The held-out documents, tokenized; empty when there are none."""
+    parts: list[Tokens] = []
+    tokens = size = 0
+    for text in _held_out(source, split):
+        parts.append(tokenizer.encode([text]))
+        tokens += len(parts[-1])
+        size += len(text.encode("utf-8", "replace"))
+        if tokens >= MOST_TOKENS:
+            break
+    joined = np.concatenate(parts) if parts else np.empty(0, dtype=tokenizer.dtype)
+    return Validation(
+        rows=ArrayRows(joined, length + 1, length),
+        tokens=tokens,
+        bytes_per_target=size / (tokens - 1) if tokens > 1 else None,
+        prompt=joined[:PROMPT_TOKENS].tolist(),
+    )
+
+
+def from_rows(source: TokenRows, split: Split, vocab_size: int) -> Validation:
+    """The held-out rows of a file of token rows."""
+    parts, total, count = [], 0, source.count or 0
+    for start in range(0, count, source.block_size):
+        stop = min(start + source.block_size, count)
+        held = split.held_out(start, stop)
+        if held.any():
+            rows = source.rows(start, stop)[held].astype(token_dtype(vocab_size))
+            parts.append(rows.reshape(-1))
+            total += rows.size
+        if total >= MOST_TOKENS:
+            break
+    joined = np.concatenate(parts) if parts else np.empty(0, dtype=token_dtype(vocab_size))
+    return Validation(
+        rows=ArrayRows(joined, source.width, source.width),
+        tokens=total,
+        bytes_per_target=None,
+        prompt=joined[: min(PROMPT_TOKENS, source.width - 1)].tolist(),
+    )
+
+
+def _held_out(source: Documents, split: Split) -> Iterator[str]:
+    if split.fraction == 0.0:
+        return
+    if isinstance(source, StreamDocuments):
+        found = 0
+        for index, text in enumerate(source.iterate()):
+            if split.held_out(index, index + 1)[0]:
+                yield text
+                found += 1
+            if found == STREAM_DOCUMENTS or index + 1 == STREAM_PROBE:
+                return
+        return
+    count = source.count or 0
+    for start in range(0, count, 1 << 16):
+        for offset in np.flatnonzero(split.held_out(start, min(start + (1 << 16), count))):
+            yield source.read(start + int(offset), start + int(offset) + 1)[0]
