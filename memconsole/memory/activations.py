@@ -1,8 +1,7 @@
 """What one decoder block keeps for its backward pass, tensor by tensor, in bytes per token.
 
-A block is priced as `Block`: terms linear in tokens and, where attention scores exist as a matrix,
-terms per token and key. Widths in the comments are elements per token: h hidden, q heads·head_size,
-k kv_heads·head_size, f intermediate, a heads.
+Follows the decoders of both backends operation by operation. Widths in the comments are elements per
+token: h hidden, q heads × head_size, k kv_heads × head_size, f intermediate; c bytes of a compute element.
 """
 
 from __future__ import annotations
@@ -19,64 +18,85 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     kept: int
     """Kept from forward to backward under the plan's checkpointing, per token."""
-    kept_scores: int
-    recomputed: int
-    """Kept while one checkpointed block runs its backward pass, per token; 0 without checkpointing."""
-    recomputed_scores: int
+    kept_scores: int = 0
+    recomputed: int = 0
+    """Kept besides while a checkpointed block runs its backward pass, per token."""
+    recomputed_scores: int = 0
     forward: int
     """Short-lived at the widest point of the forward pass, per token."""
-    forward_scores: int
+    forward_scores: int = 0
     backward: int
     """Short-lived gradients at the widest point of the backward pass, per token."""
-    backward_scores: int
+    backward_scores: int = 0
 
 
 @lru_cache(maxsize=1024)
-def torch_block(a: Architecture, precision: str, checkpointing: str, adapters: bool) -> Block:
-    """A block of the torch decoder: fused attention, so scores never exist."""
+def torch_block(
+    a: Architecture, precision: str, checkpointing: str, kind: str, adapters: bool
+) -> Block:
+    """A block of the torch decoder on a `kind` of device."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
     c = 4 if precision == "fp32" else 2
-    # Norm: its input (the residual stream, fp32), its statistic, and its output as the next matmul's input.
-    norm = h * 4 + 4 * (2 if a.norm == "layernorm" else 1) + h * c
-    attention = (q + 2 * k) * c + q * c + 4 * a.heads  # rotated q and k, v; output; log-sum-exp
-    head_norms = (q + k) * c + 4 * (a.heads + a.kv_heads) if a.query_key_norm else 0
-    gate = 3 * f * c if a.gated_mlp else f * c  # gate, activated gate, up; or the GELU's input
-    mlp = gate + f * c  # and the input of down
-    post = 2 * (h * c + 4) if a.post_norms else 0
-    everything = 2 * norm + attention + head_norms + mlp + post
-    if adapters:
-        everything += 4 * (4 * h + q + f)  # each adapter keeps its own fp32 copy of its input
-    matmuls = (q + 2 * k + h + (2 if a.gated_mlp else 1) * f + h) * c + q * c + 4 * a.heads
-    kept = {"none": everything, "selective": h * 4 + matmuls, "full": h * 4}[checkpointing]
-    recomputed = 0 if checkpointing == "none" else max(0, everything - kept)
+    statistic = 8 if a.norm == "layernorm" else 4
+    grouped = a.heads > a.kv_heads
+    norm = 4 * h + statistic + c * h  # the fp32 stream, its statistic; the next matmuls' input
+    # On a CPU grouped attention leaves its output in another layout than the projection reads. Elsewhere
+    # only the flash kernel (16 bits) reads shared keys in place; the others get repeated ones.
+    repeated = 2 * (q - k) if grouped and kind != "cpu" and c == 4 else 0
+    relaid = q if grouped and kind == "cpu" else 0
+    attention = c * (2 * q + 2 * k + repeated + relaid) + 4 * a.heads  # … and log-sum-exp
+    if a.query_key_norm:
+        attention += c * (q + k) + 4 * (a.heads + a.kv_heads)
+    mlp = (
+        c * f * (4 if a.gated_mlp else 2)
+    )  # gate, activated gate, up, product; or up, activated up
+    post = 2 * (c * h + 4) if a.post_norms else 0
+    everything = 2 * norm + attention + mlp + post
+    if adapters and c == 2:  # fp32 adapters keep their own fp32 copy of each matrix's input
+        everything += 4 * ((5 if a.gated_mlp else 4) * h + q + f)
+    # Selective checkpointing keeps outputs: of every matmul, of attention and its log-sum-exp.
+    outputs = c * (q + 2 * k + 2 * h + (2 if a.gated_mlp else 1) * f + q) + 4 * a.heads
+    kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
+    # Recomputing makes everything again but what is kept; outputs nobody reads backward are extra.
+    reused = {"none": everything, "selective": _reused(a, c), "full": 4 * h}[checkpointing]
     return Block(
         kept=kept,
-        kept_scores=0,
-        recomputed=recomputed,
-        recomputed_scores=0,
-        forward=2 * f * c + h * 4,
-        forward_scores=0,
-        backward=3 * f * c + 2 * h * 4,
-        backward_scores=0,
+        kept_scores=c * a.heads if kind == "apple" and checkpointing == "none" else 0,
+        recomputed=everything - reused,
+        recomputed_scores=c * a.heads if kind == "apple" and checkpointing != "none" else 0,
+        forward=4 * h + c * h + 3 * c * f if checkpointing != "none" else c * h,
+        backward=c * f * (2 if a.gated_mlp else 1) + (c * h if c == 2 else 0),
+        backward_scores=c * a.heads if kind == "apple" else 0,
     )
 
 
+def _reused(a: Architecture, c: int) -> int:
+    """Kept by selective checkpointing and read by the backward pass itself: the block's input, attention's
+    output, and projections that nothing transforms before they are read."""
+    reused = 4 * a.hidden_size + c * a.query_width + 4 * a.heads + c * a.key_width  # values
+    if a.positions == "learned" or a.query_key_norm:
+        reused += c * (a.query_width + a.key_width)
+    reused += c * a.intermediate_size * (2 if a.gated_mlp else 1)
+    return reused + (2 * c * a.hidden_size if a.post_norms else 0)
+
+
 @lru_cache(maxsize=1024)
-def jax_block(a: Architecture, precision: str, checkpointing: str, adapters: bool) -> Block:
-    """A block of the JAX decoder under scan: XLA attention materializes its scores."""
+def jax_block(
+    a: Architecture, precision: str, checkpointing: str, kind: str, adapters: bool
+) -> Block:
+    """A block of the JAX decoder under scan."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
     c = 4 if precision == "fp32" else 2
     scores = a.heads * 4
     gate = 3 * f * c if a.gated_mlp else 2 * f * c
     everything = 4 * h * 2 + 2 * h * c + (2 * q + 2 * k) * c + q * c + gate + f * c
-    if adapters:
-        everything += 4 * (4 * h + q + f)
+    if adapters and c == 2:
+        everything += 4 * (5 * h + q + f)
     matmuls = (q + 2 * k + h + (2 if a.gated_mlp else 1) * f + h) * c
     kept = {"none": everything, "selective": h * 4 + matmuls, "full": h * 4}[checkpointing]
-    kept_scores = scores if checkpointing == "none" else 0
     return Block(
         kept=kept,
-        kept_scores=kept_scores,
+        kept_scores=scores if checkpointing == "none" else 0,
         recomputed=0 if checkpointing == "none" else max(0, everything - kept),
         recomputed_scores=0 if checkpointing == "none" else scores,
         forward=2 * f * c + h * 4,

@@ -42,11 +42,14 @@ def state_bytes(optimizer: str, trained: Group) -> int:
     return 4 * n  # lion's and sgd's one moment
 
 
-def step_temporaries(backend: str, optimizer: str, trained: Group) -> int:
-    """Short-lived bytes of one update, tensor by tensor."""
+def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) -> int:
+    """Short-lived bytes of one update. Both backends go tensor by tensor, torch's AdamW in one fused kernel
+    where there is one (CPU, CUDA, ROCm) and in lists of whole temporaries elsewhere."""
     largest = 4 * trained.largest
-    if optimizer == "adamw":
-        return 0 if backend == "torch" else largest
+    if optimizer in ("adamw", "sgd"):
+        if backend == "torch":
+            return 0 if kind in ("cpu", "gpu", "rocm") else 4 * trained.elements
+        return 0
     if optimizer == "adamw-8bit":
         return 4 * 4 * min(trained.largest, SLICE)
     if optimizer == "adafactor":
@@ -54,10 +57,10 @@ def step_temporaries(backend: str, optimizer: str, trained: Group) -> int:
     return largest
 
 
-def state(choice: OptimizeChoice, backend: str, trained: Group, shards: int) -> State:
+def state(choice: OptimizeChoice, backend: str, kind: str, trained: Group, shards: int) -> State:
     """The optimizer's bytes on one of `shards` devices under the plan's offload."""
     whole = -(-state_bytes(choice.optimizer, trained) // shards)
-    temporaries = step_temporaries(backend, choice.optimizer, trained)
+    temporaries = step_temporaries(backend, kind, choice.optimizer, trained)
     moved = min(whole, 2 * 8 * trained.largest // shards)  # one tensor in use, one on its way
     offload = choice.optimizer_offload
     if offload in ("cpu", "pinned"):

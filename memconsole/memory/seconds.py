@@ -100,7 +100,7 @@ def _traffic(plan: Plan, a: Architecture) -> float:
     o = plan.optimize
     s = sizes(a)
     block_of = jax_block if plan.backend == "jax" else torch_block
-    block = block_of(a, o.precision, "none", False)
+    block = block_of(a, o.precision, "none", "gpu", False)
     per_token = s.layers * (block.kept + block.kept_scores * plan.data.sequence_length)
     element = 4 if o.precision == "fp32" else 2
     logits = a.vocab_size * (24 if element == 4 else 20)
@@ -126,7 +126,7 @@ def _transfers(plan: Plan, a: Architecture) -> float:
         seconds += 2 * state_bytes(o.optimizer, sizes(a).used) / link
     if o.activation_offload:
         block_of = jax_block if plan.backend == "jax" else torch_block
-        kept = block_of(a, o.precision, o.gradient_checkpointing, False).kept * a.layers
+        kept = block_of(a, o.precision, o.gradient_checkpointing, "gpu", False).kept * a.layers
         seconds += 2 * kept * plan.micro_batch_tokens * o.accumulation_steps / PINNED_LINK * 0.5
     return seconds
 

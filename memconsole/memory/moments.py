@@ -1,0 +1,122 @@
+"""The sizes a training step is made of, in bytes on one device, which both backends' timelines read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memconsole.memory.optimizer_state import State, state
+from memconsole.memory.sizes import Group, Sizes, sizes
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+
+ADAPTED_MATRICES = 7
+"""Matrices of a gated block that take adapters; each adds two tensors."""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Live bytes of each component at one moment of a step; runtime is the same in all of them."""
+
+    phase: str
+    weights: int = 0
+    gradients: int = 0
+    state: int = 0
+    activations: int = 0
+    logits: int = 0
+    workspace: int = 0
+    data: int = 0
+
+    @property
+    def total(self) -> int:
+        return (
+            self.weights
+            + self.gradients
+            + self.state
+            + self.activations
+            + self.logits
+            + self.workspace
+            + self.data
+        )
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan's sizes. `T` below is the tokens of a micro-batch."""
+
+    plan: Plan
+    architecture: Architecture
+    kind: str
+    sizes: Sizes
+    tokens: int
+    sequence: int
+    compute: int
+    """Bytes of an element in matmuls."""
+    shards: int
+    frozen: bool
+    trained: Group
+    state: State
+    weights: int
+    """Everything stored, adapters included."""
+    gradients: int
+    head: int
+    """Elements of the matrix that makes logits; 0 gradients where the base is frozen."""
+    gathered: int
+    """Unsharded weights present during forward and backward under FSDP."""
+    data: int
+
+    @property
+    def accumulates(self) -> bool:
+        return self.plan.optimize.accumulation_steps > 1
+
+    @property
+    def standing(self) -> int:
+        """Gradients summed so far, present in every micro-batch but the first."""
+        return self.gradients if self.accumulates else 0
+
+
+def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
+    """The sizes of `plan` on a `kind` of device."""
+    o, s = plan.optimize, sizes(architecture)
+    compute = 4 if o.precision == "fp32" else 2
+    shards = plan.device.count if o.sharding == "fsdp" else 1
+    frozen = o.freeze_base or o.lora_rank > 0
+    trained = _adapters(s, o.lora_rank) if frozen else s.used
+    stored = s.total * (compute if frozen else 4) + (4 * trained.elements if frozen else 0)
+    gathered = 0
+    if shards > 1:
+        gathered = compute * (2 * s.block.elements + s.outside.elements)
+    return Step(
+        plan=plan,
+        architecture=architecture,
+        kind=kind,
+        sizes=s,
+        tokens=plan.micro_batch_tokens,
+        sequence=plan.data.sequence_length,
+        compute=compute,
+        shards=shards,
+        frozen=frozen,
+        trained=trained,
+        state=state(o, plan.backend, kind, trained, shards),
+        weights=-(-stored // shards),
+        gradients=-(-4 * trained.elements // shards),
+        head=s.head_matrix,
+        gathered=gathered,
+        data=_batch_bytes(plan, kind),
+    )
+
+
+def _adapters(s: Sizes, rank: int) -> Group:
+    """The adapters of every block matrix (Hu et al. 2021): A (rank, in) and B (out, rank)."""
+    if not rank:
+        return Group()
+    return Group(
+        elements=rank * s.block.adapter_width * s.layers,
+        tensors=2 * ADAPTED_MATRICES * s.layers,
+        largest=rank * s.block.adapter_largest,
+        factored=(s.block.adapter_width + 2 * ADAPTED_MATRICES * rank) * s.layers,
+    )
+
+
+def _batch_bytes(plan: Plan, kind: str) -> int:
+    """int32 inputs and targets; torch makes the targets int64 besides. On a CPU the whole step's rows are there."""
+    tokens = plan.micro_batch_tokens
+    held = tokens * (plan.optimize.accumulation_steps if kind == "cpu" else 1)
+    return 8 * held + (0 if plan.backend == "jax" else 8 * tokens)
