@@ -51,3 +51,17 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Why a kind of device is absent: "NVIDIA: no driver (libnvidia-ml.so.1 not found)"."""
     taken_monotonic_seconds: float = 0.0
+
+
+def without_numbers(device: DeviceReading, reason: str) -> DeviceReading:
+    """`device` with every number that changes replaced by why it is not known."""
+    missing = Missing(reason)
+    return msgspec.structs.replace(
+        device,
+        used_bytes=missing,
+        free_bytes=missing,
+        utilization_percent=missing,
+        temperature_celsius=missing,
+        power_watts=missing,
+        processes=(),
+    )

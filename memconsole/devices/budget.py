@@ -1,0 +1,223 @@
+"""The memory a plan may use: its device found here or in the catalog, and what of it is usable."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from memconsole.devices.apple import working_set_bytes
+from memconsole.devices.frameworks import Framework, framework_of
+from memconsole.devices.host import Host
+from memconsole.devices.reading import DeviceReading, Devices, Missing
+from memconsole.memory.table import Budget
+from memconsole.plan import catalog
+from memconsole.plan.catalog import CatalogDevice
+from memconsole.plan.plan import Plan, PlanError
+
+JAX_GPU_FRACTION = 0.75
+"""What XLA's allocator may take of a GPU unless told otherwise.
+Source: docs.jax.dev, "GPU memory allocation"."""
+
+ORDER = {"torch": ("gpu", "rocm", "apple", "cpu"), "jax": ("tpu", "gpu", "rocm", "cpu")}
+"""What each backend picks when the device is `auto`, best first."""
+
+_LABELS = {"gpu": "GPU", "rocm": "AMD GPU", "apple": "Apple GPU", "tpu": "TPU"}
+
+
+def budget(
+    plan: Plan,
+    devices: Devices | None,
+    *,
+    framework: Callable[[str], Framework | None] = framework_of,
+    environment: Mapping[str, str] = os.environ,
+) -> Budget:
+    """The device `plan` would run on, or is planned for, and its usable bytes.
+
+    `devices` is the newest reading of this machine, None while there is none: then only the
+    processor and the catalog are known. Raises `PlanError` naming `device.name`.
+    """
+    name = plan.device.name
+    if name not in ("auto", "cpu", "mps", "tpu") and not re.fullmatch(r"(cuda|tpu):\d+", name):
+        return _from_catalog(plan, catalog.catalog_device(name))
+    found = devices.devices if devices else (Host().read()[0],)
+    if name == "auto":
+        reading, remark = _automatic(plan, found, framework(plan.backend), environment)
+    else:
+        reading, remark = _named(plan, found, devices), ""
+    resolved = _local(plan, reading)
+    return msgspec.structs.replace(resolved, why=resolved.why + remark) if remark else resolved
+
+
+def _automatic(
+    plan: Plan,
+    found: tuple[DeviceReading, ...],
+    installed: Framework | None,
+    environment: Mapping[str, str],
+) -> tuple[DeviceReading, str]:
+    """What the backend would pick, and a remark on a better device it cannot use."""
+    remark = ""
+    allowed = environment.get("JAX_PLATFORMS", "") if plan.backend == "jax" else ""
+    for kind in ORDER.get(plan.backend, ORDER["torch"]):
+        reading = next((device for device in found if device.kind == kind), None)
+        if reading is None:
+            continue
+        if kind == "cpu":
+            return reading, remark
+        reason = ""
+        if installed is not None and kind not in installed.kinds:
+            reason = f"{installed.name} {installed.version} here is built without it"
+        elif allowed and not _platform_allowed(kind, allowed):
+            reason = f"JAX_PLATFORMS={allowed}"
+        elif kind != "tpu" and isinstance(reading.total_bytes, Missing):
+            reason = reading.total_bytes.reason
+        if not reason:
+            return reading, remark
+        remark = remark or f"; {_LABELS[kind]} {reading.name} not used: {reason}"
+    return Host().read()[0], remark
+
+
+def _platform_allowed(kind: str, setting: str) -> bool:
+    names = {word.strip().lower() for word in setting.split(",")}
+    aliases = {"gpu": {"gpu", "cuda"}, "rocm": {"gpu", "rocm"}, "tpu": {"tpu"}, "apple": {"metal"}}
+    return bool(names & aliases[kind])
+
+
+def _named(plan: Plan, found: tuple[DeviceReading, ...], devices: Devices | None) -> DeviceReading:
+    name = plan.device.name
+    wanted = "tpu:0" if name == "tpu" else name
+    for reading in found:
+        if reading.id == wanted:
+            return reading
+    if wanted == "cpu":
+        return Host().read()[0]
+    if devices is None:
+        raise PlanError(
+            f'device.name = "{name}": this machine\'s devices are not known yet', "device.name"
+        )
+    here = ", ".join(reading.id for reading in found) or "none"
+    prefixes = {"mps": ("Apple",), "tpu:": ("TPU",), "cuda": ("NVIDIA", "AMD", "device probe")}
+    about = next((words for start, words in prefixes.items() if wanted.startswith(start)), ())
+    reasons = [note for note in devices.notes if note.startswith(about)] if about else []
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    raise PlanError(
+        f'device.name = "{name}": no such device here{why}; here: {here}; '
+        "a catalog device can be planned for without owning it",
+        "device.name",
+    )
+
+
+def _local(plan: Plan, reading: DeviceReading) -> Budget:
+    """The budget of a device of this machine: what is free now, within what the framework may take."""
+    known = _like_in_catalog(reading)
+    total = reading.total_bytes
+    if isinstance(total, Missing):
+        if reading.kind == "tpu" and known is not None:
+            planned = _from_catalog(plan, known)
+            return msgspec.structs.replace(
+                planned, name=reading.name, local=True, why=f"{planned.why}, by its type"
+            )
+        raise PlanError(
+            f'device.name = "{plan.device.name}": the memory of {reading.name} is not known: '
+            f"{total.reason}",
+            "device.name",
+        )
+    free = reading.free_bytes
+    limit, why = _limit(plan, reading.kind, total)
+    if isinstance(free, Missing):
+        usable, why = limit, f"{why}; free now is n/a: {free.reason}"
+    elif free < limit or why == "total":
+        usable, why = min(free, limit), "free now"
+    else:
+        usable = limit
+    return Budget(
+        name=reading.name,
+        kind=reading.kind,
+        memory_label=reading.memory_label,
+        total_bytes=total,
+        usable_bytes=usable,
+        why=why,
+        local=True,
+        bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
+        peak_flops=dict(known.peak_flops) if known else {},
+    )
+
+
+def _from_catalog(plan: Plan, device: CatalogDevice) -> Budget:
+    if device.kind == "apple":
+        # Its usable bytes are the recommended working set already.
+        limit, why = _share(
+            device.usable_bytes, "recommended working set", plan.device.memory_fraction
+        )
+    else:
+        limit, why = _limit(plan, device.kind, device.total_bytes)
+    if device.usable_bytes <= limit:
+        usable, why = device.usable_bytes, "usable when nothing else runs"
+    else:
+        usable = limit
+    return Budget(
+        name=device.label,
+        kind=device.kind,
+        memory_label=device.memory_label,
+        total_bytes=device.total_bytes,
+        usable_bytes=usable,
+        why=why,
+        local=False,
+        bandwidth_bytes_per_second=device.bandwidth_bytes_per_second,
+        peak_flops=dict(device.peak_flops),
+    )
+
+
+def _limit(plan: Plan, kind: str, total: int) -> tuple[int, str]:
+    """The most the framework takes of a device of `total` bytes, and the phrase that says so."""
+    fraction = plan.device.memory_fraction
+    if kind == "apple":
+        return _share(*working_set_bytes(total), fraction)
+    if fraction is not None:
+        return int(total * fraction), f"{_percent(fraction)} of total (device.memory_fraction)"
+    if plan.backend == "jax" and kind in ("gpu", "rocm"):
+        return int(total * JAX_GPU_FRACTION), f"{_percent(JAX_GPU_FRACTION)} of total (JAX)"
+    return total, "total"
+
+
+def _share(bytes_: int, why: str, fraction: float | None) -> tuple[int, str]:
+    if fraction is None:
+        return bytes_, why
+    return int(bytes_ * fraction), f"{_percent(fraction)} of the {why}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:g} %"
+
+
+def _like_in_catalog(reading: DeviceReading) -> CatalogDevice | None:
+    """The catalog's entry for the same product, for its rates: every word of its name, and its size."""
+    if reading.kind == "cpu":
+        return None
+    if reading.kind == "tpu":
+        return catalog.devices().get(reading.name.lower().replace(" ", "-"))
+    words = _words(reading.name)
+    best: tuple[float, CatalogDevice] | None = None
+    for device in catalog.devices().values():
+        if device.kind != reading.kind:
+            continue
+        label = _words(device.label) - {"gb", str(round(device.total_bytes / 2**30))}
+        if not (_product(words) & _product(label)) or not (label <= words or words <= label):
+            continue
+        off = 0.0
+        if not isinstance(reading.total_bytes, Missing):
+            off = abs(reading.total_bytes / device.total_bytes - 1)
+        if off < 0.1 and (best is None or off < best[0]):
+            best = (off, device)
+    return best[1] if best else None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def _product(words: set[str]) -> set[str]:
+    """Words that hold a digit name the product: 3060, h200, mi300x."""
+    return {word for word in words if any(letter.isdigit() for letter in word)}

@@ -1,0 +1,217 @@
+"""This machine's processor and RAM, and how much of it this control group may use.
+
+Sources: Linux Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.stat) and
+cgroup-v1/memory.rst (memory.limit_in_bytes, memory.usage_in_bytes).
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from memconsole.devices.apple import sysctl
+from memconsole.devices.reading import DeviceReading, Missing
+from memconsole.sanitize import clean_line
+from memconsole.units import format_bytes
+
+_NO_LIMIT = 1 << 60
+"""cgroup v1 writes the largest page-aligned number for "no limit"."""
+_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "acpitz")
+
+
+class MemoryLimit(msgspec.Struct, frozen=True):
+    """A control group's limit that is below what the machine has."""
+
+    limit_bytes: int
+    free_bytes: int
+    """What may still be taken before it; file pages the kernel would drop count as free."""
+    version: int
+
+
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The processor and the memory of this machine now."""
+
+    processor: str
+    physical_cores: int | None
+    logical_cores: int | None
+    ram_bytes: int
+    available_bytes: int
+    limit: MemoryLimit | None
+    swap_total_bytes: int
+    swap_used_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """RAM this process group may use at most."""
+        return min(self.ram_bytes, self.limit.limit_bytes) if self.limit else self.ram_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """RAM this process group can still take now without swapping."""
+        if self.limit:
+            return min(self.available_bytes, self.limit.free_bytes)
+        return self.available_bytes
+
+
+def host_facts(root: Path = Path("/")) -> HostFacts:
+    """Ask the system; `root` is where /proc and /sys are."""
+    memory = psutil.virtual_memory()
+    try:
+        swap = psutil.swap_memory()
+        swap_total, swap_used = int(swap.total), int(swap.used)
+    except (OSError, RuntimeError):
+        swap_total = swap_used = 0
+    return HostFacts(
+        processor=processor_name(root),
+        physical_cores=psutil.cpu_count(logical=False),
+        logical_cores=psutil.cpu_count(),
+        ram_bytes=int(memory.total),
+        available_bytes=int(memory.available),
+        limit=memory_limit(root, int(memory.total)),
+        swap_total_bytes=swap_total,
+        swap_used_bytes=swap_used,
+    )
+
+
+class Host:
+    """Reads the host again and again; utilization is measured between two readings."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._before: tuple[float, float] | None = None
+
+    def read(self) -> tuple[DeviceReading, list[str]]:
+        facts = host_facts(self._root)
+        notes = []
+        source = "psutil"
+        if facts.limit:
+            source = f"psutil, cgroup v{facts.limit.version}"
+            notes.append(
+                f"host RAM: limited to {format_bytes(facts.limit.limit_bytes)} of "
+                f"{format_bytes(facts.ram_bytes)} by a control group"
+            )
+        reading = DeviceReading(
+            id="cpu",
+            name=facts.processor,
+            kind="cpu",
+            memory_label="host RAM",
+            total_bytes=facts.total_bytes,
+            used_bytes=max(0, facts.total_bytes - facts.free_bytes),
+            free_bytes=facts.free_bytes,
+            utilization_percent=self._utilization(),
+            temperature_celsius=_temperature(),
+            power_watts=Missing("not measured for processors"),
+            source=source,
+        )
+        return reading, notes
+
+    def _utilization(self) -> float | Missing:
+        times = psutil.cpu_times()
+        total = float(sum(times)) - float(getattr(times, "guest", 0.0))
+        idle = float(times.idle) + float(getattr(times, "iowait", 0.0))
+        before, self._before = self._before, (total, idle)
+        if before is None or total <= before[0]:
+            return Missing("known from the second reading on")
+        busy = (total - before[0]) - (idle - before[1])
+        return min(100.0, max(0.0, 100.0 * busy / (total - before[0])))
+
+
+def processor_name(root: Path = Path("/"), ask: Callable[[str], str | None] = sysctl) -> str:
+    """The processor's model as its maker calls it."""
+    try:
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    for key in ("model name", "Hardware", "cpu model", "uarch"):
+        match = re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE)
+        if match:
+            return clean_line(match[1].strip(), 120)
+    if platform.system() == "Darwin":
+        named = ask("machdep.cpu.brand_string")
+        if named:
+            return clean_line(named, 120)
+    return clean_line(platform.processor() or platform.machine() or "processor", 120)
+
+
+def memory_limit(root: Path, ram_bytes: int) -> MemoryLimit | None:
+    """The tightest limit of this process's control group and those around it; None without one."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    tightest: MemoryLimit | None = None
+    for line in lines:
+        hierarchy, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if hierarchy == "0" and not controllers:
+            tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+            version = 2
+        elif "memory" in controllers.split(","):
+            tops = [root / "sys/fs/cgroup/memory"]
+            version = 1
+        else:
+            continue
+        for top in tops:
+            for folder in _upwards(top, group):
+                found = _limit_of(folder, version)
+                if found is None or found.limit_bytes >= ram_bytes:
+                    continue
+                tightest = _tighter(tightest, found)
+    return tightest
+
+
+def _upwards(top: Path, group: str) -> list[Path]:
+    """The group's directory and each above it. In a container its path may exist only outside."""
+    parts = [part for part in group.split("/") if part not in ("", ".", "..")]
+    return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _limit_of(folder: Path, version: int) -> MemoryLimit | None:
+    limit_name, usage_name, cache_name = (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )[0 if version == 2 else 1]
+    limit = _number(folder / limit_name)
+    if limit is None or limit >= _NO_LIMIT:
+        return None
+    usage = _number(folder / usage_name) or 0
+    try:
+        match = re.search(rf"^{cache_name} (\d+)$", (folder / "memory.stat").read_text(), re.M)
+        cache = int(match[1]) if match else 0
+    except OSError:
+        cache = 0
+    free = max(0, limit - max(0, usage - cache))
+    return MemoryLimit(limit, min(free, limit), version)
+
+
+def _tighter(one: MemoryLimit | None, other: MemoryLimit) -> MemoryLimit:
+    if one is None:
+        return other
+    return MemoryLimit(
+        min(one.limit_bytes, other.limit_bytes), min(one.free_bytes, other.free_bytes), one.version
+    )
+
+
+def _number(path: Path) -> int | None:
+    """A number file; None for "max" and for what cannot be read."""
+    try:
+        return int(path.read_text().strip())
+    except (OSError, ValueError):
+        return None
+
+
+def _temperature() -> float | Missing:
+    sensors: Callable[[], dict[str, Any]] | None = getattr(psutil, "sensors_temperatures", None)
+    try:
+        found = sensors() if sensors else {}
+    except (OSError, ValueError, RuntimeError):
+        found = {}
+    for name in _SENSORS:
+        if found.get(name):
+            return float(found[name][0].current)
+    return Missing("no sensor is visible here")

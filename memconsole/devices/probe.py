@@ -1,0 +1,282 @@
+"""Minds the device probe, a process of its own because a driver call can hang or crash.
+
+``python -m memconsole.devices.probe`` is that process (see `sampler`): it prints one JSON line per
+interval and ends when its standard input closes. A console never waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+from memconsole.devices.reading import Devices, without_numbers
+
+SILENT_SECONDS = 4.0
+"""Silence that is told."""
+STALE_SECONDS = 10.0
+"""Silence after which the last numbers are no longer shown."""
+HUNG_SECONDS = 30.0
+"""Silence after which the process is given up and another one started."""
+RETRY_SECONDS = 5.0
+"""After a crash in a driver the next probe leaves that driver alone for so long, then twice as long …"""
+LONGEST_WAIT_SECONDS = 300.0
+LINE_BYTES = 1 << 20
+
+_DRIVER_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+)
+
+
+class _End(Enum):
+    """Why one probe process is no longer listened to."""
+
+    CLOSING = "the console closes"
+    RETRY = "it is time to ask the driver again"
+    CRASHED = "a driver call crashed it"
+    EXITED = "it ended"
+    HUNG = "it hung"
+
+
+class Probe:
+    """Runs a probe process and keeps its newest reading. `start` and `latest` return at once."""
+
+    def __init__(
+        self,
+        interval_seconds: float = 1.0,
+        *,
+        environment: Mapping[str, str] | None = None,
+        hung_seconds: float = HUNG_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        """`environment` is the probe's; None passes this process's on."""
+        self.interval_seconds = interval_seconds
+        self.restarts = 0
+        """Crashed or hung probes that were replaced."""
+        self.pid: int | None = None
+        """Of the present probe process."""
+        self._environment = None if environment is None else dict(environment)
+        self._hung_seconds = hung_seconds
+        self._retry_seconds = retry_seconds
+        self._reading: Devices | None = None
+        self._heard = time.monotonic()
+        self._trouble = ""
+        self._closing = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unreaped: list[subprocess.Popen[bytes]] = []
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin probing; a second start changes nothing."""
+        if self._thread is None:
+            self._heard = time.monotonic()
+            self._thread = threading.Thread(target=self._mind, name="device-probe", daemon=True)
+            self._thread.start()
+
+    def latest(self) -> Devices | None:
+        """The newest reading; None before the first. Never blocks.
+
+        Notes tell of a probe in trouble; after a long silence its numbers give way to that reason.
+        """
+        reading, trouble = self._reading, self._trouble
+        silent = time.monotonic() - self._heard
+        notes = [trouble] if trouble else []
+        if self._thread is not None and silent >= max(SILENT_SECONDS, 3 * self.interval_seconds):
+            notes.append(f"device probe silent for {silent:.0f} s")
+        if not notes:
+            return reading
+        if reading is None:
+            return Devices(devices=(), notes=tuple(notes))
+        devices = reading.devices
+        if silent >= max(STALE_SECONDS, 3 * self.interval_seconds):
+            devices = tuple(without_numbers(device, notes[-1]) for device in devices)
+        return msgspec.structs.replace(reading, devices=devices, notes=(*reading.notes, *notes))
+
+    def close(self) -> None:
+        """End the probe process and stop minding it; waits two seconds at most."""
+        self._closing.set()
+        process = self._process
+        if process is not None:
+            _close_input(process)
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def __enter__(self) -> Probe:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _mind(self) -> None:
+        """The only thread that touches the process: start it, listen, replace it."""
+        blame, crashes, troubles = "", 0, 0
+        while not self._closing.is_set():
+            before = self._heard
+            pause = min(self._retry_seconds * 2 ** min(crashes, 10), LONGEST_WAIT_SECONDS)
+            end, evidence = self._listen(blame, time.monotonic() + pause if blame else None)
+            if end is _End.CLOSING:
+                return
+            if end is _End.RETRY:
+                blame = ""
+                continue
+            self.restarts += 1
+            if end is _End.CRASHED and not blame:
+                # The other gauges go on without the driver that did this.
+                blame, crashes = f"a driver call crashed the probe ({evidence})", crashes + 1
+                continue
+            troubles = 0 if self._heard > before else troubles + 1
+            self._trouble = f"device probe {evidence}, started again"
+            self._closing.wait(min(0.5 * 2 ** min(troubles, 10), LONGEST_WAIT_SECONDS))
+
+    def _listen(self, blame: str, until: float | None) -> tuple[_End, str]:
+        """Start one probe process and take its lines until it ends, hangs or is to be replaced."""
+        self._unreaped = [p for p in self._unreaped if p.poll() is None]
+        try:
+            process = _spawn(
+                [f"--interval={self.interval_seconds}"], blame, self._environment, minded=True
+            )
+        except OSError as error:
+            return _End.EXITED, f"cannot be started: {error.strerror}"
+        self._process, self.pid = process, process.pid
+        try:
+            return self._take_lines(process, until)
+        finally:
+            self._process = self.pid = None
+            if not _end(process):
+                self._unreaped.append(process)
+
+    def _take_lines(
+        self, process: subprocess.Popen[bytes], until: float | None
+    ) -> tuple[_End, str]:
+        assert process.stdout is not None
+        descriptor, pending = process.stdout.fileno(), b""
+        started = time.monotonic()
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        while not self._closing.is_set():
+            now = time.monotonic()
+            if until is not None and now >= until:
+                return _End.RETRY, ""
+            if now - max(self._heard, started) > self._hung_seconds:
+                return _End.HUNG, f"hung for {now - max(self._heard, started):.0f} s"
+            if not poller.poll(200):
+                continue
+            block = os.read(descriptor, 65536)
+            if not block:
+                return _how_ended(process)
+            *lines, pending = (pending + block)[-LINE_BYTES:].split(b"\n")
+            for line in lines:
+                with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                    self._reading = msgspec.json.decode(line, type=Devices)
+                    self._heard = time.monotonic()
+                    self._trouble = ""
+        return _End.CLOSING, ""
+
+
+def read_once(
+    timeout_seconds: float = 2.0, *, environment: Mapping[str, str] | None = None
+) -> Devices:
+    """One reading, within the time. What a driver does not answer by then is told in the notes."""
+    deadline = time.monotonic() + timeout_seconds
+    blame = ""
+    for _ in range(2):
+        left = deadline - time.monotonic()
+        if left <= 0.1:
+            break
+        process = _spawn(["--once", f"--patience={0.75 * left:.2f}"], blame, environment)
+        try:
+            answer, _unused = process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            break
+        finally:
+            _end(process)
+        try:
+            return msgspec.json.decode(answer, type=Devices)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            _, evidence = _how_ended(process)
+            blame = f"a driver call crashed the probe ({evidence})"
+    from memconsole.devices.host import Host
+
+    reading, notes = Host().read()
+    why = blame or f"no answer within {timeout_seconds:g} s"
+    return Devices(
+        devices=(reading,),
+        notes=(*notes, f"device probe: {why}; other devices are unknown"),
+        taken_monotonic_seconds=time.monotonic(),
+    )
+
+
+def _spawn(
+    arguments: list[str],
+    blame: str,
+    environment: Mapping[str, str] | None,
+    *,
+    minded: bool = False,
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "memconsole.devices.probe", *arguments]
+    if blame:
+        command.append(f"--without-nvidia={blame}")
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE if minded else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        # A driver library may print; nothing of it may reach the screen.
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C and the terminal's hang-up are the console's affair.
+        start_new_session=True,
+        env=None if environment is None else dict(environment),
+    )
+
+
+def _how_ended(process: subprocess.Popen[bytes]) -> tuple[_End, str]:
+    """What the exit status of a process whose output has ended says."""
+    try:
+        code = process.wait(timeout=2.0)
+    except subprocess.TimeoutExpired:
+        return _End.HUNG, "closed its output and hung"
+    if code < 0:
+        number = -code
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(number).name
+            crash = signal.Signals(number) in _DRIVER_CRASHES
+            return (_End.CRASHED, name) if crash else (_End.EXITED, f"was killed by {name}")
+        return _End.EXITED, f"was killed by signal {number}"
+    return _End.EXITED, f"ended with code {code}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> bool:
+    """End and reap a probe process; False when it is stuck in the kernel and cannot be reaped yet."""
+    _close_input(process)
+    try:
+        process.wait(timeout=0.3)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    if process.stdout is not None:
+        process.stdout.close()
+    try:
+        process.wait(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+if __name__ == "__main__":
+    from memconsole.devices.sampler import main
+
+    main(sys.argv[1:])

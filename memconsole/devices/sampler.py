@@ -1,0 +1,155 @@
+"""The probe process: asks every source of device readings, each driver in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from memconsole.devices.amd import read_amd
+from memconsole.devices.apple import read_apple
+from memconsole.devices.host import Host
+from memconsole.devices.reading import DeviceReading, Devices, without_numbers
+from memconsole.devices.tpu import read_tpu
+
+Answer = tuple[list[DeviceReading], list[str]]
+
+FIRST_PATIENCE_SECONDS = 1.5
+"""A driver that has to wake a GPU may take about a second for its first answer."""
+PATIENCE_SECONDS = 0.25
+SILENCE_SECONDS = 2.0
+"""A question open for so long is told, and its old numbers are not shown any more."""
+
+
+class Asking:
+    """Asks one driver again and again without ever waiting longer than wanted for its answer."""
+
+    def __init__(self, label: str, ask: Callable[[], Answer]) -> None:
+        self._label = label
+        self._ask = ask
+        self._answer: Answer = ([], [])
+        self._asked = 0.0
+        self._wanted, self._done = threading.Event(), threading.Event()
+        self._done.set()
+        threading.Thread(target=self._work, name=label, daemon=True).start()
+
+    def want(self) -> None:
+        """Put the question, unless the last one is still open."""
+        if self._done.is_set():
+            self._asked = time.monotonic()
+            self._done.clear()
+            self._wanted.set()
+
+    def latest(self, patience_seconds: float) -> Answer:
+        """The newest answer, waiting at most so long for the open question."""
+        if self._done.wait(patience_seconds):
+            return self._answer
+        readings = self._answer[0]
+        silent = time.monotonic() - self._asked
+        if silent < SILENCE_SECONDS and readings:
+            return self._answer
+        why = f"the driver has not answered for {silent:.0f} s"
+        return [without_numbers(r, why) for r in readings], [f"{self._label}: {why}"]
+
+    def _work(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            try:
+                self._answer = self._ask()
+            except Exception as error:  # noqa: BLE001 - a source's surprise is its note, not our end
+                self._answer = ([], [f"{self._label}: {type(error).__name__}: {error}"])
+            self._done.set()
+
+
+class Sampler:
+    """All sources together."""
+
+    def __init__(self, without_nvidia: str = "") -> None:
+        """`without_nvidia`: why the NVIDIA driver is not asked; empty to ask it."""
+        self._host = Host()
+        self._without_nvidia = without_nvidia
+        self._nvidia = None if without_nvidia else Asking("NVIDIA", _ask_nvidia())
+        self._amd = Asking("AMD", lambda: read_amd(os.environ, first=self._nvidia_count))
+        self._nvidia_count = 0
+
+    def sample(self, patience_seconds: float) -> Devices:
+        """One reading of everything, within about twice the patience."""
+        if self._nvidia:
+            self._nvidia.want()
+        self._amd.want()
+        host, host_notes = self._host.read()
+        if self._nvidia:
+            readings, notes = self._nvidia.latest(patience_seconds)
+        else:
+            readings, notes = [], [f"NVIDIA: {self._without_nvidia}"]
+        self._nvidia_count = len(readings)
+        for more, reasons in (
+            self._amd.latest(patience_seconds),
+            read_apple(),
+            read_tpu(os.environ),
+        ):
+            readings, notes = readings + more, notes + reasons
+        return Devices(
+            devices=(*readings, host),
+            notes=(*notes, *host_notes),
+            taken_monotonic_seconds=time.monotonic(),
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """Print one line per interval, or one line with --once."""
+    options = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
+    sampler = Sampler(options.get("without-nvidia", ""))
+    if "once" in options:
+        _print(sampler.sample(float(options.get("patience") or FIRST_PATIENCE_SECONDS)))
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    parent = os.getppid()
+    interval = float(options.get("interval") or 1.0)
+    patience, following = FIRST_PATIENCE_SECONDS, time.monotonic()
+    while os.getppid() == parent:
+        _print(sampler.sample(patience))
+        patience = PATIENCE_SECONDS
+        following = max(following + interval, time.monotonic() + interval / 4)
+        time.sleep(following - time.monotonic())
+    os._exit(0)
+
+
+def _ask_nvidia() -> Callable[[], Answer]:
+    """Imported by the asking thread: loading the library can already hang or crash."""
+    kept: list[Callable[[], Answer]] = []
+
+    def ask() -> Answer:
+        if not kept:
+            try:
+                from memconsole.devices.nvidia import Nvidia
+            except ImportError as error:
+                return [], [f"NVIDIA: nvidia-ml-py cannot be imported ({error})"]
+            kept.append(Nvidia(os.environ).read)
+        return kept[0]()
+
+    return ask
+
+
+def _end_with_input() -> None:
+    """End when the console is gone; a driver's thread cannot hold this process back."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(0)
+
+
+def _print(devices: Devices) -> None:
+    line = msgspec.json.encode(devices) + b"\n"
+    try:
+        while line:
+            line = line[os.write(1, line) :]
+    except OSError:
+        os._exit(0)
