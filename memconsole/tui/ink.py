@@ -1,0 +1,127 @@
+"""Lines of styled text as plain values: what every widget draws and every test reads.
+
+A line is a list of `Span`s, each a text and the *role* it plays ("good", "dim", "train" …). Roles
+become colours in one place (`Painted`), so a renderer is a function of values. `cleaned` is the
+only way from here to the terminal: no control character passes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+
+from memconsole.sanitize import clean_line
+
+ROLES = (
+    "dim", "strong", "good", "bad", "warn", "accent", "key", "title", "train", "validation",
+    "baseline", "tick", "part-a", "part-b", "part-c", "part-d",
+)  # fmt: skip
+"""Every role besides "" (plain). A role followed by ``@cursor`` is on the selected row."""
+
+
+class Span(NamedTuple):
+    """A text and its role."""
+
+    text: str
+    role: str = ""
+
+
+Line = list[Span]
+
+_ASCII = str.maketrans(
+    {
+        "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "-", "▎": "-", "▏": "-",
+        "▇": "#", "░": ".", "▒": ":", "▓": "%", "·": "-", "…": ".", "→": ">", "←": "<",
+        "−": "-", "–": "-", "—": "-", "×": "x", "±": "~", "›": ">", "●": "*", "○": "o",
+        "◆": "o", "■": "#", "✓": "v", "✗": "x", "▲": "!", "─": "-", "│": "|", "┃": "|",
+        "┄": ".", "┤": "|", "┴": "+", "└": "+", "≥": ">", "≤": "<", "↑": "^", "↓": "v",
+        "°": " ", "“": '"', "”": '"', "’": "'", "µ": "u",
+    }
+)  # fmt: skip
+
+
+def cleaned(text: str, ascii_only: bool = False) -> str:
+    """`text` without a control, escape, bidi or other unprintable character; one line."""
+    if not text.isprintable():
+        text = clean_line(text).expandtabs(4)
+        if not text.isprintable():
+            text = "".join(c if c.isprintable() or c == "\u00a0" else "\ufffd" for c in text)
+    if ascii_only and not text.isascii():
+        text = text.translate(_ASCII)
+        if not text.isascii():
+            text = "".join(c if c.isascii() else "?" * cell_len(c) for c in text)
+    return text
+
+
+def width_of(line: Iterable[Span]) -> int:
+    """Terminal cells a line takes."""
+    return sum(cell_len(span.text) for span in line)
+
+
+def plain(line: Iterable[Span]) -> str:
+    """The text alone."""
+    return "".join(span.text for span in line)
+
+
+def fit(text: str, width: int) -> str:
+    """`text` in at most `width` cells, the cut marked with an ellipsis."""
+    if width <= 0:
+        return ""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def left(text: str, width: int) -> str:
+    """`text` cut or padded on the right to exactly `width` cells."""
+    cut = fit(text, width)
+    return cut + " " * (max(0, width) - cell_len(cut))
+
+
+def right(text: str, width: int) -> str:
+    """`text` cut or padded on the left to exactly `width` cells."""
+    cut = fit(text, width)
+    return " " * (max(0, width) - cell_len(cut)) + cut
+
+
+def wrap(text: str, width: int, most: int) -> list[str]:
+    """`text` broken at spaces into at most `most` lines of `width` cells, the rest cut."""
+    if width <= 0 or most <= 0:
+        return []
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        joined = f"{line} {word}" if line else word
+        if cell_len(joined) <= width or not line:
+            line = joined
+        else:
+            lines.append(line)
+            line = word
+    if line:
+        lines.append(line)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
+    return [fit(line, width) for line in lines]
+
+
+def rule(title: str, width: int, note: str = "") -> Line:
+    """A panel's first row: its title on a thin rule, a note at the right end."""
+    shown = fit(f" {title}", width)
+    note = fit(note, width - cell_len(shown) - 4) if note else ""
+    room = width - cell_len(shown) - 1 - (cell_len(note) + 1 if note else 0)
+    line = [Span(shown, "title"), Span(" " + "─" * max(0, room), "dim")]
+    if note:
+        line.append(Span(" " + note, "dim"))
+    return line
+
+
+def columns(lines: Sequence[Line], others: Sequence[Line], gap: int, split: int) -> list[Line]:
+    """Two blocks side by side, the first padded to `split` cells."""
+    joined: list[Line] = []
+    for y in range(max(len(lines), len(others))):
+        first = list(lines[y]) if y < len(lines) else []
+        second = list(others[y]) if y < len(others) else []
+        joined.append([*first, Span(" " * max(0, split + gap - width_of(first))), *second])
+    return joined

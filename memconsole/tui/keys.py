@@ -1,0 +1,201 @@
+"""The one key table: bindings, footer, help screen and command palette are all made from it.
+
+Letters are free because nothing on these screens takes text; where something does (a picker, a
+prompt) only keys that are no text are bound. Keys that terminals, tmux, screen, byobu or VS Code
+keep for themselves are in `RESERVED`, and a test holds the table to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from textual.binding import Binding, BindingType
+
+from memconsole.plan.optimizations import OPTIMIZATIONS
+
+RESERVED = frozenset(
+    {"ctrl+i", "ctrl+m", "ctrl+h", "ctrl+j", "ctrl+a", "ctrl+b", "ctrl+p", "ctrl+z", "ctrl+s"}
+    | {f"f{n}" for n in range(1, 25)}
+)
+"""Not told apart from another key on plain terminals, or taken by what the console runs inside."""
+
+MAIN = ("plan", "run", "runs", "devices")
+MODAL = ("pick", "prompt", "confirm", "help", "command")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One row: which keys do what, where, and when."""
+
+    id: str
+    keys: str
+    """Textual's names, comma separated."""
+    shown: str
+    """As the footer and the help print it."""
+    action: str
+    label: str
+    """One or two words for the footer."""
+    help: str
+    """One sentence for the help screen and the palette."""
+    screens: tuple[str, ...]
+    when: str = ""
+    """A condition of the screen (`ConsoleScreen.conditions`) that must hold; "" is always."""
+    footer: bool = False
+    writes: bool = False
+    """Changes a run or a file: not offered in a read-only console."""
+
+
+def _toggle_rows() -> tuple[Key, ...]:
+    names = "1234567890"
+    letters = {"train.batch_size": "b", "data.sequence_length": "x", "data.streaming": "i",
+               "data.shuffle_buffer": "z"}  # fmt: skip
+    rows = []
+    digits = iter(names)
+    for row in OPTIMIZATIONS:
+        key = letters.get(row.key) or next(digits, "")
+        if key:
+            rows.append(
+                Key(
+                    id=f"toggle-{row.key}",
+                    keys=key,
+                    shown=key,
+                    action=f"step_row({row.key!r})",
+                    label=row.label,
+                    help=f"Next value of {row.label}.",
+                    screens=("plan",),
+                )
+            )
+    return tuple(rows)
+
+
+KEYS: tuple[Key, ...] = (
+    # Plan
+    Key(id="launch", keys="l", shown="l", action="launch", label="launch", screens=("plan",),
+        help="Launch this plan as a run and watch it.", footer=True, writes=True),
+    Key(id="model", keys="m", shown="m", action="pick_model", label="model", screens=("plan",),
+        help="Choose the model: a catalog name, a directory or a hub id.", footer=True),
+    Key(id="data", keys="d", shown="d", action="pick_data", label="data", screens=("plan",),
+        help="Choose the dataset: a catalog name, a path, hf://owner/name or *.h5.", footer=True),
+    Key(id="device", keys="v", shown="v", action="pick_device", label="device", screens=("plan",),
+        help="Choose the device: one of this machine, or any of the catalog.", footer=True),
+    Key(id="backend", keys="e", shown="e", action="pick_backend", label="backend",
+        screens=("plan",), help="Choose the backend (engine) that trains.", footer=True),
+    Key(id="settings", keys="s", shown="s", action="settings", label="settings",
+        screens=("plan",), help="Every setting of the plan file: find one, change it.", footer=True),
+    Key(id="toggle", keys="space,enter", shown="space", action="step(1)", label="toggle",
+        screens=("plan",), help="Next value of the selected optimization.", footer=True),
+    Key(id="forward", keys="right", shown="→", action="step(1)", label="next value",
+        screens=("plan",), help="Next value of the selected optimization."),
+    Key(id="back", keys="left", shown="←", action="step(-1)", label="previous value",
+        screens=("plan",), help="Previous value of the selected optimization."),
+    Key(id="undo", keys="u", shown="u", action="undo", label="undo", screens=("plan",),
+        help="Undo the last change of the plan.", when="undo", footer=True),
+    Key(id="redo", keys="y", shown="y", action="redo", label="redo", screens=("plan",),
+        help="Redo what was undone.", when="redo"),
+    Key(id="presets", keys="n", shown="n", action="pick_preset", label="preset",
+        screens=("plan",), help="Start anew from a preset for a kind of machine."),
+    Key(id="save", keys="w", shown="w", action="save", label="save", screens=("plan",),
+        help="Write the plan to a TOML file.", writes=True),
+    Key(id="load", keys="o", shown="o", action="load", label="open", screens=("plan",),
+        help="Open a plan file."),
+    Key(id="command", keys="c", shown="c", action="command", label="command", screens=("plan",),
+        help="The equivalent command line and plan file, to copy."),
+    *_toggle_rows(),
+    # Run
+    Key(id="stop", keys="s", shown="s", action="stop", label="stop", screens=("run",),
+        help="Stop the run; asks first: checkpoint and stop, or kill.", when="live",
+        footer=True, writes=True),
+    Key(id="resume", keys="r", shown="r", action="resume", label="resume", screens=("run", "runs"),
+        help="Continue the run from its last checkpoint.", when="resumable", footer=True,
+        writes=True),
+    Key(id="pane", keys="o", shown="o", action="pane", label="output/sample/summary",
+        screens=("run",), help="Switch the lower pane: output, sample text, summary.", footer=True),
+    Key(id="logarithm", keys="y", shown="y", action="logarithm", label="log scale",
+        screens=("run",), help="Logarithmic or linear loss axis.", footer=True),
+    Key(id="zoom", keys="z", shown="z", action="zoom", label="recent", screens=("run",),
+        help="The last steps at full resolution, or the whole run.", footer=True),
+    Key(id="glyphs", keys="k", shown="k", action="glyphs", label="dots", screens=("run",),
+        help="Draw the curve with braille, blocks or ASCII: whichever the font has."),
+    Key(id="edit", keys="e", shown="e", action="edit", label="edit plan", screens=("run", "runs"),
+        help="Take this run's plan to the plan screen, to change and launch again.", when="run"),
+    # Lists
+    Key(id="open", keys="enter", shown="enter", action="open", label="watch", screens=("runs",),
+        help="Watch the selected run.", when="run", footer=True),
+    Key(id="up", keys="up", shown="↑", action="move(-1)", label="up",
+        screens=("plan", "runs", "devices", "pick", "help", "command", "run"),
+        help="Move up."),
+    Key(id="down", keys="down", shown="↓", action="move(1)", label="down",
+        screens=("plan", "runs", "devices", "pick", "help", "command", "run"),
+        help="Move down."),
+    Key(id="page-up", keys="pageup", shown="PgUp", action="move(-10)", label="page up",
+        screens=("plan", "runs", "devices", "pick", "help", "command", "run"),
+        help="Move up by ten rows."),
+    Key(id="page-down", keys="pagedown", shown="PgDn", action="move(10)", label="page down",
+        screens=("plan", "runs", "devices", "pick", "help", "command", "run"),
+        help="Move down by ten rows."),
+    # Between screens
+    Key(id="plan", keys="p", shown="p", action="app.show_plan", label="plan",
+        screens=("run", "runs", "devices"), help="The plan screen.", footer=True),
+    Key(id="training", keys="t", shown="t", action="app.show_run", label="run",
+        screens=("plan", "runs", "devices"), help="The run being watched.", when="attached",
+        footer=True),
+    Key(id="runs", keys="a", shown="a", action="app.show_runs", label="all runs",
+        screens=("plan", "run", "devices"), help="All runs, live first.", footer=True),
+    Key(id="devices", keys="g", shown="g", action="app.show_devices", label="devices",
+        screens=("plan", "run", "runs"), help="Every device and how full it is.", footer=True),
+    Key(id="palette", keys="colon", shown=":", action="app.palette", label="actions",
+        screens=MAIN, help="Find any action of this screen by its name."),
+    Key(id="help", keys="question_mark,h", shown="?", action="app.help", label="help",
+        screens=MAIN, help="This list of keys.", footer=True),
+    # Modal screens
+    Key(id="accept", keys="enter", shown="enter", action="accept", label="choose",
+        screens=("pick", "prompt"), help="Take it.", footer=True),
+    Key(id="stop-now", keys="s", shown="s", action="choose('first')", label="",
+        screens=("confirm",), help="The first answer."),
+    Key(id="kill-now", keys="k", shown="k", action="choose('second')", label="",
+        screens=("confirm",), help="The second answer.", when="second"),
+    Key(id="copy", keys="y", shown="y", action="copy", label="copy", screens=("command",),
+        help="Copy by the terminal (OSC 52) and write to a file.", footer=True),
+    Key(id="dismiss", keys="escape", shown="esc", action="back", label="back",
+        screens=(*MODAL, "runs", "devices"), help="Back, changing nothing.", footer=True),
+    # Everywhere
+    Key(id="theme", keys="T", shown="T", action="app.theme", label="colours", screens=MAIN,
+        help="Dark, light, or the terminal's own colours."),
+    Key(id="repaint", keys="ctrl+l", shown="ctrl+l", action="app.repaint", label="repaint",
+        screens=(*MAIN, *MODAL), help="Paint the whole screen again."),
+    Key(id="leave", keys="q", shown="q", action="app.leave", label="quit", screens=MAIN,
+        help="Leave the console; runs go on training.", footer=True),
+    Key(id="leave-anywhere", keys="ctrl+q,ctrl+c", shown="ctrl+q", action="app.leave",
+        label="quit", screens=(*MAIN, *MODAL), help="Leave from anywhere; runs go on training."),
+)  # fmt: skip
+"""Every key of the console."""
+
+
+def for_screen(screen: str) -> tuple[Key, ...]:
+    """The rows that act on `screen`, in table order."""
+    return tuple(key for key in KEYS if screen in key.screens)
+
+
+def bindings(screen: str) -> list[BindingType]:
+    """Textual's bindings for `screen`. Ids allow a keymap to change the keys."""
+    return [
+        Binding(key.keys, key.action, key.label, show=False, id=f"{screen}.{key.id}")
+        for key in for_screen(screen)
+    ]
+
+
+def toggle_key(optimization: str) -> str:
+    """The key that steps one optimization, as shown beside it; "" if it has none."""
+    wanted = f"toggle-{optimization}"
+    return next((key.shown for key in KEYS if key.id == wanted), "")
+
+
+def offered(screen: str, conditions: Iterable[str], *, readonly: bool = False) -> tuple[Key, ...]:
+    """The rows of `screen` that would do something now."""
+    true = frozenset(conditions)
+    return tuple(
+        key
+        for key in for_screen(screen)
+        if (not key.when or key.when in true) and not (readonly and key.writes)
+    )

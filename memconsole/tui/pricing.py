@@ -1,0 +1,39 @@
+"""Prices a plan for the screens: its estimate, or the one line that says why there is none."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from memconsole.devices.reading import Devices
+from memconsole.memory.table import Estimate
+from memconsole.plan.plan import Plan, PlanError
+
+FRAME_SECONDS = 0.016
+"""Pricing that takes longer leaves the event loop."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The outcome of pricing one plan."""
+
+    plan: Plan
+    estimate: Estimate | None
+    problem: str
+    """Why there is no estimate; empty if there is one."""
+    seconds: float
+
+
+def price(plan: Plan, devices: Devices | None) -> Priced:
+    """Estimate `plan` on the device it names, as full as `devices` says it is."""
+    from memconsole.devices.budget import budget
+    from memconsole.memory.estimate import estimate
+    from memconsole.plan.check import check
+
+    begun = time.perf_counter()
+    try:
+        check(plan)
+        found = estimate(plan, budget(plan, devices))
+    except PlanError as error:
+        return Priced(plan, None, str(error), time.perf_counter() - begun)
+    return Priced(plan, found, "", time.perf_counter() - begun)

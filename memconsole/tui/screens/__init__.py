@@ -1,0 +1,1 @@
+"""One screen per file; each is imported by the action that opens it."""

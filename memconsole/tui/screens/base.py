@@ -1,0 +1,120 @@
+"""What every screen shares: a title row, a notice row, the footer, and actions that know when they apply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.geometry import Size
+from textual.screen import Screen
+
+from memconsole.tui.ink import Line, Span, fit, width_of
+from memconsole.tui.keys import Key, for_screen, offered
+from memconsole.tui.widgets.key_bar import KeyBar
+from memconsole.tui.widgets.text_lines import TextLines
+
+if TYPE_CHECKING:
+    from memconsole.tui.app import ConsoleApp
+
+SMALLEST = Size(60, 16)
+
+
+class ConsoleScreen(Screen[object], inherit_bindings=False):
+    """A screen named in the key table. Subclasses set `SCREEN` and `BINDINGS = bindings(SCREEN)`."""
+
+    SCREEN: ClassVar[str] = ""
+    AUTO_FOCUS = ""
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-tiny"),
+        (SMALLEST.width, "-narrow"),
+        (100, "-wide"),
+        (150, "-huge"),
+    ]
+    VERTICAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-flat"),
+        (SMALLEST.height, "-short"),
+        (32, "-tall"),
+    ]
+
+    @property
+    def console(self) -> ConsoleApp:
+        """The app, typed."""
+        from memconsole.tui.app import ConsoleApp
+
+        return cast(ConsoleApp, self.app)
+
+    def compose(self) -> ComposeResult:
+        yield TextLines(id="title")
+        yield from self.compose_body()
+        yield TextLines(id="notice")
+        yield KeyBar(id="keys")
+        yield TextLines(id="too-small")
+
+    def compose_body(self) -> ComposeResult:
+        """The screen's own widgets, inside one container with the id `body`."""
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        words = f"at least {SMALLEST.width}x{SMALLEST.height} needed · q quits"
+        self.query_one("#too-small", TextLines).show([[Span(words, "warn")]])
+        self.refresh_frame()
+
+    def on_screen_resume(self) -> None:
+        self.refresh_frame()
+
+    def conditions(self) -> set[str]:
+        """What holds now, of the words in the key table's `when`."""
+        found = set()
+        if self.console.run_id:
+            found.add("attached")
+        return found
+
+    def offered_keys(self) -> tuple[Key, ...]:
+        """What the keys do here and now."""
+        return offered(self.SCREEN, self.conditions(), readonly=self.console.readonly)
+
+    def title_line(self) -> tuple[str, str]:
+        """Left and right text of the title row."""
+        return self.SCREEN, ""
+
+    def refresh_frame(self) -> None:
+        """Title and footer."""
+        if not self.is_mounted:
+            return
+        words, note = self.title_line()
+        width = max(1, self.size.width)
+        line: Line = [Span(" memconsole ", "accent"), Span(f" {words}", "strong")]
+        if self.console.readonly:
+            line.append(Span("  read only", "warn"))
+        note = fit(note, width - width_of(line) - 2)
+        space = width - width_of(line) - width_of([Span(note)]) - 1
+        line += [Span(" " * max(1, space)), Span(note, "dim")]
+        self.query_one("#title", TextLines).show([line])
+        self.query_one("#keys", KeyBar).show(self.offered_keys())
+
+    def on_resize(self) -> None:
+        self.refresh_frame()
+
+    def notice(self, words: str, role: str = "accent") -> None:
+        """One row above the footer until the next key press; empty text removes it."""
+        if not self.is_mounted:
+            return
+        row = self.query_one("#notice", TextLines)
+        row.show([[Span(f" {words}", role)]] if words else [])
+        row.display = bool(words)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether the key table offers this action now. Actions it does not know are Textual's own."""
+        written = f"{action}({', '.join(map(repr, parameters))})" if parameters else action
+        rows = [key for key in for_screen(self.SCREEN) if key.action == written]
+        if not rows:
+            return True
+        now = self.offered_keys()
+        return any(key in now for key in rows)
+
+
+class ConsoleModal(ConsoleScreen, inherit_bindings=False):
+    """A screen over another one, left by escape with None."""
+
+    def action_back(self) -> None:
+        self.dismiss(None)

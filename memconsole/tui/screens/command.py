@@ -1,0 +1,80 @@
+"""The plan as a command line and as a plan file, to copy."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan
+from memconsole.tui.ink import Line, Span, rule
+from memconsole.tui.keys import bindings
+from memconsole.tui.screens.base import ConsoleModal
+from memconsole.tui.widgets.text_lines import TextLines
+
+
+def command_of(plan: Plan) -> str:
+    """The shell command that trains `plan`."""
+    return shlex.join(["memconsole", "train", *plans.command_line(plan)])
+
+
+def pieces(text: str, width: int) -> list[str]:
+    """A command broken before its ``--set`` options, with the shell's line continuation."""
+    lines: list[str] = []
+    line = ""
+    for part in text.replace(" --set ", "\n--set ").split("\n"):
+        if line and len(line) + len(part) + 3 > width:
+            lines.append(line + " \\")
+            line = "  " + part
+        else:
+            line = f"{line} {part}" if line else part
+    return [*lines, line]
+
+
+class CommandScreen(ConsoleModal, inherit_bindings=False):
+    """Scrolls with the arrows; `y` copies the command and writes it to a file."""
+
+    SCREEN = "command"
+    BINDINGS = bindings("command")
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def compose_body(self) -> ComposeResult:
+        with Vertical(id="body", classes="form"):
+            yield TextLines(id="text")
+
+    def on_mount(self) -> None:
+        width = max(20, self.size.width - 4)
+        lines: list[Line] = [rule("command line", width)]
+        lines += [[Span(f" {part}")] for part in pieces(command_of(self._plan), width - 3)]
+        lines += [[], rule("plan file", width, "w on the plan screen saves it")]
+        text = plans.dumps(self._plan, full=False)
+        lines += [
+            [Span(f" {row}", "title" if row.startswith("[") else "")] for row in text.splitlines()
+        ]
+        self.query_one("#text", TextLines).show(lines)
+
+    def title_line(self) -> tuple[str, str]:
+        return "the same without the console", ""
+
+    def action_move(self, rows: int) -> None:
+        self.query_one("#text", TextLines).scroll_by(rows)
+
+    def action_copy(self) -> None:
+        """Ask the terminal to copy, and write a file: whether a terminal obeys cannot be known."""
+        from memconsole.runs.directory import RunError, runs_root
+
+        text = command_of(self._plan)
+        self.app.copy_to_clipboard(text)
+        try:
+            path: Path = runs_root().parent / "command.sh"
+            path.write_text(text + "\n", encoding="utf-8")
+        except (OSError, RunError) as error:
+            self.notice(f"asked the terminal to copy; not written to a file: {error}", "warn")
+        else:
+            self.notice(f"asked the terminal to copy; also in {path}", "good")

@@ -1,0 +1,90 @@
+"""The keys, from the key table: this screen's first, then those of the others."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from memconsole.tui.ink import Line, Span, fit, left, rule
+from memconsole.tui.keys import MAIN, MODAL, bindings, for_screen
+from memconsole.tui.screens.base import ConsoleModal
+from memconsole.tui.widgets.text_lines import TextLines
+
+_TITLES = {
+    "plan": "plan screen",
+    "run": "run screen",
+    "runs": "all runs",
+    "devices": "devices",
+    "pick": "choosing",
+    "prompt": "typing",
+    "confirm": "before it cannot be undone",
+    "help": "help",
+    "command": "command line",
+}
+_WORDS = (
+    "● on, ○ off, ✗ not trained by this backend; ~ formula, = traced, ✓ calibrated; ┃ on a bar marks the "
+    "predicted peak.",
+    "The mouse is left to the terminal: select and copy text as usual.",
+    "After a dropped connection the terminal may need the command: reset",
+)
+
+
+def help_lines(current: str, width: int) -> list[Line]:
+    """Every row of the table, `current` screen first. Rows that act the same everywhere come once."""
+    lines: list[Line] = []
+    order = [current, *(s for s in (*MAIN, *MODAL) if s != current)]
+    seen: set[str] = set()
+    for screen in order:
+        rows = [key for key in for_screen(screen) if key.id not in seen]
+        if not rows:
+            continue
+        lines.append(rule(_TITLES[screen], width))
+        for key in rows:
+            seen.add(key.id)
+            shown = key.shown if "," not in key.keys else _all_keys(key.keys)
+            lines.append([Span(f" {left(shown, 16)}", "key"), Span(fit(key.help, width - 18))])
+        lines.append([])
+    lines.append(rule("signs", width))
+    for words in _WORDS:
+        from memconsole.tui.ink import wrap
+
+        lines += [[Span(f" {part}", "dim")] for part in wrap(words, width - 2, 3)]
+    return lines
+
+
+_NAMES = {"question_mark": "?", "colon": ":", "pageup": "PgUp", "pagedown": "PgDn"}
+
+
+def _all_keys(keys: str) -> str:
+    return " or ".join(_NAMES.get(key, key) for key in keys.split(","))
+
+
+class HelpScreen(ConsoleModal, inherit_bindings=False):
+    """Scrolls with the arrows."""
+
+    SCREEN = "help"
+    BINDINGS = bindings("help")
+
+    def __init__(self, current: str) -> None:
+        super().__init__()
+        self._current = current
+
+    def compose_body(self) -> ComposeResult:
+        with Vertical(id="body", classes="form"):
+            yield TextLines(id="text")
+
+    def on_mount(self) -> None:
+        self._show()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        width = max(20, self.size.width - 4)
+        self.query_one("#text", TextLines).show(help_lines(self._current, width))
+
+    def title_line(self) -> tuple[str, str]:
+        return "keys", "arrows scroll"
+
+    def action_move(self, rows: int) -> None:
+        self.query_one("#text", TextLines).scroll_by(rows)

@@ -1,0 +1,168 @@
+"""A picker with type-ahead: catalog entries, and what was typed itself where any text is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widgets import Input
+
+from memconsole.devices.reading import Devices
+from memconsole.plan.plan import Plan
+from memconsole.tui.ink import Line, Span, cleaned, fit, left
+from memconsole.tui.keys import bindings
+from memconsole.tui.screens.base import ConsoleModal
+from memconsole.tui.widgets.choice_list import ChoiceList
+from memconsole.units import format_bytes, format_count
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row: the value it stands for, its name, and a note."""
+
+    value: str
+    label: str
+    note: str = ""
+    label_width: int = 22
+
+
+def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
+    """The choices that hold every typed word, names that start with the first word before others."""
+    words = text.lower().split()
+    if not words:
+        return list(choices)
+    found = [c for c in choices if all(word in f"{c.label} {c.note}".lower() for word in words)]
+    return sorted(
+        found,
+        key=lambda c: (
+            c.label.lower() != text.strip().lower(),
+            not c.label.lower().startswith(words[0]),
+            words[0] not in c.label.lower(),
+        ),
+    )
+
+
+def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Choice], str | None]:
+    """What can be picked, and the words for free text where that is allowed."""
+    from memconsole.plan import catalog
+    from memconsole.plan.plan import installed_backends
+
+    if kind == "model":
+        rows = []
+        for name, model in catalog.models().items():
+            size = "sized by model.target_params"
+            if model.parameters:
+                size = f"{format_count(model.parameters)} parameters"
+            rows.append(Choice(name, name, f"{size} · {model.label}"))
+        return rows, "directory or hub id"
+    if kind == "dataset":
+        rows = []
+        for name, data in catalog.datasets().items():
+            size = f"{format_bytes(data.bytes)} · " if data.bytes else ""
+            rows.append(Choice(name, name, f"{size}{data.label or data.note or data.where}"))
+        return rows, "path, hf://owner/name or *.h5"
+    if kind == "backend":
+        return [Choice(name, name, _BACKENDS.get(name, "")) for name in installed_backends()], None
+    rows = [Choice("auto", "auto", "the best device of this machine")]
+    local = {reading.id: reading for reading in (devices.devices if devices else ())}
+    for reading in local.values():
+        total = reading.total_bytes
+        size = format_bytes(total) if isinstance(total, int) else "size n/a"
+        note = f"{size} {reading.memory_label} · {reading.name} · this machine"
+        rows.append(Choice(reading.id, reading.id, note))
+    if "cpu" not in local:
+        rows.append(Choice("cpu", "cpu", "this machine's processor"))
+    for name, device in catalog.devices().items():
+        note = (
+            f"{format_bytes(device.total_bytes)} {device.memory_label} · {device.label} · catalog"
+        )
+        rows.append(Choice(name, name, note))
+    return rows, "device name"
+
+
+_BACKENDS = {
+    "torch": "PyTorch: eager or torch.compile; CPU, CUDA, ROCm, Apple MPS",
+    "jax": "JAX, flax NNX: compiled by XLA; CPU, CUDA, TPU",
+}
+
+
+class PickScreen(ConsoleModal, inherit_bindings=False):
+    """Type to narrow, arrows to move, enter to take; dismissed with the value or None."""
+
+    SCREEN = "pick"
+    BINDINGS = bindings("pick")
+
+    def __init__(
+        self,
+        heading: str,
+        choices: Sequence[Choice],
+        present: str = "",
+        free_text: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.heading = heading
+        self._choices = tuple(choices)
+        self._present = present
+        self._free_text = free_text
+        self._found = list(choices)
+        self._cursor = next((n for n, c in enumerate(choices) if c.value == present), 0)
+
+    def compose_body(self) -> ComposeResult:
+        with Vertical(id="body", classes="form"):
+            yield Input(id="entry", compact=True, select_on_focus=False)
+            yield ChoiceList(id="choices")
+
+    def on_mount(self) -> None:
+        entry = self.query_one(Input)
+        entry.cursor_blink = False
+        entry.focus()
+        self._show()
+
+    def title_line(self) -> tuple[str, str]:
+        note = "type to narrow"
+        if self._free_text:
+            note += f", or a {self._free_text}"
+        return self.heading, note
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        text = event.value
+        self._found = matching(self._choices, text)
+        typed = text.strip()
+        if self._free_text and typed and all(c.value != typed for c in self._found):
+            self._found.append(Choice(typed, typed, f"as typed: {self._free_text}"))
+        self._cursor = 0
+        self._show()
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.action_accept()
+
+    def action_move(self, rows: int) -> None:
+        if self._found:
+            cursor = self._cursor + rows
+            last = len(self._found) - 1
+            self._cursor = cursor % (last + 1) if abs(rows) == 1 else min(max(0, cursor), last)
+            self._show()
+
+    def action_accept(self) -> None:
+        if self._found:
+            self.dismiss(cleaned(self._found[self._cursor].value))
+
+    def _show(self) -> None:
+        width = max(20, self.size.width)
+        lines: list[Line] = []
+        for choice in self._found:
+            mark = "●" if choice.value == self._present else " "
+            head = [
+                Span(f"{mark} ", "accent"),
+                Span(left(choice.label, choice.label_width), "strong"),
+            ]
+            room = width - choice.label_width - 8
+            lines.append([*head, Span("  " + fit(choice.note, room), "dim")])
+        self.query_one(ChoiceList).show(lines, self._cursor)

@@ -1,0 +1,96 @@
+"""One line of text with what is allowed beneath, and why not while it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widgets import Input
+
+from memconsole.tui.ink import Line, Span, cleaned, wrap
+from memconsole.tui.keys import bindings
+from memconsole.tui.screens.base import ConsoleModal
+from memconsole.tui.widgets.text_lines import TextLines
+
+Refusal = Callable[[str], str | None]
+"""Why a text is not taken, in one line, or None."""
+
+
+def path_refusal() -> Refusal:
+    """Refuses an unusable path, and an existing file once: entering it again overwrites it."""
+    asked: set[str] = set()
+
+    def refusal(word: str) -> str | None:
+        path = Path(word).expanduser()
+        if not word.strip():
+            return "type a file name"
+        try:
+            if path.is_dir():
+                return f"{path} is a directory"
+            if path.exists() and word not in asked:
+                asked.add(word)
+                return f"{path} exists; enter again to overwrite it"
+        except (OSError, ValueError) as error:
+            return f"{path}: {error}"
+        return None
+
+    return refusal
+
+
+class PromptScreen(ConsoleModal, inherit_bindings=False):
+    """Dismissed with the text once it is not refused, or with None."""
+
+    SCREEN = "prompt"
+    BINDINGS = bindings("prompt")
+
+    def __init__(self, heading: str, text: str, about: str, refusal: Refusal) -> None:
+        super().__init__()
+        self.heading = heading
+        self._text = cleaned(text)
+        self._about = about
+        self._refusal = refusal
+        self._problem = ""
+
+    def compose_body(self) -> ComposeResult:
+        with Vertical(id="body", classes="form"):
+            yield Input(self._text, id="entry", compact=True)
+            yield TextLines(id="about")
+
+    def on_mount(self) -> None:
+        entry = self.query_one(Input)
+        entry.cursor_blink = False
+        entry.focus()
+        self._show()
+
+    def title_line(self) -> tuple[str, str]:
+        return self.heading, "enter takes it, esc does not"
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.action_accept()
+
+    @on(Input.Changed)
+    def _changed(self, event: Input.Changed) -> None:
+        event.stop()
+        if self._problem:
+            self._problem = ""
+            self._show()
+
+    def action_accept(self) -> None:
+        word = cleaned(self.query_one(Input).value)
+        self._problem = self._refusal(word) or ""
+        if self._problem:
+            self._show()
+        else:
+            self.dismiss(word)
+
+    def _show(self) -> None:
+        width = max(20, self.size.width - 4)
+        lines: list[Line] = [[Span(text, "dim")] for text in wrap(self._about, width, 3)]
+        lines.append([])
+        lines += [[Span(text, "bad")] for text in wrap(self._problem, width, 6)]
+        self.query_one("#about", TextLines).show(lines)

@@ -1,0 +1,122 @@
+"""The run screen: progress, loss, speed, epochs, output, and memory predicted against measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from memconsole.tui.chart import GLYPHS
+from memconsole.tui.keys import bindings
+from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.views import PANES, RunView
+from memconsole.tui.widgets.epoch_table import EpochTable
+from memconsole.tui.widgets.gauge import MemoryGauges
+from memconsole.tui.widgets.line_chart import LineChart
+from memconsole.tui.widgets.output_pane import OutputPane
+from memconsole.tui.widgets.run_header import RunHeader
+
+
+class RunScreen(ConsoleScreen, inherit_bindings=False):
+    """Mirrors the app's `RunView`: the follower outlives this screen."""
+
+    SCREEN = "run"
+    BINDINGS = bindings("run")
+
+    def compose_body(self) -> ComposeResult:
+        with Vertical(id="body"):
+            yield RunHeader(id="run-header")
+            with Horizontal(id="upper"):
+                yield LineChart(id="chart")
+                yield MemoryGauges(id="gauges")
+            with Horizontal(id="lower"):
+                yield EpochTable(id="epochs")
+                yield OutputPane(id="output")
+
+    def on_mount(self) -> None:
+        self.show(self.console.run_view)
+
+    def show(self, view: RunView) -> None:
+        """Draw `view`; only what changed is sent."""
+        if not self.is_mounted:
+            return
+        with self.app.batch_update():
+            self.query_one(RunHeader).show(view)
+            self.query_one(LineChart).show(view)
+            self.query_one(MemoryGauges).show(view)
+            self.query_one(EpochTable).show(view)
+            self.query_one(OutputPane).show(view)
+            self.refresh_frame()
+
+    def title_line(self) -> tuple[str, str]:
+        run = self.console.run_view.snapshot
+        return "run", run.id if run is not None else self.console.run_id
+
+    def conditions(self) -> set[str]:
+        found = super().conditions()
+        view = self.console.run_view
+        if view.snapshot is not None:
+            found.add("run")
+        if view.live:
+            found.add("live")
+        if view.resumable:
+            found.add("resumable")
+        return found
+
+    def _change(self, **changes: object) -> None:
+        self.notice("")
+        self.console.set_run_view(replace(self.console.run_view, **changes))  # type: ignore[arg-type]
+
+    def action_pane(self) -> None:
+        pane = PANES[(PANES.index(self.console.run_view.pane) + 1) % len(PANES)]
+        self._change(pane=pane, scroll=0)
+
+    def action_move(self, rows: int) -> None:
+        view = self.console.run_view
+        scroll = view.scroll - rows
+        if view.pane == "output":
+            most = len(view.snapshot.log_tail) if view.snapshot else 0
+            self._change(scroll=min(max(0, scroll), most))
+        else:
+            self._change(scroll=max(-200, min(0, scroll)))
+
+    def action_logarithm(self) -> None:
+        self._change(logarithmic=not self.console.run_view.logarithmic)
+
+    def action_zoom(self) -> None:
+        self._change(recent=not self.console.run_view.recent)
+
+    def action_glyphs(self) -> None:
+        glyphs = self.console.run_view.glyphs
+        self._change(glyphs=GLYPHS[(GLYPHS.index(glyphs) + 1) % len(GLYPHS)])
+
+    def action_edit(self) -> None:
+        run = self.console.run_view.snapshot
+        if run is not None:
+            self.console.edit_plan(run.plan)
+
+    def action_stop(self) -> None:
+        """Ask: save and stop, kill, or nothing."""
+        from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+
+        run = self.console.run_view.snapshot
+        if run is None:
+            return
+
+        def answered(value: object) -> None:
+            if value in ("stop", "kill"):
+                self.notice("asked the run to " + ("stop" if value == "stop" else "end at once"))
+                self.console.request(run.id, str(value))
+
+        answers = (
+            Answer("s", "stop", "save a checkpoint, then stop; r resumes it"),
+            Answer("k", "kill", "end at once; work since the last checkpoint is lost"),
+        )
+        self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
+
+    def action_resume(self) -> None:
+        run = self.console.run_view.snapshot
+        if run is not None:
+            self.notice("resuming …")
+            self.console.resume(run.id)

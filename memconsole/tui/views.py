@@ -1,0 +1,124 @@
+"""What the two main screens show, each as one immutable value; widgets are drawn from these alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from memconsole.devices.reading import Devices
+from memconsole.memory.table import Estimate, MemoryTable, Saving
+from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
+from memconsole.plan.plan import Plan
+from memconsole.runs.snapshot import LIVE, RunSnapshot
+
+Pane = Literal["output", "sample", "summary"]
+PANES: tuple[Pane, ...] = ("output", "sample", "summary")
+HISTORY = 200
+"""Undo steps kept."""
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """The plan screen."""
+
+    plan: Plan
+    estimate: Estimate | None = None
+    stale: bool = True
+    """The estimate is of an earlier plan (or there is none yet)."""
+    problem: str = ""
+    """Why the plan cannot be priced."""
+    before: MemoryTable | None = None
+    """The table before the last change, for the ± column."""
+    cursor: int = 0
+    undo: tuple[Plan, ...] = ()
+    redo: tuple[Plan, ...] = ()
+    devices: Devices | None = None
+
+    @property
+    def row(self) -> Optimization:
+        """The selected optimization."""
+        return OPTIMIZATIONS[self.cursor % len(OPTIMIZATIONS)]
+
+    def savings_of(self, key: str) -> tuple[Saving, ...]:
+        """What each value of one toggle would save."""
+        if self.estimate is None:
+            return ()
+        return tuple(s for s in self.estimate.savings if s.key == key)
+
+    def next_saving(self, row: Optimization) -> Saving | None:
+        """What the next key press on `row` would save."""
+        wanted = row.next_value(self.plan)
+        found = self.savings_of(row.key)
+        return next((s for s in found if same_value(s.value, wanted)), None)
+
+    def changed(self, plan: Plan) -> PlanView:
+        """After a change of the plan: the old one can be undone, the estimate is stale."""
+        if plan == self.plan:
+            return self
+        undo = (*self.undo, self.plan)[-HISTORY:]
+        return replace(
+            self, plan=plan, undo=undo, redo=(), stale=True, before=self._table(), problem=""
+        )
+
+    def undone(self) -> PlanView:
+        """One change back."""
+        if not self.undo:
+            return self
+        return replace(
+            self,
+            plan=self.undo[-1],
+            undo=self.undo[:-1],
+            redo=(*self.redo, self.plan),
+            stale=True,
+            before=self._table(),
+            problem="",
+        )
+
+    def redone(self) -> PlanView:
+        """One undone change forward again."""
+        if not self.redo:
+            return self
+        return replace(
+            self,
+            plan=self.redo[-1],
+            redo=self.redo[:-1],
+            undo=(*self.undo, self.plan),
+            stale=True,
+            before=self._table(),
+            problem="",
+        )
+
+    def _table(self) -> MemoryTable | None:
+        return self.estimate.table if self.estimate is not None and not self.stale else self.before
+
+
+def same_value(a: object, b: object) -> bool:
+    """Equal in type and value, so that `True` is not `1`; numbers written as text count as numbers."""
+    return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The run screen."""
+
+    snapshot: RunSnapshot | None = None
+    prediction: Estimate | None = None
+    prediction_problem: str = ""
+    devices: Devices | None = None
+    pane: Pane = "output"
+    logarithmic: bool = False
+    recent: bool = False
+    glyphs: str = "braille"
+    scroll: int = 0
+    """Rows the lower pane is moved up from its end."""
+    problem: str = ""
+
+    @property
+    def live(self) -> bool:
+        return self.snapshot is not None and self.snapshot.state in LIVE
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the run has ended and can go on."""
+        run = self.snapshot
+        return run is not None and not self.live and bool(run.verdict and run.verdict.resumable)

@@ -1,0 +1,169 @@
+"""The base of every live widget: paints lines and sends only the cells that changed.
+
+Textual has no cell-level difference: a dirty widget is sent whole. `Painted` keeps what it drew,
+compares, and refreshes the changed span of each changed row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from memconsole.tui.ink import ROLES, Line, cleaned
+
+
+class Painted(Widget):
+    """A widget whose content is `draw(width, height)`, a list of lines.
+
+    Subclasses keep their state in plain attributes, change it in one `show(...)` method and end
+    that with `repaint()`.
+    """
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"ink--{role}" for role in ROLES} | {"ink--cursor"}
+    DEFAULT_CSS = """
+    Painted {
+        & > .ink--dim { color: $foreground 66%; }
+        & > .ink--strong { text-style: bold; }
+        & > .ink--good { color: $success; text-style: bold; }
+        & > .ink--bad { color: $error; text-style: bold; }
+        & > .ink--warn { color: $warning; }
+        & > .ink--accent { color: $accent; text-style: bold; }
+        & > .ink--key { color: $accent; }
+        & > .ink--title { color: $secondary; text-style: bold; }
+        & > .ink--train { color: $primary; }
+        & > .ink--validation { color: $warning; text-style: bold; }
+        & > .ink--baseline { color: $foreground 50%; }
+        & > .ink--tick { color: $warning; text-style: bold; }
+        & > .ink--part-a { color: $primary; }
+        & > .ink--part-b { color: $success; }
+        & > .ink--part-c { color: $warning; }
+        & > .ink--part-d { color: $secondary; }
+        & > .ink--cursor { background: $primary 22%; }
+    }
+    Painted:ansi {
+        & > .ink--dim { color: ansi_default; text-style: dim; }
+        & > .ink--baseline { color: ansi_default; text-style: dim; }
+        & > .ink--cursor { background: ansi_default; text-style: reverse; }
+    }
+    """
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._lines: list[list[tuple[str, str]]] = []
+        self._strips: list[Strip] = []
+        self._painted: tuple[int, int] | None = None
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        """The rows to show, at most `height`, each at most `width` cells. Pure in the state."""
+        raise NotImplementedError
+
+    @property
+    def ascii_only(self) -> bool:
+        """Whether only ASCII may be drawn."""
+        return bool(getattr(self.app, "ascii_only", False))
+
+    def repaint(self) -> None:
+        """Draw again and refresh what changed."""
+        if not self.is_attached:
+            return
+        width, height = self.content_size
+        if self._painted != (width, height):
+            self._painted = None
+            self.refresh()
+            return
+        rows = self._rows(width, height)
+        changed: list[Region] = []
+        for y, row in enumerate(rows):
+            if row != self._lines[y]:
+                start, end = _changed_span(self._lines[y], row)
+                self._lines[y] = row
+                self._strips[y] = self._strip(row, width)
+                if end > start:
+                    changed.append(Region(start, y, end - start, 1))
+        if changed:
+            self.refresh(*changed)
+
+    def render_line(self, y: int) -> Strip:
+        size = self.content_size
+        if self._painted != tuple(size):
+            self._painted = (size.width, size.height)
+            self._lines = self._rows(size.width, size.height)
+            self._strips = [self._strip(row, size.width) for row in self._lines]
+        if y < len(self._strips):
+            return self._strips[y]
+        return Strip.blank(size.width, self.rich_style)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._painted = None
+
+    def _rows(self, width: int, height: int) -> list[list[tuple[str, str]]]:
+        """Exactly `height` rows of cleaned (text, role), each at most `width` cells."""
+        if width <= 0 or height <= 0:
+            return [[] for _ in range(max(0, height))]
+        ascii_only = self.ascii_only
+        rows: list[list[tuple[str, str]]] = []
+        for line in self.draw(width, height)[:height]:
+            row = [(cleaned(text, ascii_only), role) for text, role in line if text]
+            rows.append(row)
+        rows.extend([] for _ in range(height - len(rows)))
+        return rows
+
+    def _strip(self, row: list[tuple[str, str]], width: int) -> Strip:
+        segments = [Segment(text, self._style(role)) for text, role in row]
+        return Strip(segments).adjust_cell_length(width, self.rich_style).crop(0, width)
+
+    def _style(self, role: str) -> Style:
+        name, _, where = role.partition("@")
+        style = self.get_component_rich_style(f"ink--{name}") if name else self.rich_style
+        if where:
+            cursor = self.get_component_rich_style("ink--cursor")
+            if cursor.reverse:
+                style = style + Style(reverse=True)
+            else:
+                style = style + Style(bgcolor=cursor.bgcolor)
+        return style
+
+
+def _cells(row: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """One item per terminal cell; the second cell of a wide character is empty text."""
+    for text, role in row:
+        if text.isascii():
+            for character in text:
+                yield character, role
+            continue
+        pending = ""
+        for character in text:
+            size = cell_len(character)
+            if size == 0:
+                pending += character
+                continue
+            yield pending + character, role
+            pending = ""
+            for _ in range(size - 1):
+                yield "", role
+
+
+def _changed_span(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> tuple[int, int]:
+    """The half-open range of cells in which two rows differ."""
+    before, after = list(_cells(old)), list(_cells(new))
+    longest = max(len(before), len(after))
+    blank: tuple[str, str] = (" ", "")
+    before += [blank] * (longest - len(before))
+    after += [blank] * (longest - len(after))
+    start = next((x for x in range(longest) if before[x] != after[x]), longest)
+    end = longest
+    while end > start and before[end - 1] == after[end - 1]:
+        end -= 1
+    while start > 0 and after[start][0] == "":
+        start -= 1
+    while end < longest and after[end][0] == "":
+        end += 1
+    return start, end

@@ -1,0 +1,34 @@
+"""A widget that shows given lines: headers, notices, forms' messages, scrolled text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memconsole.tui.ink import Line
+from memconsole.tui.widgets.painted import Painted
+
+
+class TextLines(Painted):
+    """Lines from outside, from row `offset` on."""
+
+    _given: tuple[Line, ...] = ()
+    _offset: int = 0
+
+    def show(self, lines: Sequence[Line]) -> None:
+        self._given = tuple(lines)
+        self.repaint()
+
+    @property
+    def offset_row(self) -> int:
+        """The first row shown."""
+        return self._offset
+
+    def scroll_by(self, rows: int) -> None:
+        """Move the first row, within the text."""
+        most = max(0, len(self._given) - self.content_size.height)
+        self._offset = min(max(0, self._offset + rows), most)
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        first = min(self._offset, max(0, len(self._given) - height))
+        return list(self._given[first : first + height])
