@@ -18,7 +18,7 @@ from memconsole_trainer.tokenizer import Tokenizer, Tokens
 
 EXACT_BYTES = 4 << 20
 """Text up to this size is counted to the last token; of more, a spread sample is."""
-SAMPLED_BLOCKS = 64
+SAMPLED_BLOCKS = 128
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):

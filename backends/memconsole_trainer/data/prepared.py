@@ -22,7 +22,7 @@ from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks, r
 from memconsole_trainer.data.validation import Validation
 from memconsole_trainer.tokenizer import Tokenizer, Tokens
 
-TOKENIZER_BYTES = 8 << 20
+TOKENIZER_BYTES = 4 << 20
 """Most text the tokenizer is trained on, whatever `data.tokenizer_examples` says."""
 
 

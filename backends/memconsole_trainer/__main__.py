@@ -1,0 +1,64 @@
+"""``python -m memconsole_trainer RUN_DIR ATTEMPT``: one attempt of one run."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from memconsole.plan.plan import PlanError
+from memconsole.runs import events
+from memconsole.runs.attempt import Attempt
+from memconsole.runs.directory import RunDirectory
+from memconsole.runs.failure import ExitCode, exit_code_of
+
+_REASONS = {"disk": "disk_full", "device_lost": "crashed"}
+
+
+def run(attempt: Attempt) -> int:
+    """Train and leave the last word. Returns the exit code."""
+    from memconsole_trainer.checkpoint import FencedError
+    from memconsole_trainer.data.documents import DataError
+    from memconsole_trainer.loop import Trainer
+    from memconsole_trainer.setup import StopRequestedError, set_up
+
+    job = trainer = None
+    code, reason = ExitCode.DONE, "finished"
+    try:
+        job = set_up(attempt)
+        trainer = Trainer(attempt, job)
+        trainer.train()
+    except StopRequestedError:
+        code, reason = ExitCode.STOPPED, "stopped"
+        step = job.progress.step if job else 0
+        attempt.emit(events.Stopped(step=step, reason="stop requested"), durable=True)
+        print(f"Stopped at step {step:,}; resumable", flush=True)
+    except FencedError as error:
+        code, reason = ExitCode.FENCED, "fenced"
+        print(f"memconsole: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+        cause = attempt.report(error)
+        code, reason = exit_code_of(cause), _REASONS.get(cause, cause)
+        if isinstance(error, PlanError | DataError):
+            print(f"memconsole: {error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
+    finally:
+        if job is not None:
+            job.stream.close()
+    saved = trainer.saver.last if trainer else None
+    step = job.progress.step if job else 0
+    attempt.finish(code, step, reason, str(saved) if saved else None)
+    return int(code)
+
+
+def main() -> int:
+    if len(sys.argv) != 3 or not sys.argv[2].isdigit():
+        print("usage: python -m memconsole_trainer RUN_DIR ATTEMPT", file=sys.stderr)
+        return 2
+    with Attempt(RunDirectory(Path(sys.argv[1])), int(sys.argv[2])) as attempt:
+        return run(attempt)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

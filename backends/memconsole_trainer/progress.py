@@ -1,0 +1,83 @@
+"""How far a run has come: the numbers a checkpoint carries so that a resumed run tells the same story."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """Counted over all attempts. Seconds are wall time of the trainer."""
+
+    total_steps: int
+    """The learning-rate schedule ends here; fixed when the run starts."""
+    steps_per_epoch: int
+    step: int = 0
+    epoch: int = 1
+    """The one being trained, from 1."""
+    tokens: int = 0
+    data: dict[str, Any] = {}
+    """State of the pipeline after the last batch used."""
+    epoch_nats: float = 0.0
+    epoch_tokens: int = 0
+    epoch_first_step: int = 0
+    epoch_seconds: float = 0.0
+    elapsed_seconds: float = 0.0
+    epoch_minutes: list[float] = []
+    train_loss: float | None = None
+    """Mean over the last reported steps."""
+    validation_loss: float | None = None
+    validation_step: int = 0
+    best_validation_loss: float | None = None
+
+    def add_loss(self, loss: float, tokens: int) -> None:
+        """Count one step's mean loss over `tokens` into the epoch's."""
+        self.epoch_nats += loss * tokens
+        self.epoch_tokens += tokens
+
+    @property
+    def epoch_loss(self) -> float | None:
+        return self.epoch_nats / self.epoch_tokens if self.epoch_tokens else None
+
+    def end_epoch(self, data: dict[str, Any]) -> None:
+        """Go on to the next epoch, whose pipeline begins at `data`."""
+        self.epoch_minutes = [*self.epoch_minutes, self.epoch_seconds / 60]
+        self.epoch += 1
+        self.data = data
+        self.epoch_nats, self.epoch_tokens = 0.0, 0
+        self.epoch_first_step, self.epoch_seconds = self.step, 0.0
+
+    def finished(self, plan: Plan) -> bool:
+        """Whether the plan is done. `max_steps` decides alone where it is given."""
+        if plan.train.max_steps is not None:
+            return self.step >= plan.train.max_steps
+        return self.epoch > plan.train.epochs
+
+    @property
+    def average_epoch_minutes(self) -> float | None:
+        return sum(self.epoch_minutes) / len(self.epoch_minutes) if self.epoch_minutes else None
+
+
+def start(plan: Plan, steps_per_epoch: int) -> Progress:
+    """Progress of a new run."""
+    total = plan.train.max_steps or steps_per_epoch * plan.train.epochs
+    return Progress(total_steps=total, steps_per_epoch=steps_per_epoch)
+
+
+def fingerprint(plan: Plan, architecture: Architecture) -> str:
+    """Of every setting that the continuation of a run depends on.
+
+    How often to log, evaluate and save, how many checkpoints to keep, and on which device to compute
+    may change between attempts.
+    """
+    free = ("log_every", "evaluate_every", "evaluation_batches", "checkpoint_every")
+    train = msgspec.to_builtins(plan.train)
+    for key in (*free, "keep_checkpoints", "sample_tokens"):
+        del train[key]
+    parts = (plan.backend, plan.data, train, plan.optimize, architecture)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

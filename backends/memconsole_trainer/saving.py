@@ -1,0 +1,105 @@
+"""Saving a run's state, and waiting for room where the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+
+import msgspec
+
+from memconsole.runs import events
+from memconsole.runs.attempt import Attempt
+from memconsole_trainer import checkpoint
+from memconsole_trainer.progress import Progress
+from memconsole_trainer.setup import Job
+from memconsole_trainer.watch import Watch
+
+DISK_WAIT_SECONDS = 1800.0
+"""How long a full disk is waited for, with the state kept in memory."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Saver:
+    """Commits checkpoints of one job."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        job: Job,
+        watch: Watch,
+        disk_wait_seconds: float = DISK_WAIT_SECONDS,
+    ) -> None:
+        self._attempt = attempt
+        self._job = job
+        self._watch = watch
+        self._disk_wait_seconds = disk_wait_seconds
+        self.last: Path | None = job.last_saved
+        self._saved = _place(job.progress) if job.last_saved else None
+
+    def save(self) -> None:
+        """Commit a checkpoint, unless the last one has exactly this state or no step was taken.
+
+        Waits for room on a full disk. Raises OSError when there is none in time or on a stop request,
+        `FencedError`, and `NotFiniteError` for tensors not worth keeping.
+        """
+        p, job = self._job.progress, self._job
+        if p.step == 0 or self._saved == _place(p):
+            return
+        with self._watch.aside("checkpoint"):
+            self._watch.count()
+            deadline = time.monotonic() + self._disk_wait_seconds
+            while True:
+                try:
+                    saved = self._commit()
+                    break
+                except OSError as error:
+                    if error.errno not in _FULL:
+                        raise
+                    self._wait_for_room(error, deadline)
+            self.last, self._saved = saved.path, _place(p)
+            job.checkpoints.retain()
+        self._attempt.emit(
+            events.Checkpoint(
+                step=p.step,
+                path=str(saved.path),
+                size_bytes=saved.size_bytes,
+                seconds=saved.seconds,
+            ),
+            durable=True,
+        )
+
+    def _commit(self) -> checkpoint.Saved:
+        p, job = self._job.progress, self._job
+        state = {
+            "progress": msgspec.to_builtins(p),
+            "validation_loss": p.validation_loss if p.validation_step == p.step else None,
+            "fingerprints": job.fingerprints,
+            "architecture": msgspec.to_builtins(job.architecture),
+            "versions": dict(job.engine.versions),
+        }
+        return job.checkpoints.save(
+            p.step,
+            job.engine.state(),
+            state,
+            self._attempt.is_newest,
+            lambda written: self._attempt.progress("checkpoint", p.step, written),
+            expected_bytes=4 * job.engine.parameters,
+        )
+
+    def _wait_for_room(self, error: OSError, deadline: float) -> None:
+        """Sleep a little. Raises `error` at the deadline, or when asked to stop."""
+        if self._watch.phase != "wait_disk":
+            self._watch.enter("wait_disk", str(error.strerror))
+            message = f"the disk is full ({error.strerror}); waiting for room to save a checkpoint"
+            print(f"warning: {message}", flush=True)
+            self._attempt.emit(events.Warning(message=message))
+        for _ in range(10):
+            if time.monotonic() >= deadline or self._attempt.stop_requested:
+                raise error
+            self._watch.beat()
+            time.sleep(0.2)
+
+
+def _place(progress: Progress) -> tuple[int, int, int]:
+    return progress.step, progress.epoch, progress.validation_step

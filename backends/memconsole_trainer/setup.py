@@ -1,0 +1,227 @@
+"""Everything before the first step: engine, checkpoint, data, tokenizer, model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import msgspec
+
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs import events
+from memconsole.runs.attempt import Attempt
+from memconsole_trainer import progress, summary
+from memconsole_trainer.checkpoint import Checkpoints, Stored
+from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.prepared import Prepared, make_tokenizer, prepare
+from memconsole_trainer.data.sources import open_source
+from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.stream import BatchShape, BatchStream
+from memconsole_trainer.engine import Engine, EngineFactory, WeightSource
+from memconsole_trainer.huggingface import HuggingFaceWeights, has_weights
+from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.progress import Progress
+
+
+class StopRequestedError(Exception):
+    """Someone asked this trainer to stop; nothing is wrong."""
+
+
+@dataclass
+class Job:
+    """What the loop works with."""
+
+    plan: Plan
+    architecture: Architecture
+    engine: Engine
+    data: Prepared
+    shape: BatchShape
+    stream: BatchStream
+    checkpoints: Checkpoints
+    progress: Progress
+    fingerprints: dict[str, str]
+    last_saved: Path | None
+
+
+def set_up(attempt: Attempt) -> Job:
+    """Prepare the attempt, telling each phase. Raises `StopRequestedError`, `PlanError`, `DataError`."""
+    say = Announcer(attempt)
+    say.phase("import")
+    plan = attempt.run.read_plan()
+    check(plan)
+    architecture = catalog.architecture(plan)
+    engine = engine_factory(plan.backend)(plan, attempt.run.path)
+    checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
+    checkpoints.sweep()
+    stored = checkpoints.newest(say.warning, say.tick)
+    _started(attempt, plan, engine, stored)
+
+    say.phase("data", plan.data.source)
+    source = open_source(plan, architecture.vocab_size)
+    split = Split(source.count, plan.data.validation_fraction)
+    say.phase("tokenizer")
+    directory = _weights_directory(plan)
+    beside = directory / "tokenizer.json" if directory else None
+    tokenizer = make_tokenizer(
+        plan,
+        architecture,
+        source,
+        split,
+        attempt.run.path / "tokenizer.json",
+        beside if beside and beside.is_file() else None,
+    )
+    say.phase("data", "measuring")
+    cache = attempt.run.path / "data.json"
+    data = prepare(plan, architecture, source, split, tokenizer, cache, say.tick)
+    print(f"  {data.description}", flush=True)
+    if plan.data.validation_fraction and not len(data.validation):
+        say.warning("nothing is held out for validation: the data is a single document")
+    if isinstance(source, TokenRows) and tokenizer is None:
+        say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
+
+    fingerprints = {
+        "plan": progress.fingerprint(plan, architecture),
+        "data": data.fingerprint,
+        "tokenizer": tokenizer.fingerprint if tokenizer else "",
+    }
+    shape = BatchShape(
+        plan.optimize.accumulation_steps,
+        plan.train.batch_size * plan.device.count,
+        plan.data.sequence_length,
+    )
+    if stored is None:
+        state = progress.start(plan, data.steps_per_epoch(shape))
+    else:
+        state = resumed(stored, fingerprints)
+    buffer = plan.data.shuffle_buffer
+    stream = BatchStream(data.blocks, shape, plan.train.seed, buffer, data.held, state.data or None)
+    try:
+        say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
+        weights: WeightSource = InitialWeights(architecture, plan.train.seed)
+        if directory is not None and has_weights(directory):
+            weights = HuggingFaceWeights(directory, architecture)
+        elif directory is not None:
+            say.warning(f"{directory} holds no safetensors: training starts from new weights")
+        engine.build(plan, architecture, state.total_steps, weights)
+        if stored is not None:
+            engine.load_state(stored)
+        say.phase(
+            "build",
+            parameters=engine.parameters,
+            trainable_parameters=engine.trainable_parameters,
+        )
+        print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
+    except BaseException:
+        stream.close()
+        raise
+    path = stored.path if stored else None
+    return Job(
+        plan, architecture, engine, data, shape, stream, checkpoints, state, fingerprints, path
+    )
+
+
+def engine_factory(backend: str) -> EngineFactory:
+    """The installed backend called `backend`. Raises `PlanError` when it cannot be imported."""
+    found = [e for e in entry_points(group="memconsole.backends") if e.name == backend]
+    if not found:
+        raise PlanError(f'backend = "{backend}": not installed', "backend")
+    try:
+        factory: EngineFactory = found[0].load()
+    except ModuleNotFoundError as error:
+        raise PlanError(
+            f'backend = "{backend}": {error.name} is not installed; '
+            f'install it with pip install "memconsole[{backend}]"',
+            "backend",
+        ) from error
+    return factory
+
+
+def resumed(stored: Stored, fingerprints: dict[str, str]) -> Progress:
+    """Progress of a checkpoint. Raises `PlanError` or `DataError` when it belongs to something else."""
+    before = stored.state["fingerprints"]
+    if before["plan"] != fingerprints["plan"]:
+        raise PlanError(
+            f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
+            "start a new run"
+        )
+    for what in ("data", "tokenizer"):
+        if before[what] != fingerprints[what]:
+            raise DataError(
+                f"the {what} has changed since {stored.path.name}: the run cannot be continued "
+                "exactly; start a new run"
+            )
+    return msgspec.convert(stored.state["progress"], Progress)
+
+
+class Announcer:
+    """Says through the attempt what is going on, and notices a stop request."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._phase = "import"
+
+    def phase(
+        self,
+        phase: str,
+        detail: str = "",
+        *,
+        parameters: int | None = None,
+        trainable_parameters: int | None = None,
+        total_steps: int | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """Enter a phase. Raises `StopRequestedError`."""
+        self._phase = phase
+        self._attempt.emit(
+            events.Phase(
+                phase=phase,
+                detail=detail,
+                parameters=parameters,
+                trainable_parameters=trainable_parameters,
+                total_steps=total_steps,
+                steps_per_epoch=steps_per_epoch,
+            )
+        )
+        self.tick()
+
+    def tick(self) -> None:
+        """A sign of life. Raises `StopRequestedError`."""
+        self._attempt.progress(self._phase, self._attempt.step)
+        if self._attempt.stop_requested:
+            raise StopRequestedError
+
+    def warning(self, message: str) -> None:
+        print(f"warning: {message}", flush=True)
+        self._attempt.emit(events.Warning(message=message))
+
+
+def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: Stored | None) -> None:
+    lines = engine.platform_lines()
+    device = engine.device
+    attempt.emit(
+        events.Started(
+            attempt=attempt.number,
+            backend=plan.backend,
+            versions=dict(engine.versions),
+            device_id=device.id,
+            device_name=device.name,
+            device_kind=device.kind,
+            memory_label=device.memory_label,
+            platform_lines=tuple(lines),
+            resumed_step=stored.step if stored else 0,
+        ),
+        durable=True,
+    )
+    if stored:
+        lines = [*lines, f"Resuming from {stored.path.name}"]
+    print(summary.platform(lines), flush=True)
+
+
+def _weights_directory(plan: Plan) -> Path | None:
+    found = catalog.model_directory(plan)
+    return Path(found) if found else None
