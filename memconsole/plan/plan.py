@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from memconsole.plan.sections import (
     BACKENDS,
@@ -110,19 +111,25 @@ def _describe(key: str, annotated: Any, default: Any) -> Setting:
     else:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         expects = words[base]
-        for sign, limit in (
-            (">=", limits.ge),
-            (">", limits.gt),
-            ("<=", limits.le),
-            ("<", limits.lt),
-        ):
-            if limit is not None:
-                expects += f" {sign} {limit:,}" if isinstance(limit, int) else f" {sign} {limit:g}"
+        expects += _range(limits)
         if optional:
             expects += ", or none"
     return Setting(
         key, default, annotated, expects, meta.description or "", choices, optional, base
     )
+
+
+def _range(limits: Meta) -> str:
+    """`` from 1 to 8``, `` >= 1``, `` > 0 and <= 1``: the limits of a number, in words."""
+
+    def shown(limit: float) -> str:
+        return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+
+    if limits.ge is not None and limits.le is not None:
+        return f" from {shown(limits.ge)} to {shown(limits.le)}"
+    signs = ((">=", limits.ge), (">", limits.gt), ("<=", limits.le), ("<", limits.lt))
+    given = [f"{sign} {shown(limit)}" for sign, limit in signs if limit is not None]
+    return f" {' and '.join(given)}" if given else ""
 
 
 def _build_settings() -> dict[str, Setting]:

@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Meta
 
 BACKENDS = ("torch", "jax")
+MOST = 1_000_000_000_000
+"""Upper limit of counts that have no other: sums of bytes stay within 64 bits."""
 Precision = Literal["fp32", "bf16", "fp16"]
 Checkpointing = Literal["none", "selective", "full"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "sgd"]
@@ -66,20 +68,24 @@ class DataChoice(Section, frozen=True, kw_only=True):
     source: Annotated[str, about("catalog name, path, hf://owner/name, or *.h5")] = "python-stdlib"
     sequence_length: Annotated[int, about("tokens per row", ge=8, le=1_048_576)] = 128
     stride: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=1_048_576)] | None,
         about("tokens between row starts; none means sequence_length"),
     ] = None
     streaming: Annotated[bool, about("tokenize on the fly instead of holding every token")] = True
-    shuffle_buffer: Annotated[int, about("rows shuffled together when streaming", ge=0)] = 10_000
+    shuffle_buffer: Annotated[
+        int, about("rows shuffled together when streaming", ge=0, le=MOST)
+    ] = 10_000
     max_examples: Annotated[
-        Annotated[int, Meta(ge=1)] | None, about("use only the first documents")
+        Annotated[int, Meta(ge=1, le=MOST)] | None, about("use only the first documents")
     ] = None
     text_column: Annotated[str, about("column holding the text")] = "text"
     split: Annotated[str, about("split of a hub dataset")] = "train"
     tokenizer: Annotated[str | None, about("path of a tokenizer.json; none trains one")] = None
-    tokenizer_examples: Annotated[int, about("documents the tokenizer is trained on", ge=1)] = 1_000
+    tokenizer_examples: Annotated[
+        int, about("documents the tokenizer is trained on", ge=1, le=MOST)
+    ] = 1_000
     vocab_size: Annotated[
-        Annotated[int, Meta(ge=257)] | None,
+        Annotated[int, Meta(ge=257, le=16_777_216)] | None,
         about("entries of the trained tokenizer; none takes the model's"),
     ] = None
     validation_fraction: Annotated[float, about("share of documents held out", ge=0.0, le=0.5)] = (
@@ -99,14 +105,14 @@ class DeviceChoice(Section, frozen=True, kw_only=True):
 
 
 class TrainChoice(Section, frozen=True, kw_only=True):
-    epochs: Annotated[int, about("passes over the data", ge=1)] = 3
+    epochs: Annotated[int, about("passes over the data", ge=1, le=1_000_000)] = 3
     max_steps: Annotated[
-        Annotated[int, Meta(ge=1)] | None, about("stop after this many optimizer steps")
+        Annotated[int, Meta(ge=1, le=MOST)] | None, about("stop after this many optimizer steps")
     ] = None
-    batch_size: Annotated[int, about("rows per micro-batch and device", ge=1)] = 16
+    batch_size: Annotated[int, about("rows per micro-batch and device", ge=1, le=1_048_576)] = 16
     learning_rate: Annotated[float, about("peak learning rate", gt=0.0, le=10.0)] = 5e-4
     seed: Annotated[int, about("of weights, order and sampling", ge=0, lt=2**32)] = 42
-    warmup_steps: Annotated[int, about("steps of linear warm-up", ge=0)] = 100
+    warmup_steps: Annotated[int, about("steps of linear warm-up", ge=0, le=MOST)] = 100
     schedule: Annotated[Schedule, about("after the warm-up")] = "cosine"
     minimum_learning_rate: Annotated[
         float, about("end of the schedule, as a share of the peak", ge=0.0, le=1.0)
@@ -116,18 +122,22 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     beta1: Annotated[float, about("decay of the first moment", ge=0.0, lt=1.0)] = 0.9
     beta2: Annotated[float, about("decay of the second moment", ge=0.0, lt=1.0)] = 0.95
     epsilon: Annotated[float, about("added to the denominator", gt=0.0)] = 1e-8
-    log_every: Annotated[int, about("steps between reported losses", ge=1)] = 10
+    log_every: Annotated[int, about("steps between reported losses", ge=1, le=MOST)] = 10
     evaluate_every: Annotated[
-        int, about("steps between evaluations; 0 means at each epoch's end", ge=0)
+        int, about("steps between evaluations; 0 means at each epoch's end", ge=0, le=MOST)
     ] = 0
     evaluation_batches: Annotated[
-        int, about("most validation batches per evaluation; 0 means all", ge=0)
+        int, about("most validation batches per evaluation; 0 means all", ge=0, le=MOST)
     ] = 0
     checkpoint_every: Annotated[
-        int, about("steps between checkpoints; 0 means at each epoch's end", ge=0)
+        int, about("steps between checkpoints; 0 means at each epoch's end", ge=0, le=MOST)
     ] = 0
-    keep_checkpoints: Annotated[int, about("newest checkpoints kept, the best besides", ge=1)] = 2
-    sample_tokens: Annotated[int, about("tokens sampled at each evaluation; 0: none", ge=0)] = 64
+    keep_checkpoints: Annotated[
+        int, about("newest checkpoints kept, the best besides", ge=1, le=MOST)
+    ] = 2
+    sample_tokens: Annotated[
+        int, about("tokens sampled at each evaluation; 0: none", ge=0, le=1_048_576)
+    ] = 64
 
 
 class OptimizeChoice(Section, frozen=True, kw_only=True):
@@ -135,7 +145,9 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     gradient_checkpointing: Annotated[
         Checkpointing, about("recompute activations in the backward pass (JAX: remat)")
     ] = "none"
-    accumulation_steps: Annotated[int, about("micro-batches per optimizer step", ge=1)] = 1
+    accumulation_steps: Annotated[
+        int, about("micro-batches per optimizer step", ge=1, le=1_048_576)
+    ] = 1
     optimizer: Annotated[OptimizerName, about("update rule and its state")] = "adamw"
     optimizer_offload: Annotated[
         OptimizerOffload, about("where the optimizer state waits between steps")

@@ -166,9 +166,10 @@ def _folder(path: Path, changed: int) -> tuple[int | None, int | None]:
 def _missing(source: str, catalog: Mapping[str, DatasetEntry], error: Exception) -> PlanError:
     if isinstance(error, PermissionError):
         return _error(source, "cannot be read: permission denied")
-    hint = nearest(source, catalog)
-    if not hint and _HUB_ID.fullmatch(source) and not Path(source).suffix:
+    if _HUB_ID.fullmatch(source) and not Path(source).suffix:
         hint = f' — a hub dataset is written "{HUB_PREFIX}{source}"'
+    else:
+        hint = nearest(source, catalog)
     return _error(
         source, f"no such file, and not one of {', '.join(catalog)} or hf://owner/name{hint}"
     )
