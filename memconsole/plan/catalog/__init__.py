@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -155,8 +155,7 @@ def _some(names: Mapping[str, object]) -> str:
 
 
 def _load(table: str, entry_type: type[Entry], row_of: Any) -> Mapping[str, Entry]:
-    text = resources.files(__package__).joinpath(f"{table}.toml").read_text(encoding="utf-8")
-    rows = tomllib.loads(text)
+    rows = tomllib.loads(Path(__file__).with_name(f"{table}.toml").read_text(encoding="utf-8"))
     return MappingProxyType(
         {
             name: msgspec.convert({"name": name, **row_of(row)}, entry_type)
