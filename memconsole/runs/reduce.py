@@ -104,7 +104,7 @@ def reduce(state: RunState, record: events.Record) -> RunState:
     `state` is changed in place and returned: copying its curves for each record would make reading a
     long run quadratic. The same records give the same state, wherever the reading was interrupted.
     """
-    if record.time_boot > 0:
+    if 0 < record.time_boot < 1e12:
         if state.first_boot is None:
             state.first_boot = record.time_boot
         state.last_boot = max(state.last_boot or 0.0, record.time_boot)
@@ -139,10 +139,12 @@ def reduce(state: RunState, record: events.Record) -> RunState:
             )
         case events.Stopped():
             state.stopped = msgspec.structs.replace(record, reason=clean_line(record.reason))
-            state.step = max(record.step, 0)
+            if _plausible(record.step):
+                state.step = record.step
         case events.Ended():
             state.ended = record
-            state.step = max(record.step, 0)
+            if _plausible(record.step):
+                state.step = record.step
         case events.Started():
             _started(state, record)
     return state
@@ -182,7 +184,7 @@ def _started(state: RunState, record: events.Started) -> None:
         memory_label=clean_line(record.memory_label, 80),
         platform_lines=tuple(clean_line(line) for line in record.platform_lines),
     )
-    resumed = max(record.resumed_step, 0)
+    resumed = record.resumed_step if _plausible(record.resumed_step) else 0
     if resumed < state.step or state.train.last_step > resumed:
         state.train.truncate(resumed)
         state.validation.truncate(resumed)
@@ -195,7 +197,7 @@ def _started(state: RunState, record: events.Started) -> None:
 
 def _epoch_step(state: RunState, mark: EpochMark) -> int:
     if state.steps_per_epoch:
-        return max(mark.step, mark.event.epoch * state.steps_per_epoch)
+        return mark.event.epoch * state.steps_per_epoch
     return mark.step
 
 
@@ -204,19 +206,20 @@ def _phase(state: RunState, record: events.Phase) -> None:
     state.phase_detail = clean_line(record.detail)
     if state.phase in WARMING_PHASES:
         state.warming = True
-    if record.parameters is not None:
+    if record.parameters is not None and _plausible(record.parameters):
         state.parameters = record.parameters
-    if record.trainable_parameters is not None:
-        state.trainable_parameters = record.trainable_parameters
-    if record.total_steps is not None and record.total_steps >= 0:
+    trainable = record.trainable_parameters
+    if trainable is not None and _plausible(trainable):
+        state.trainable_parameters = trainable
+    if record.total_steps is not None and _plausible(record.total_steps):
         state.total_steps = record.total_steps
-    if record.steps_per_epoch is not None and record.steps_per_epoch > 0:
+    if record.steps_per_epoch and _plausible(record.steps_per_epoch):
         state.steps_per_epoch = record.steps_per_epoch
 
 
 def _step(state: RunState, record: events.Step) -> None:
     step = record.step
-    if step < 0:
+    if not _plausible(step, record.epoch, record.tokens):
         state.odd += 1
         return
     taken = step - state.step if step > state.step else 1
@@ -235,20 +238,23 @@ def _step(state: RunState, record: events.Step) -> None:
         # What was saved or evaluated while warming up is no guide to the pace either.
         state.warming = False
         state.side_seconds, state.side_from_step = 0.0, step
-    elif seconds is not None and seconds > 0:
+    elif seconds is not None and 0 < seconds < 1e9:
         state.step_times.append((taken, seconds))
         if len(state.step_times) > RATE_RECORDS:
             del state.step_times[0]
 
 
 def _epoch(state: RunState, record: events.Epoch) -> None:
+    if not _plausible(record.epoch):
+        state.odd += 1
+        return
     state.epochs = [m for m in state.epochs if m.event.epoch < record.epoch]
     state.epochs = [*state.epochs, EpochMark(state.step, record)][-MAX_EPOCHS:]
     state.epoch = record.epoch
 
 
 def _evaluation(state: RunState, record: events.Evaluation) -> None:
-    if record.step < 0:
+    if not _plausible(record.step, record.tokens):
         state.odd += 1
         return
     metrics = {clean_line(k, 80): v for k, v in record.metrics.items() if math.isfinite(v)}
@@ -265,6 +271,10 @@ def _evaluation(state: RunState, record: events.Evaluation) -> None:
 
 
 def _memory(state: RunState, record: events.Memory) -> None:
+    numbers = (record.allocated_bytes, record.peak_bytes, record.device_bytes, record.host_bytes)
+    if not _plausible(*(n for n in numbers if n is not None)):
+        state.odd += 1
+        return
     phase = clean_line(record.phase, 40)
     seen = record.allocated_bytes
     # The reported peak counts from the start of the build; it belongs to the phase in which it moved.
@@ -285,12 +295,17 @@ def _highest(*values: int | None) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
+def _plausible(*counts: int) -> bool:
+    """Whether these can be counts of a real run; only a damaged or forged record has others."""
+    return all(0 <= count < 1 << 63 for count in counts)
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
 def _positive(value: float) -> float:
-    return value if value > 0 and math.isfinite(value) else 0.0
+    return value if 0 < value < 1e9 else 0.0
 
 
 def _loss(evaluation: events.Evaluation) -> float:
