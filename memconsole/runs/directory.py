@@ -274,10 +274,10 @@ def find_run(reference: str) -> RunDirectory:
 
 def delete_run(run: RunDirectory) -> None:
     """Remove a run's files. Raises `RunError` while any process of it lives."""
-    from memconsole.runs.liveness import liveness
+    from memconsole.runs.liveness import settled
 
-    now = liveness(run)
-    if now.live or now.gang_held or now.supervisor_pid is not None:
+    now = settled(run)
+    if now.live or now.gang_held:
         raise RunError(f"run {run.id} is {now.state}; stop it first")
     try:
         lock = locks.take(run.supervisor_lock)

@@ -6,6 +6,8 @@ one `write` to a descriptor opened for appending, so a reader meets whole lines 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import stat
@@ -58,6 +60,7 @@ class EventWriter:
         self._size = 0
         self._broken_line = False
         self._waiting: list[Event] = []
+        self._durable = False
         self._dropped = 0
         self._drop_reason = ""
         self._clock_offset = wall() - boot()
@@ -91,36 +94,35 @@ class EventWriter:
             event, time_wall=self._wall(), time_boot=self._boot(), sequence=self._sequence
         )
         self._waiting.append(stamped)
-        self._durable = durable
+        self._durable = self._durable or durable
 
     def _flush(self) -> bool:
-        """Write all that waits, oldest first; on failure keep what matters."""
-        written = True
-        for attempt in range(2):
-            try:
-                if self._dropped:
-                    self._append(self._gap())
-                    self._dropped = 0
-                while self._waiting:
-                    self._append(self._waiting[0])
-                    del self._waiting[0]
-                if self._durable and self._descriptor >= 0:
-                    os.fdatasync(self._descriptor) if hasattr(os, "fdatasync") else os.fsync(
-                        self._descriptor
-                    )
-                self._durable = False
-                break
-            except OSError as error:
-                self._drop_reason = error.strerror or str(error)
-                written = False
-                if attempt == 0 and self._on_full is not None:
-                    self._on_full()
-                    written = True
-                    continue
-                break
-        if not written:
-            self._forget()
-        return written
+        """Write all that waits; on failure make room once, then keep what matters in memory."""
+        if self._drain():
+            return True
+        if self._on_full is not None:
+            self._on_full()
+            if self._drain():
+                return True
+        self._forget()
+        return False
+
+    def _drain(self) -> bool:
+        """Append what waits, oldest first."""
+        try:
+            if self._dropped:
+                self._append(self._gap())
+                self._dropped = 0
+            while self._waiting:
+                self._append(self._waiting[0])
+                del self._waiting[0]
+            if self._durable and self._descriptor >= 0:
+                _sync(self._descriptor)
+            self._durable = False
+        except OSError as error:
+            self._drop_reason = error.strerror or str(error)
+            return False
+        return True
 
     def _forget(self) -> None:
         """Keep rare records in memory for later, count the rest as lost."""
@@ -128,8 +130,6 @@ class EventWriter:
         kept = kept[-WAITING_RECORDS:]
         self._dropped += len(self._waiting) - len(kept)
         self._waiting = kept
-
-    _durable = False
 
     def _gap(self) -> Gap:
         return Gap(
@@ -149,7 +149,7 @@ class EventWriter:
         self._size += written
         self._broken_line = written < len(line)
         if self._broken_line:
-            raise OSError(28, "No space left on device")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _rotate(self) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -275,10 +275,14 @@ class EventReader:
         if not line:
             return
         try:
-            event = decode_line(line)
+            self._accept(decode_line(line), records)
         except ValueError:
             self.damaged += 1
-            return
+            for piece in _joined_lines(line):
+                with contextlib.suppress(ValueError):
+                    self._accept(decode_line(piece), records)
+
+    def _accept(self, event: Record | Gap | None, records: list[Record]) -> None:
         if event is None:
             self.unknown += 1
             return
@@ -299,6 +303,18 @@ class EventReader:
         records.append(event)
 
 
+def _joined_lines(line: bytes) -> list[bytes]:
+    """The lines that a hit newline joined: raw tabs stand only before checksums."""
+    pieces = []
+    while len(pieces) < 4:
+        head, tab, rest = line.partition(b"\t")
+        if not tab:
+            break
+        pieces.append(head + tab + rest[:8])
+        line = rest[9:]
+    return pieces if len(pieces) > 1 else []
+
+
 def segment_numbers(attempt_directory: Path) -> list[int]:
     """Numbers of the log's segments, ascending."""
     try:
@@ -306,6 +322,9 @@ def segment_numbers(attempt_directory: Path) -> list[int]:
     except OSError:
         return []
     return sorted(int(match[1]) for match in map(_SEGMENT.fullmatch, names) if match)
+
+
+_sync = getattr(os, "fdatasync", os.fsync)
 
 
 def _last_sequence(attempt_directory: Path) -> int:

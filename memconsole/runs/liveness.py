@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from memconsole.runs import files, identity, locks
@@ -38,7 +39,8 @@ def liveness(run: RunDirectory) -> Liveness:
     if recorded is not None and attempt is not None:
         gang = locks.gang_held(run.gang_lock)
         state = "orphaned" if gang else ended_state(recorded.verdict)
-        return Liveness(state, attempt, None, None, gang, recorded.verdict)
+        supervisor = locks.holder(run.supervisor_lock)
+        return Liveness(state, attempt, supervisor, None, gang, recorded.verdict)
     held = locks.held(run.path)
     if attempt is None:
         state = "starting" if held.supervisor is not None else "lost"
@@ -51,14 +53,12 @@ def liveness(run: RunDirectory) -> Liveness:
     process = record.trainer if record else None
     alive = process is not None and identity.is_alive(process)
     if held.supervisor is not None:
-        # No trainer lock: it is still importing, or it has just left and is about to be reaped.
+        # No trainer lock: it is importing, or it has just died. Its supervisor waits on it and writes
+        # the verdict within milliseconds; until then there is none to show.
         begun = files.exists(run.attempt_path(attempt) / "heartbeat")
-        if alive or not begun:
-            state = _running_state(run, attempt, held) if begun else "starting"
-            return Liveness(state, attempt, held.supervisor, process.pid if process else None)
-        why = verdict(run, attempt)
-        state = "orphaned" if held.gang else ended_state(why)
-        return Liveness(state, attempt, held.supervisor, None, held.gang, why)
+        state = _running_state(run, attempt, held) if begun else "starting"
+        pid = process.pid if alive and process else None
+        return Liveness(state, attempt, held.supervisor, pid, held.gang)
     if alive and process is not None:
         return Liveness("unsupervised", attempt, None, process.pid, held.gang)
     why = verdict(run, attempt)
@@ -69,6 +69,17 @@ def liveness(run: RunDirectory) -> Liveness:
         return Liveness(ended_state(why), attempt, verdict=why)
     known = files.exists(run.attempt_path(attempt) / "final.json")
     return Liveness(ended_state(why) if known else "lost", attempt, verdict=why)
+
+
+def settled(run: RunDirectory, seconds: float = 5.0) -> Liveness:
+    """The state of a run, given its supervisor a moment to leave when the end is on record already."""
+    deadline = time.monotonic() + seconds
+    while True:
+        now = liveness(run)
+        leaving = not now.live and not now.gang_held and now.supervisor_pid is not None
+        if not leaving or time.monotonic() >= deadline:
+            return now
+        time.sleep(0.02)
 
 
 def ended_state(why: Verdict) -> State:

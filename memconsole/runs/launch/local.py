@@ -8,15 +8,15 @@ import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 import msgspec
 
 from memconsole.plan.plan import Plan
 from memconsole.runs.directory import RunDirectory, RunError, create_run
+from memconsole.runs.files import write_atomic
 from memconsole.runs.launch.environment import trainer_environment
-from memconsole.runs.liveness import Liveness, liveness
+from memconsole.runs.liveness import liveness, settled
 from memconsole.runs.redaction import recorded_environment
 
 START_SECONDS = 60.0
@@ -31,13 +31,17 @@ class _Started(msgspec.Struct):
     error: str = ""
 
 
-def launch(plan: Plan, name: str | None = None) -> RunDirectory:
+def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -> RunDirectory:
     """Make a run and start it; returns once its supervisor holds its lock and the trainer is started.
+
+    `estimate`, the JSON of the plan's price, is kept as estimate.json for the run's receipt.
 
     Raises `RunError` when that does not come about.
     """
     environment = recorded_environment(trainer_environment(plan, os.environ))
     run = create_run(plan, name, environment)
+    if estimate is not None:
+        write_atomic(run.path / "estimate.json", estimate)
     try:
         start_supervisor(run, "--start")
     except RunError:
@@ -52,12 +56,7 @@ def resume(run: RunDirectory) -> int:
 
     Raises `RunError` while the run, or an orphan of it, lives, and when it is finished.
     """
-    now = liveness(run)
-    deadline = time.monotonic() + 5.0
-    while _ending(now) and time.monotonic() < deadline:
-        # The last attempt's end is on record; its supervisor is about to leave.
-        time.sleep(0.05)
-        now = liveness(run)
+    now = settled(run)
     if now.live:
         raise RunError(f"run {run.id} is {now.state}; attach to it, or stop it first")
     if now.state == "orphaned":
@@ -67,10 +66,6 @@ def resume(run: RunDirectory) -> int:
     if now.state == "finished":
         raise RunError(f"run {run.id} is finished; there is nothing to resume")
     return start_supervisor(run, "--resume")
-
-
-def _ending(now: Liveness) -> bool:
-    return not now.live and now.state != "finished" and now.supervisor_pid is not None
 
 
 def adopt(run: RunDirectory) -> None:

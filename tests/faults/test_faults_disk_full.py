@@ -1,0 +1,89 @@
+"""A full disk loses no last words and no rare record, and the run goes on once there is room."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+INSIDE = """
+import os, sys
+from pathlib import Path
+os.environ["XDG_STATE_HOME"] = sys.argv[1]
+from memconsole.plan.plan import Plan
+from memconsole.runs import events, files
+from memconsole.runs.attempt import Attempt
+from memconsole.runs.directory import create_run
+from memconsole.runs.eventlog import EventReader
+from memconsole.runs.records import ErrorRecord, FinalRecord
+
+def step(n):
+    return events.Step(step=n, epoch=1, loss=1.0, learning_rate=1.0, gradient_norm=None, tokens=n,
+                       tokens_per_second=1.0, step_seconds=1.0)
+
+def fill(path):
+    size = 1 << 20
+    with open(path, "wb", buffering=0) as file:
+        while size:
+            try:
+                file.write(b"x" * size)
+            except OSError:
+                size //= 2
+
+run = create_run(Plan())
+run.new_attempt()
+try:
+    with Attempt(run, 1) as attempt:
+        attempt.emit(step(1))
+        assert run.reserve_path.exists()
+        fill(Path(sys.argv[1]) / "someone's data")
+        n = 1
+        while run.reserve_path.exists():
+            n += 1
+            assert n < 100_000
+            attempt.emit(step(n))
+        print("reserve given up at", n)
+        fill(Path(sys.argv[1]) / "more data")
+        lost = n + 1
+        for k in range(2000):
+            attempt.emit(step(n + 1 + k))
+        attempt.emit(events.Phase(phase="checkpoint"), durable=True)
+        (Path(sys.argv[1]) / "more data").unlink()
+        attempt.emit(step(10**6))
+        raise OSError(28, "No space left on device")
+except OSError:
+    pass
+error = files.read_struct(run.attempt_path(1) / "error.json", ErrorRecord)
+assert error.cause == "disk", error
+reader = EventReader(run.attempt_path(1))
+records = reader.read()
+steps = [r.step for r in records if isinstance(r, events.Step)]
+assert steps[:n] == list(range(1, n + 1))
+assert steps[-1] == 10**6
+assert reader.dropped > 0 and reader.missing == reader.dropped, (reader.dropped, reader.missing)
+assert len(steps) + reader.dropped == n + 2001
+assert sum(isinstance(r, events.Phase) for r in records) == 1
+assert any("could not be written" in r.message for r in records if isinstance(r, events.Warning))
+assert isinstance(records[-1], events.Error)
+print("held")
+"""
+
+
+def test_a_full_disk_keeps_last_words_and_counts_what_is_lost(tmp_path: Path) -> None:
+    mount = f'mount -t tmpfs -o size=2m,mode=0700 tmpfs {tmp_path} && exec "$@"'
+    inside = ["unshare", "-Urm", "sh", "-c", mount, "sh"]
+    try:
+        able = subprocess.run([*inside, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        able = False
+    if not able:
+        pytest.skip("needs a user namespace to mount a small file system")
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", INSIDE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.endswith("held\n"), done.stderr

@@ -1,0 +1,137 @@
+"""What a trainer's side of an attempt promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from memconsole.plan.plan import Plan
+from memconsole.runs import events, files, locks
+from memconsole.runs.attempt import Attempt, Fenced
+from memconsole.runs.directory import RunDirectory, create_run
+from memconsole.runs.eventlog import EventReader
+from memconsole.runs.heartbeat import read_heartbeat
+from memconsole.runs.records import ErrorRecord, FinalRecord
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = create_run(Plan())
+    made.new_attempt()
+    return made
+
+
+def test_an_attempt_holds_its_locks_while_it_lasts(run: RunDirectory) -> None:
+    with Attempt(run, 1) as attempt:
+        assert locks.holder(run.trainer_lock) == os.getpid()
+        assert locks.gang_held(run.gang_lock)
+        assert run.reserve_path.stat().st_size > 0
+        assert attempt.is_newest()
+        run.new_attempt()
+        assert not attempt.is_newest()
+    assert locks.held(run.path) == locks.Held(None, None, False)
+    assert not run.reserve_path.exists()
+
+
+def test_an_older_or_second_attempt_leaves_with_76(run: RunDirectory) -> None:
+    run.new_attempt()
+    with pytest.raises(Fenced) as fenced, Attempt(run, 1):
+        pass
+    assert fenced.value.code == 76
+    with Attempt(run, 2), pytest.raises(Fenced), Attempt(run, 2):
+        pass
+
+
+def test_signals_ask_to_stop_and_ask_again(run: RunDirectory) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Attempt(run, 1) as attempt:
+        assert not attempt.stop_requested
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert attempt.stop_requested
+        assert not attempt.stop_urgent
+        os.kill(os.getpid(), signal.SIGINT)
+        assert attempt.stop_urgent
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_exception_is_recorded_once_without_secrets_or_escapes(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "very-secret-value")
+    problem = ValueError("very-secret-value \x1b[31m hf_aaaaaaaaaaaaaaaaaaaaaaaa \ud800")
+
+    def train() -> None:
+        with Attempt(run, 1) as attempt:
+            attempt.progress("train", 5)
+            attempt.emit(events.Warning(message="saw very-secret-value"))
+            assert attempt.report(problem) == "crashed"
+            raise problem
+
+    with pytest.raises(ValueError, match="very"):
+        train()
+    record = files.read_struct(run.attempt_path(1) / "error.json", ErrorRecord)
+    assert record is not None
+    assert (record.type, record.cause, record.step) == ("ValueError", "crashed", 5)
+    assert "ValueError: [redacted]" in record.traceback
+    errors = [e for e in EventReader(run.attempt_path(1)).read() if isinstance(e, events.Error)]
+    assert len(errors) == 1
+    for path in run.path.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert b"very-secret-value" not in content, path
+            assert b"hf_aaaa" not in content, path
+            assert b"\x1b" not in content, path
+
+
+def test_last_words_and_signs_of_life_are_on_disk(run: RunDirectory) -> None:
+    with Attempt(run, 1) as attempt:
+        attempt.progress("checkpoint", 7, 1234)
+        beat = read_heartbeat(run.attempt_path(1))
+        assert beat is not None
+        assert (beat.phase, beat.step, beat.bytes_written) == ("checkpoint", 7, 1234)
+        attempt.finish(75, 7, "stopped", "step-7")
+    final = files.read_struct(run.attempt_path(1) / "final.json", FinalRecord)
+    assert final is not None
+    assert (final.exit_code, final.step, final.checkpoint) == (75, 7, "step-7")
+
+
+def test_leaving_by_exit_is_not_an_error(run: RunDirectory) -> None:
+    with pytest.raises(SystemExit), Attempt(run, 1):
+        sys.exit(75)
+    assert not (run.attempt_path(1) / "error.json").exists()
+
+
+def test_a_forked_worker_speaks_for_nobody(run: RunDirectory) -> None:
+    with Attempt(run, 1) as attempt:
+        attempt.emit(events.Warning(message="the trainer"))
+        child = os.fork()
+        if child == 0:
+            attempt.emit(events.Warning(message="a worker"))
+            attempt.progress("train", 99)
+            attempt.free_reserve()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert run.reserve_path.exists()
+    (record,) = EventReader(run.attempt_path(1)).read()
+    assert isinstance(record, events.Warning)
+    assert record.message == "the trainer"
+    beat = read_heartbeat(run.attempt_path(1))
+    assert beat is not None
+    assert beat.step == 0
+
+
+def test_a_lost_run_directory_does_not_stop_the_trainer(run: RunDirectory) -> None:
+    import shutil
+
+    with Attempt(run, 1) as attempt:
+        shutil.rmtree(run.path)
+        attempt.emit(events.Warning(message="still here"), durable=True)
+        attempt.progress("train", 1)
+        assert not attempt.is_newest()
+        attempt.finish(75, 1, "stopped")

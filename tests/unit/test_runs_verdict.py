@@ -1,0 +1,307 @@
+"""Each way of ending gets the verdict its evidence supports."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.failure import ExitCode, cause_of, exit_code_of
+from memconsole.runs.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
+from memconsole.runs.launch.environment import device_kind, trainer_environment
+from memconsole.runs.oom import oom_kills
+from memconsole.runs.pace import LONGEST_SECONDS, Pace, StopDeadline
+from memconsole.runs.records import ErrorRecord, FinalRecord, OomCounts
+from memconsole.runs.redaction import recorded_environment, redact, secret_values
+from memconsole.runs.verdict import Evidence, classify
+
+KILL, BUS, TERM = signal.SIGKILL, signal.SIGBUS, signal.SIGTERM
+DONE = FinalRecord(exit_code=0, step=10, reason="finished")
+SAVED = FinalRecord(exit_code=75, step=10, reason="stopped", checkpoint="step-10")
+
+
+def error(cause: str) -> ErrorRecord:
+    return ErrorRecord(cause=cause, type="SomeError", message="it broke\nbadly")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "reason", "says", "resumable"),
+    [
+        (Evidence(exit_code=0, final=DONE), "finished", "step 10", False),
+        (Evidence(exit_code=0), "crashed", "without saying that it was done", False),
+        (Evidence(exit_code=0, final=SAVED), "crashed", "without saying", True),
+        (Evidence(exit_code=75, final=SAVED, stopped_by="me"), "stopped", "by me", True),
+        (Evidence(exit_code=75, final=SAVED), "stopped", "by a signal", True),
+        (Evidence(exit_code=76, has_checkpoint=True), "fenced", "newer attempt", True),
+        (Evidence(exit_code=77, error=error("bad_data")), "bad_data", "it broke", False),
+        (Evidence(exit_code=78, has_checkpoint=True), "bad_plan", "plan", False),
+        (Evidence(exit_code=79, has_checkpoint=True), "disk_full", "disk", True),
+        (Evidence(exit_code=80, has_checkpoint=True), "nan", "not finite", True),
+        (Evidence(exit_code=1, error=error("out_of_memory")), "out_of_memory", "it broke", False),
+        (Evidence(exit_code=1, error=error("device_lost")), "crashed", "SomeError", False),
+        (Evidence(exit_code=3), "crashed", "exit code 3", False),
+        (Evidence(exit_code=137), "killed", "SIGKILL", False),
+        (
+            Evidence(
+                signal=KILL,
+                oom_before=OomCounts(host=2, cgroup=0),
+                oom_now=OomCounts(host=3, cgroup=1),
+            ),
+            "host_out_of_memory",
+            "oom_kill 0 → 1",
+            False,
+        ),
+        (
+            Evidence(signal=KILL, oom_before=OomCounts(host=2), oom_now=OomCounts(host=4)),
+            "host_out_of_memory",
+            "2 out-of-memory kills (oom_kill 2 → 4)",
+            False,
+        ),
+        (
+            Evidence(
+                signal=KILL,
+                oom_before=OomCounts(host=2, cgroup=0),
+                oom_now=OomCounts(host=3, cgroup=0),
+            ),
+            "killed",
+            "another cgroup",
+            False,
+        ),
+        (
+            Evidence(signal=KILL, oom_before=OomCounts(host=2), oom_now=OomCounts(host=2)),
+            "killed",
+            "no out-of-memory kill",
+            False,
+        ),
+        (Evidence(signal=KILL), "killed", "not counted", False),
+        (
+            Evidence(signal=KILL, killed_by="me", kill_note="too long"),
+            "killed",
+            "by me before it said anything: too long",
+            False,
+        ),
+        (Evidence(signal=TERM, stopped_by="me"), "stopped", "before it could save", True),
+        (Evidence(signal=TERM), "killed", "SIGTERM", False),
+        (Evidence(signal=BUS), "crashed", "/dev/shm", False),
+        (
+            Evidence(signal=signal.SIGABRT, error=error("out_of_memory")),
+            "out_of_memory",
+            "it broke",
+            False,
+        ),
+        (Evidence(final=SAVED), "stopped", "nobody could wait", True),
+        (Evidence(error=error("nan")), "nan", "it broke", False),
+        (Evidence(rebooted=True, has_checkpoint=True), "rebooted", "restarted", True),
+        (
+            Evidence(oom_before=OomCounts(host=0), oom_now=OomCounts(host=1)),
+            "host_out_of_memory",
+            "without a record",
+            False,
+        ),
+        (Evidence(), "unknown", "exit code unknown", False),
+        (
+            Evidence(heartbeat=Heartbeat(1, 1, 42, 0, "train")),
+            "unknown",
+            "step 42, phase train",
+            False,
+        ),
+    ],
+)
+def test_verdict(evidence: Evidence, reason: str, says: str, resumable: bool) -> None:
+    found = classify(evidence)
+    assert (found.reason, found.resumable) == (reason, resumable)
+    assert says in found.evidence
+    assert "\n" not in found.evidence
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names it."""
+
+
+def chained() -> BaseException:
+    try:
+        try:
+            raise MemoryError("inner")
+        except MemoryError as inner:
+            raise ValueError("outer") from inner
+    except ValueError as outer:
+        return outer
+
+
+@pytest.mark.parametrize(
+    ("exception", "cause", "code"),
+    [
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory", 1),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "out_of_memory", 1),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            "out_of_memory",
+            1,
+        ),
+        (MemoryError("Unable to allocate 3 TiB"), "out_of_memory", 1),
+        (OSError(12, "Cannot allocate memory"), "out_of_memory", 1),
+        (OSError(28, "No space left on device"), "disk", 79),
+        (OSError(122, "Disk quota exceeded"), "disk", 79),
+        (PlanError("bad"), "bad_plan", 78),
+        (RuntimeError("CUDA error: GPU is lost"), "device_lost", 1),
+        (ValueError("x"), "crashed", 1),
+        (chained(), "out_of_memory", 1),
+    ],
+)
+def test_cause_of_an_exception(exception: BaseException, cause: str, code: int) -> None:
+    assert cause_of(exception) == cause
+    assert exit_code_of(cause) == code
+
+
+def test_an_exception_may_name_its_cause() -> None:
+    problem = ValueError("row 3 is torn")
+    problem.cause = "bad_data"  # type: ignore[attr-defined]
+    assert exit_code_of(cause_of(problem)) is ExitCode.BAD_DATA
+
+
+def test_oom_kills_are_read_from_either_kind_of_cgroup(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) == OomCounts()
+    proc = tmp_path / "proc/self"
+    proc.mkdir(parents=True)
+    (tmp_path / "proc/vmstat").write_text("pgfault 1\noom_kill 7\noom_kill_other 9\n")
+    (proc / "cgroup").write_text("0::/user.slice/a.scope\n")
+    assert oom_kills(tmp_path) == OomCounts(host=7, cgroup=None)
+    group = tmp_path / "sys/fs/cgroup/user.slice/a.scope"
+    group.mkdir(parents=True)
+    (group / "memory.events").write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert oom_kills(tmp_path) == OomCounts(host=7, cgroup=3)
+    (proc / "cgroup").write_text("9:name=systemd:/\n4:memory:/inside\n0::/\n")
+    old = tmp_path / "sys/fs/cgroup/memory"
+    old.mkdir(parents=True)
+    # In a container the path is the host's; the mount is the container's own group.
+    (old / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert oom_kills(tmp_path) == OomCounts(host=7, cgroup=5)
+
+
+def test_a_stop_may_take_as_long_as_steps_and_saves_have_taken() -> None:
+    pace = Pace()
+    now = 0.0
+    for step in range(1, 4):
+        now += 50.0
+        pace.see(Heartbeat(step, 0, step, 0, "train"), now)
+    for written in (1, 2, 3):
+        now += 10.0
+        assert pace.see(Heartbeat(9, 0, 3, written, "checkpoint"), now)
+    now += 10.0
+    pace.see(Heartbeat(10, 0, 3, 3, "train"), now)
+    assert pace.slow_step_seconds == 50.0
+    assert pace.save_seconds == 30.0
+    assert pace.patience_seconds() == 3 * 30.0 + 2 * 50.0
+    assert pace.patience_seconds(urgent=True) == 90.0
+    assert Pace().patience_seconds() == 60.0
+
+
+def test_a_deadline_moves_with_the_bytes_but_not_for_ever() -> None:
+    deadline = StopDeadline(100.0, 60.0)
+    assert deadline.at == 160.0
+    deadline.moved(150.0)
+    assert deadline.at == 210.0
+    deadline.hurry(160.0, 20.0)
+    assert deadline.at == 180.0
+    for now in range(170, 2000, 10):
+        deadline.moved(float(now))
+    assert deadline.at == 100.0 + LONGEST_SECONDS
+
+
+def test_a_heartbeat_is_64_checked_bytes(tmp_path: Path) -> None:
+    assert read_heartbeat(tmp_path) is None
+    writer = HeartbeatWriter(tmp_path)
+    writer.beat("evaluate", 2**40, 2**50, 12.5)
+    writer.beat("a phase name that is too long", 7, 1, 13.0)
+    beat = read_heartbeat(tmp_path)
+    assert beat == Heartbeat(2, 13_000_000_000, 7, 1, "a phase name tha")
+    path = tmp_path / "heartbeat"
+    content = path.read_bytes()
+    assert len(content) == 64
+    for position in range(60):
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :]
+        )
+        assert read_heartbeat(tmp_path) is None
+    writer.close()
+
+
+def test_the_environment_fits_the_device_and_keeps_what_a_person_set(tmp_path: Path) -> None:
+    plan = plans.replace(Plan(), {"device.name": "cpu"})
+    made = trainer_environment(plan, {"MALLOC_ARENA_MAX": "8", "PATH": "/bin"}, "id", 3)
+    assert made["MALLOC_ARENA_MAX"] == "8"
+    assert made["MALLOC_TRIM_THRESHOLD_"] == "131072"
+    assert made["PATH"] == "/bin"
+    assert (made["MEMCONSOLE_RUN_ID"], made["MEMCONSOLE_ATTEMPT"]) == ("id", "3")
+    assert made["PYTHONUNBUFFERED"] == "1"
+    assert "PYTORCH_ALLOC_CONF" not in made
+    gpu = trainer_environment(plan, {}, kind="cuda")
+    assert gpu["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "MALLOC_ARENA_MAX" not in gpu
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    assert "PYTORCH_ALLOC_CONF" not in trainer_environment(plan, own, kind="cuda")
+    jax = plans.replace(plan, {"backend": "jax", "device.memory_fraction": 0.5})
+    made = trainer_environment(jax, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"}, kind="cuda")
+    assert made["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert made["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
+    assert trainer_environment(jax, {})["JAX_PLATFORMS"] == "cpu"
+    compiled = plans.replace(plan, {"optimize.compile": True})
+    cache = trainer_environment(compiled, {"XDG_CACHE_HOME": str(tmp_path)})
+    assert cache["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/memconsole/inductor"
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "platform", "kind"),
+    [
+        ("auto", [], "linux", "cpu"),
+        ("auto", ["nvidiactl"], "linux", "cuda"),
+        ("auto", ["kfd"], "linux", "rocm"),
+        ("auto", ["nvidiactl", "kfd"], "linux", "cuda"),
+        ("auto", ["accel0"], "linux", "tpu"),
+        ("auto", [], "darwin", "apple"),
+        ("cpu", ["nvidiactl"], "linux", "cpu"),
+        ("cuda:1", [], "linux", "cuda"),
+        ("cuda:0", ["kfd"], "linux", "rocm"),
+        ("mps", [], "darwin", "apple"),
+        ("tpu", [], "linux", "tpu"),
+    ],
+)
+def test_the_kind_of_device_is_told_without_a_driver(
+    tmp_path: Path, name: str, files: list[str], platform: str, kind: str
+) -> None:
+    for file in files:
+        (tmp_path / file).touch()
+    plan = plans.replace(Plan(), {"device.name": name})
+    assert device_kind(plan, tmp_path, platform) == kind
+
+
+def test_secrets_are_neither_recorded_nor_shown() -> None:
+    environment = {
+        "HF_TOKEN": "hf_" + "a" * 30,
+        "WANDB_API_KEY": "0123456789abcdef" * 2,
+        "MY_SECRET": "longenough",
+        "DB_PASSWORD": "hunter22",
+        "SHORT_KEY": "abc",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "HF_HUB_TOKEN": "anothersecret",
+        "JAX_PLATFORMS": "cpu",
+        "HF_HOME": "https://user:pass1234@host/x",
+        "AWS_ACCESS_KEY_ID": "AKIA" + "A" * 16,
+        "HOME": "/home/me",
+    }
+    recorded = recorded_environment(environment)
+    assert recorded["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert recorded["JAX_PLATFORMS"] == "cpu"
+    assert "HOME" not in recorded
+    values = secret_values(environment)
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "DB_PASSWORD", "HF_HUB_TOKEN"):
+        assert environment[name] in values
+        assert environment[name] not in str(recorded)
+        assert environment[name] not in redact(f"x {environment[name]} y", values)
+    assert "abc" not in values
+    assert "pass1234" not in str(recorded)
+    text = f"Authorization: Bearer abcdefgh12345 {environment['AWS_ACCESS_KEY_ID']} ghp_{'b' * 36}"
+    assert redact(text) == "Authorization: Bearer [redacted] [redacted] [redacted]"
