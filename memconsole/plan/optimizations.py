@@ -54,7 +54,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
         """Why `plan.backend` cannot train with `value` (default: the plan's), or None if it can."""
         chosen = self.value(plan) if value is None else value
         plain = self.values(plan)[0]
-        if chosen == plain and self.key not in _PLAN_SIZES:
+        if chosen == plain or self.key in _PLAN_SIZES:
             return None
         if plan.backend in self.absent:
             return self.absent[plan.backend]
@@ -67,6 +67,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PLAN_SIZES = ("train.batch_size", "data.sequence_length", "data.shuffle_buffer")
+"""Sizes rather than techniques: every backend trains with any of them."""
 
 
 def _fixed(*values: Any) -> Callable[[Plan], tuple[Any, ...]]:

@@ -120,13 +120,11 @@ def _describe(key: str, annotated: Any, default: Any) -> Setting:
 
 
 def _range(limits: Meta) -> str:
-    """`` from 1 to 8``, `` >= 1``, `` > 0 and <= 1``: the limits of a number, in words."""
+    """`` >= 1 and <= 8``, `` > 0``: the limits of a number."""
 
     def shown(limit: float) -> str:
         return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
 
-    if limits.ge is not None and limits.le is not None:
-        return f" from {shown(limits.ge)} to {shown(limits.le)}"
     signs = ((">=", limits.ge), (">", limits.gt), ("<=", limits.le), ("<", limits.lt))
     given = [f"{sign} {shown(limit)}" for sign, limit in signs if limit is not None]
     return f" {' and '.join(given)}" if given else ""
