@@ -22,9 +22,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: int = 0
     """Kept besides while a checkpointed block runs its backward pass, per token."""
     recomputed_scores: int = 0
-    forward: int
-    """Short-lived at the widest point of the forward pass, per token."""
-    forward_scores: int = 0
+    passing: int
+    """Short-lived at the widest point of a forward pass that keeps nothing, per token."""
+    passing_scores: int = 0
     backward: int
     """Short-lived gradients at the widest point of the backward pass, per token."""
     backward_scores: int = 0
@@ -40,10 +40,10 @@ def torch_block(
     statistic = 8 if a.norm == "layernorm" else 4
     grouped = a.heads > a.kv_heads
     norm = 4 * h + statistic + c * h  # the fp32 stream, its statistic; the next matmuls' input
-    # On a CPU grouped attention leaves its output in another layout than the projection reads. Elsewhere
-    # only the flash kernel (16 bits) reads shared keys in place; the others get repeated ones.
+    # Flash attention lays its output out as the queries are: after a rotation not as the projection reads
+    # it, which then keeps a copy. Outside the CPU only that kernel (16 bits) reads shared keys in place.
     repeated = 2 * (q - k) if grouped and kind != "cpu" and c == 4 else 0
-    relaid = q if grouped and kind == "cpu" else 0
+    relaid = q if a.positions == "rope" and (kind == "cpu" or c == 2) else 0
     attention = c * (2 * q + 2 * k + repeated + relaid) + 4 * a.heads  # … and log-sum-exp
     if a.query_key_norm:
         attention += c * (q + k) + 4 * (a.heads + a.kv_heads)
@@ -64,7 +64,7 @@ def torch_block(
         kept_scores=c * a.heads if kind == "apple" and checkpointing == "none" else 0,
         recomputed=everything - reused,
         recomputed_scores=c * a.heads if kind == "apple" and checkpointing != "none" else 0,
-        forward=4 * h + c * h + 3 * c * f if checkpointing != "none" else c * h,
+        passing=4 * h + c * h + c * f * (3 if a.gated_mlp else 2),
         backward=c * f * (2 if a.gated_mlp else 1) + (c * h if c == 2 else 0),
         backward_scores=c * a.heads if kind == "apple" else 0,
     )
@@ -99,8 +99,8 @@ def jax_block(
         kept_scores=scores if checkpointing == "none" else 0,
         recomputed=0 if checkpointing == "none" else max(0, everything - kept),
         recomputed_scores=0 if checkpointing == "none" else scores,
-        forward=2 * f * c + h * 4,
-        forward_scores=2 * scores,
+        passing=2 * f * c + h * 4,
+        passing_scores=2 * scores,
         backward=3 * f * c + 2 * h * 4,
         backward_scores=2 * scores,
     )

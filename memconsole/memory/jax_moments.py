@@ -18,7 +18,7 @@ def moments(step: Step) -> Iterator[Moment]:
     if o.activation_offload:
         kept = 0
     again = block.recomputed * t + block.recomputed_scores * score
-    forward = block.forward * t + block.forward_scores * score
+    forward = block.passing * t + block.passing_scores * score
     backward = block.backward * t + block.backward_scores * score
     n = t * a.vocab_size
     model, resident, standing = step.weights + step.gathered, step.state.resident, step.standing

@@ -43,18 +43,18 @@ def state_bytes(optimizer: str, trained: Group) -> int:
 
 
 def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) -> int:
-    """Short-lived bytes of one update. Both backends go tensor by tensor, torch's AdamW in one fused kernel
-    where there is one (CPU, CUDA, ROCm) and in lists of whole temporaries elsewhere."""
-    largest = 4 * trained.largest
+    """Short-lived bytes of one update. Both backends go tensor by tensor, torch's AdamW and SGD in one fused
+    kernel where there is one (CPU, CUDA, ROCm) and in lists of whole temporaries elsewhere.
+
+    torch's own lion and adafactor let go of a tensor's update when the next one's is made.
+    """
     if optimizer in ("adamw", "sgd"):
-        if backend == "torch":
-            return 0 if kind in ("cpu", "gpu", "rocm") else 4 * trained.elements
-        return 0
+        fused = backend == "jax" or kind in ("cpu", "gpu", "rocm")
+        return 0 if fused else 4 * trained.elements
     if optimizer == "adamw-8bit":
         return 4 * 4 * min(trained.largest, SLICE)
-    if optimizer == "adafactor":
-        return 2 * largest
-    return largest
+    each = 2 if optimizer == "adafactor" else 1
+    return 4 * max(each * trained.largest, (each + 1) * trained.repeated)
 
 
 def state(choice: OptimizeChoice, backend: str, kind: str, trained: Group, shards: int) -> State:

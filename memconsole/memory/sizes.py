@@ -25,6 +25,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     elements: int = 0
     tensors: int = 0
     largest: int = 0
+    repeated: int = 0
+    """The largest size that two neighbours in the list of weights have."""
     quantizable: int = 0
     """Elements whose 8-bit optimizer state is really 8-bit: matrices of at least 4096 elements."""
     factored: int = 0
@@ -41,6 +43,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             elements=self.elements + times * other.elements,
             tensors=self.tensors + times * other.tensors,
             largest=max(self.largest, other.largest),
+            repeated=max(self.repeated, other.repeated),
             quantizable=self.quantizable + times * other.quantizable,
             factored=self.factored + times * other.factored,
             adapter_width=self.adapter_width + times * other.adapter_width,
@@ -101,7 +104,7 @@ def _of(weights: Iterable[Parameter], role: Role) -> int:
 
 
 def _group(weights: Iterable[Parameter]) -> Group:
-    total = Group()
+    total, before = Group(), 0
     for p in weights:
         matrix = p.role == "matrix"
         total = total.plus(
@@ -109,10 +112,12 @@ def _group(weights: Iterable[Parameter]) -> Group:
                 elements=p.size,
                 tensors=1,
                 largest=p.size,
+                repeated=min(p.size, before) if len(p.shape) > 1 else 0,
                 quantizable=p.size if matrix and p.size >= QUANTIZED_FROM else 0,
                 factored=sum(p.shape) if len(p.shape) > 1 else p.size,
                 adapter_width=sum(p.shape) if matrix else 0,
                 adapter_largest=max(p.shape) if matrix else 0,
             )
         )
+        before = p.size if len(p.shape) > 1 else before
     return total

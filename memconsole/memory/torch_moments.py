@@ -28,7 +28,8 @@ def moments(step: Step) -> Iterator[Moment]:
     score = t * step.sequence
     per_block = block.kept * t + block.kept_scores * score
     again = block.recomputed * t + block.recomputed_scores * score
-    forward = block.forward * t
+    passing = block.passing * t + block.passing_scores * score
+    forward = hidden if o.gradient_checkpointing == "none" else passing
     backward = block.backward * t + block.backward_scores * score
     tables = _tables(step)
     copies = _WeightCopies(step)
@@ -49,22 +50,32 @@ def moments(step: Step) -> Iterator[Moment]:
         return Moment(phase, weights, gradients, resident, live, logits, work, step.data)
 
     yield at("forward", model + copies.blocks, standing, kept + stream + tables, 0, forward)
-    saved = kept + final_norm + hidden + tables
-    made = 0 if step.frozen or not o.fused_loss else head_gradient
-    yield at("loss", model + copies.blocks + copies.head, standing + made, saved, loss.forward, 0)
-    waiting = model + copies.kept + copies.kept_head
-    yield at("backward", waiting, standing + made, saved, loss.backward, 0)
-    yield at("backward", waiting, early, saved, loss.head, hidden + temporary.head)
-    top = kept + tables
-    yield at("backward", model + copies.kept, early, top + final_norm, 0, _norm_backward(step))
+    saved = kept + final_norm + tables
+    by_chunks = head_gradient if o.fused_loss else 0
+    weights = model + copies.blocks + copies.head
+    yield at("loss", weights, standing + by_chunks, saved + hidden, loss.forward, 0)
+    if not o.fused_loss:
+        waiting = model + copies.kept + copies.head
+        yield at("backward", waiting, standing, saved + hidden, loss.backward, 0)
+        work = hidden + temporary.head
+        yield at("backward", waiting, early, saved + hidden, loss.head, work)
+    early = max(early, standing + by_chunks)
+    norm = _norm_backward(step)
+    yield at("backward", model + copies.kept, early, saved, 0, norm)
+    # In a block the widest moment is behind the MLP's last matmul, whose weight has its gradient then.
+    one = -(-4 * s.block.elements // step.shards)
+    down = 0 if step.frozen or standing else 4 * s.block.largest
+    work = max(backward, backward // 2 + temporary.block) + stream + reduce
     in_use = max(copies.kept, copies.one)
-    work = backward + stream + temporary.block + reduce
-    yield at("backward", model + in_use, early, top + again, 0, work)
+    if a.post_norms:
+        yield at("backward", model + in_use, early, kept + again + tables, 0, norm + stream)
+    yield at("backward", model + in_use, early + down, kept + again + tables, 0, work)
+    above = early if standing else early + (s.layers - 1) * one
     bottom = per_block + again + tables
-    nearly = last if tied or standing else last - 4 * s.embedding // step.shards
-    extra = head_gradient if tied and standing else 0
-    yield at("backward", model + copies.one, nearly + extra, bottom, 0, work)
-    yield at("backward", model, last + temporary.embedding, 2 * stream, 0, 0)
+    yield at("backward", model + copies.one, above + down, bottom, 0, work)
+    behind = early if standing else early + s.layers * one
+    yield at("backward", model, behind, stream + tables, 0, norm)
+    yield at("backward", model, last + temporary.embedding, 0, 0, 0)
 
     yield Moment(
         "optimizer step",
@@ -73,7 +84,7 @@ def moments(step: Step) -> Iterator[Moment]:
         state=step.state.at_step,
         workspace=step.state.temporaries,
     )
-    plain = max(forward, hidden + loss.evaluation)
+    plain = max(passing, hidden + loss.evaluation)
     yield at("evaluation", model + copies.blocks + copies.head, 0, stream + tables, 0, plain)
     yield Moment("checkpoint", weights=step.weights, state=resident)
 
@@ -130,8 +141,8 @@ class _Temporaries:
 
 
 def _gradient_temporary(step: Step) -> _Temporaries:
-    """Before it is cast to fp32 or added to the sum of earlier micro-batches, a weight's gradient stands beside
-    it. The embedding's is dense; a tied one's and the head's are added into a third."""
+    """Before it is cast to fp32 or added to the sum of earlier micro-batches, a weight's gradient stands
+    beside it. The embedding's is dense; a tied one's and the head's are added into a third."""
     if step.frozen:
         return _Temporaries(0, 0, 0)
     s = step.sizes
@@ -147,10 +158,10 @@ def _gradient_temporary(step: Step) -> _Temporaries:
 
 
 def _norm_backward(step: Step) -> int:
-    """The final norm's backward pass, while every block's activations are there: fp32 copies of the stream."""
-    h, t = step.architecture.hidden_size, step.tokens
-    wide = 2 if step.architecture.norm == "layernorm" else 4
-    return wide * 4 * h * t + step.compute * h * t
+    """A norm's backward pass works on several fp32 copies of the stream."""
+    h, t, c = step.architecture.hidden_size, step.tokens, step.compute
+    wide = 1 if step.architecture.norm == "layernorm" else 4
+    return (wide + (c == 2)) * 4 * h * t + c * h * t
 
 
 def _tables(step: Step) -> int:
