@@ -77,6 +77,9 @@ class RunState(msgspec.Struct, kw_only=True):
     side_seconds: float = 0.0
     """Evaluating and saving in this attempt, since `side_from_step`."""
     side_from_step: int = 0
+    evaluation_limit: int = MAX_EVALUATIONS
+    epoch_limit: int = MAX_EPOCHS
+    """How many are kept: the newest, and the best evaluation."""
 
     @property
     def attempt_seconds(self) -> float:
@@ -248,8 +251,11 @@ def _epoch(state: RunState, record: events.Epoch) -> None:
     if not _plausible(record.epoch):
         state.odd += 1
         return
-    state.epochs = [m for m in state.epochs if m.event.epoch < record.epoch]
-    state.epochs = [*state.epochs, EpochMark(state.step, record)][-MAX_EPOCHS:]
+    kept = state.epochs
+    while kept and kept[-1].event.epoch >= record.epoch:
+        kept.pop()
+    kept.append(EpochMark(state.step, record))
+    del kept[: -state.epoch_limit]
     state.epoch = record.epoch
 
 
@@ -259,11 +265,13 @@ def _evaluation(state: RunState, record: events.Evaluation) -> None:
         return
     metrics = {clean_line(k, 80): v for k, v in record.metrics.items() if math.isfinite(v)}
     record = msgspec.structs.replace(record, metrics=metrics)
-    kept = [e for e in state.evaluations if e.step < record.step]
-    if len(kept) >= MAX_EVALUATIONS:
+    kept = state.evaluations
+    while kept and kept[-1].step >= record.step:
+        kept.pop()
+    if len(kept) >= state.evaluation_limit:
         best = min((e for e in kept if e.loss is not None), key=_loss, default=None)
         kept.remove(next(e for e in kept if e is not best))
-    state.evaluations = [*kept, record]
+    kept.append(record)
     state.side_seconds += _positive(record.seconds)
     loss = _finite(record.loss)
     if loss is not None:
@@ -276,14 +284,11 @@ def _memory(state: RunState, record: events.Memory) -> None:
         state.odd += 1
         return
     phase = clean_line(record.phase, 40)
-    seen = record.allocated_bytes
-    # The reported peak counts from the start of the build; it belongs to the phase in which it moved.
-    before = state.memory.peak_bytes if state.memory else None
-    if record.peak_bytes is not None and record.peak_bytes != before:
-        seen = max(seen or 0, record.peak_bytes)
+    # A trainer starts its peak anew with each phase, so a peak belongs to the phase that tells it.
+    seen = _highest(record.allocated_bytes, record.peak_bytes)
     if seen is not None:
         state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), seen)
-    state.peak_bytes = _highest(state.peak_bytes, record.allocated_bytes, record.peak_bytes)
+    state.peak_bytes = _highest(state.peak_bytes, seen)
     state.peak_device_bytes = _highest(state.peak_device_bytes, record.device_bytes)
     state.peak_host_bytes = _highest(
         state.peak_host_bytes, record.host_bytes, record.peak_host_bytes

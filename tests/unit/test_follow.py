@@ -340,12 +340,13 @@ def test_peaks_belong_to_the_phase_in_which_they_were_reached() -> None:
     for record in (
         memory("build", 10, 12),
         memory("train", 20, 90),
-        memory("evaluate", 15, 90),
-        memory("train", 21, 90),
+        memory("evaluate", 15, 40),
+        memory("train", 21, 60),
+        memory("evaluate", 44, None),
     ):
         reduce(state, record)
-    assert state.peaks_by_phase == {"build": 12, "train": 90, "evaluate": 15}
-    assert (state.peak_bytes, state.peak_device_bytes, state.peak_host_bytes) == (90, 26, 9)
+    assert state.peaks_by_phase == {"build": 12, "train": 90, "evaluate": 44}
+    assert (state.peak_bytes, state.peak_device_bytes, state.peak_host_bytes) == (90, 49, 9)
 
 
 def test_a_number_the_device_does_not_tell_stays_unknown() -> None:
