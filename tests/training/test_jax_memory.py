@@ -1,0 +1,158 @@
+"""The JAX backend's memory optimizations: the same numbers in less memory."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+import tiny_models
+from test_jax_decoder import equations
+
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole_jax import fused_loss, precision
+from memconsole_jax.fused_loss import chunked_nats, plain_nats
+from memconsole_jax.optimizers import transformation
+from memconsole_jax.stacking import stacks
+from memconsole_jax.step import Trained, train_step
+from memconsole_trainer.initialize import InitialWeights
+
+ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gemma3"], layers=6)
+ROWS, LENGTH = 4, 64
+
+
+@lru_cache(maxsize=16)
+def one_step(**settings: Any) -> tuple[dict[str, np.ndarray], np.ndarray, int, str]:
+    """Weights and [loss, norm] after one step, temporary bytes and the program of the step."""
+    plan = replace(
+        Plan(),
+        {
+            "train.batch_size": ROWS,
+            "train.weight_decay": 0.0,
+            "optimize.optimizer": "sgd",
+            **{f"optimize.{key}": value for key, value in settings.items()},
+        },
+    )
+    found = stacks(ARCHITECTURE)
+    source = InitialWeights(ARCHITECTURE, 0)
+    weights = {n: jnp.asarray(s.gather(source.tensor)) for n, s in found.items()}
+    update = transformation(plan, ARCHITECTURE)
+    state = Trained(weights, update.init(weights))
+    batch = tiny_models.batch(1, ROWS, LENGTH, masked=0.2)
+    arguments = (state, {}, batch.inputs, batch.targets, np.float32(1.0))
+    traced = train_step(plan, ARCHITECTURE, update).trace(*arguments)
+    compiled = traced.lower().compile()
+    after, metrics = compiled(*arguments)
+    assert all(w.dtype == jnp.float32 for w in jax.tree.leaves(after))
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    return jax.tree.map(np.asarray, after.weights), np.asarray(metrics), temporary, traced.jaxpr
+
+
+def assert_same(one: Any, other: Any, tolerance: float) -> None:
+    """The updates (a plain gradient times the rate, clipped) and the loss agree."""
+    np.testing.assert_allclose(one[1], other[1], rtol=tolerance)
+    for name in one[0]:
+        np.testing.assert_allclose(one[0][name], other[0][name], atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_checkpointing_changes_no_number(mode: str) -> None:
+    assert_same(one_step(gradient_checkpointing=mode), one_step(), 1e-5)
+
+
+def test_checkpointing_keeps_less_the_more_it_recomputes() -> None:
+    none, selective, full = (
+        one_step(gradient_checkpointing=mode, fused_loss=True)[2]
+        for mode in ("none", "selective", "full")
+    )
+    residual = ARCHITECTURE.layers * ROWS * LENGTH * ARCHITECTURE.hidden_size * 4
+    assert full < selective < none
+    # Full keeps one residual stream per layer. Of what none keeps, 10 more streams' worth goes.
+    assert none - full > 8 * residual
+
+
+def test_chunked_loss_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_loss, "CHUNK_TOKENS", 100)  # does not divide 256
+    assert_same(one_step(fused_loss=True, accumulation_steps=1), one_step(), 1e-5)
+
+
+def chunk_program(tokens: int) -> tuple[Any, Any]:
+    hidden = jax.ShapeDtypeStruct((2, tokens // 2, 16), jnp.bfloat16)
+    head = jax.ShapeDtypeStruct((70, 16), jnp.float32)
+    targets = jax.ShapeDtypeStruct((2, tokens // 2), jnp.int32)
+    return tuple(
+        jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, head, targets).jaxpr
+        for loss in (chunked_nats, plain_nats)
+    )  # type: ignore[return-value]
+
+
+def test_the_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_loss, "CHUNK_TOKENS", 8)
+
+    def widest(jaxpr: Any) -> int:
+        shapes = [v.aval.shape for e in equations(jaxpr) for v in e.outvars if v.aval.shape]
+        return max(int(np.prod(s[:-1])) for s in shapes if s[-1] == 70)
+
+    chunked, plain = chunk_program(96)
+    assert widest(plain) == 96
+    # 16 is the head's own transpose, (16, 70)
+    assert widest(chunked) <= 16
+
+
+def test_the_heads_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many chunks of bf16 states: the sum over chunks must not be rounded to bf16 each time."""
+    monkeypatch.setattr(fused_loss, "CHUNK_TOKENS", 8)
+    random = np.random.default_rng(0)
+    hidden = jnp.asarray(random.normal(size=(4, 128, 16)), jnp.bfloat16)
+    head = jnp.asarray(random.normal(size=(70, 16)), jnp.float32)
+    targets = jnp.asarray(random.integers(0, 70, (4, 128)), jnp.int32).at[:, :9].set(-100)
+    by_hidden, by_head = jax.jit(jax.grad(chunked_nats, argnums=(0, 1)))(hidden, head, targets)
+    exact = jax.grad(plain_nats, argnums=(0, 1))(
+        hidden.astype(jnp.float32), head.astype(jnp.bfloat16).astype(jnp.float32), targets
+    )
+    assert by_head.dtype == jnp.float32
+    assert by_hidden.dtype == jnp.bfloat16
+    error = np.abs(by_head - exact[1]).max() / np.abs(exact[1]).max()
+    assert error < 2e-3  # bf16 sums would lose some 2**-8 at each of 64 chunks
+    assert np.abs(by_hidden.astype(jnp.float32) - exact[0]).max() < 2e-2
+    assert not np.abs(by_hidden[:, :9]).any()
+
+
+def test_bf16_keeps_float32_masters_and_moves_as_float32_does() -> None:
+    weights, metrics, temporary, program = one_step(precision="bf16", fused_loss=True)
+    exact, expected, wider, _ = one_step(fused_loss=True)
+    assert metrics[0] == pytest.approx(expected[0], rel=1e-3)
+    assert metrics[1] == pytest.approx(expected[1], rel=3e-2)
+    assert all(w.dtype == np.float32 for w in weights.values())
+    name = "layers.mlp.up.weight"
+    start = stacks(ARCHITECTURE)[name].gather(InitialWeights(ARCHITECTURE, 0).tensor)
+    moved, meant = weights[name] - start, exact[name] - start
+    cosine = (moved * meant).sum() / np.sqrt((moved**2).sum() * (meant**2).sum())
+    assert cosine > 0.99
+    # A float32 master takes steps far below the spacing of bf16 numbers.
+    assert (weights[name] != np.asarray(jnp.asarray(weights[name], jnp.bfloat16))).any()
+    matmuls = [e for e in equations(program.jaxpr) if e.primitive.name == "dot_general"]
+    inside = [e for e in matmuls if len(e.invars[0].aval.shape) == 3]
+    assert inside
+    assert all(v.aval.dtype == jnp.bfloat16 for e in inside for v in e.invars)
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}])
+def test_no_copy_of_a_layers_weights_is_kept_for_the_backward_pass(
+    settings: dict[str, Any],
+) -> None:
+    program = one_step(fused_loss=True, **settings)[3]
+    shape = stacks(ARCHITECTURE)["layers.mlp.up.weight"].shape
+    forward = next(e for e in equations(program.jaxpr) if e.primitive.name == "scan")
+    kept = [v.aval.shape for v in forward.outvars]
+    assert shape not in kept
+    assert (shape[0], shape[2], shape[1]) not in kept
+
+
+def test_fp16_is_refused_by_name() -> None:
+    with pytest.raises(PlanError, match="optimize.precision = fp16"):
+        precision.compute_dtype(replace(Plan(), {"optimize.precision": "fp16"}))
