@@ -284,19 +284,21 @@ def plot(
 
 
 def _y_labels(axes: Axes, height: int) -> dict[int, str]:
+    """Row → number: 1-2-5 ticks, at least two rows apart; the ends of a logarithmic axis."""
     if height == 1:
         return {0: number(axes.y_high)}
-    count = max(2, min(5, height // 3 + 1))
-    labels: dict[int, str] = {}
-    for n in range(count):
-        row = round(n * (height - 1) / (count - 1))
-        share = 1.0 - row / (height - 1)
-        if axes.logarithmic and axes.y_low > 0:
-            value = axes.y_low * (axes.y_high / axes.y_low) ** share
-        else:
-            value = axes.y_low + (axes.y_high - axes.y_low) * share
-        labels[row] = number(value)
-    return labels
+    if axes.logarithmic and axes.y_low > 0:
+        count = max(2, min(5, height // 3 + 1))
+        ratio = axes.y_high / axes.y_low
+        values = [axes.y_low * ratio ** (n / (count - 1)) for n in range(count)]
+    else:
+        span = axes.y_high - axes.y_low
+        step = nice_step(span, max(1, min(5, (height - 1) // 2)))
+        first = math.ceil(axes.y_low / step - 1e-9)
+        values = [
+            n * step for n in range(first, first + 12) if n * step <= axes.y_high + step / 1e6
+        ]
+    return {round((1.0 - axes.up(value)) * (height - 1)): number(value) for value in values}
 
 
 def _x_axis(axes: Axes, margin: int, width: int, marks: tuple[float, ...], unit: str) -> str:

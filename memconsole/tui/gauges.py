@@ -49,7 +49,7 @@ def gauge_lines(gauge: Gauge, width: int) -> list[Line]:
     total = format_bytes(gauge.total) if isinstance(gauge.total, int) else "n/a"
     # The source gives way first: used and total are what one looks for.
     words = f"{format_bytes(gauge.used)} / {total}"
-    room = width - len(words) - 3
+    room = width - len(words) - 2
     source = f"  {gauge.source}" if gauge.source else ""
     head: Line = [
         Span(f" {left(gauge.label, min(len(gauge.label), room))} ", "strong"),
@@ -121,7 +121,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
     host_used = memory.host_bytes if memory is not None else None
     gauges.append(
         Gauge(
-            label="host RAM, whole process" if on_cpu else "host RAM",
+            label="host RAM process" if on_cpu else "host RAM",
             used=host_used if host_used is not None else waiting,
             total=host_total,
             peak=run.peak_host_bytes,

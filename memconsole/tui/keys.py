@@ -109,7 +109,7 @@ KEYS: tuple[Key, ...] = (
     Key(id="resume", keys="r", shown="r", action="resume", label="resume", screens=("run", "runs"),
         help="Continue the run from its last checkpoint.", when="resumable", footer=True,
         writes=True),
-    Key(id="pane", keys="o", shown="o", action="pane", label="output/sample/summary",
+    Key(id="pane", keys="o", shown="o", action="pane", label="next pane",
         screens=("run",), help="Switch the lower pane: output, sample text, summary.", footer=True),
     Key(id="logarithm", keys="y", shown="y", action="logarithm", label="log scale",
         screens=("run",), help="Logarithmic or linear loss axis.", footer=True),

@@ -43,6 +43,11 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
         return cast(ConsoleApp, self.app)
 
+    @property
+    def composed(self) -> bool:
+        """Whether the widgets are there: from before the mount event until the screen is removed."""
+        return self.is_attached and len(self.children) > 0
+
     def compose(self) -> ComposeResult:
         yield TextLines(id="title")
         yield from self.compose_body()
@@ -79,7 +84,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     def refresh_frame(self) -> None:
         """Title and footer."""
-        if not self.is_mounted:
+        if not self.composed:
             return
         words, note = self.title_line()
         width = max(1, self.size.width)
@@ -97,7 +102,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     def notice(self, words: str, role: str = "accent") -> None:
         """One row above the footer until the next key press; empty text removes it."""
-        if not self.is_mounted:
+        if not self.composed:
             return
         row = self.query_one("#notice", TextLines)
         row.show([[Span(f" {words}", role)]] if words else [])

@@ -56,7 +56,7 @@ class DevicesScreen(ConsoleScreen, inherit_bindings=False):
         self._show()
 
     def _show(self) -> None:
-        if self.is_mounted:
+        if self.composed:
             width = max(20, self.size.width - 2)
             self.query_one("#text", TextLines).show(device_lines(self.console.devices, width))
             self.refresh_frame()

@@ -66,7 +66,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     def _show(self, view: PlanView) -> None:
         """The one place where the view changes and the widgets follow."""
         self.view = view
-        if not self.is_mounted:
+        if not self.composed:
             return
         with self.app.batch_update():
             self.query_one(PlanSummary).show(view)

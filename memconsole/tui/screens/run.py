@@ -39,9 +39,10 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     def show(self, view: RunView) -> None:
         """Draw `view`; only what changed is sent."""
-        if not self.is_mounted:
+        if not self.composed:
             return
         with self.app.batch_update():
+            self.set_class(view.pane == "summary", "-summary")
             self.query_one(RunHeader).show(view)
             self.query_one(LineChart).show(view)
             self.query_one(MemoryGauges).show(view)

@@ -77,7 +77,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         return self._runs[self._cursor] if self._cursor < len(self._runs) else None
 
     def _show(self) -> None:
-        if not self.is_mounted:
+        if not self.composed:
             return
         width = max(20, self.size.width - 2)
         now = time.time()

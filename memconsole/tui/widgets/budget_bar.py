@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memconsole.memory.table import MemoryTable
 from memconsole.tui.bars import stacked
-from memconsole.tui.ink import Line, Span, fit, rule, wrap
+from memconsole.tui.ink import Line, Span, fit, rule, width_of, wrap
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.memory_table import components_of
 from memconsole.tui.widgets.painted import Painted
@@ -61,7 +63,20 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
     if height >= 5 and (low, high) != (table.peak_bytes, table.peak_bytes):
         band = f"expected between {format_bytes(low)} and {format_bytes(high)}"
         lines.append([Span(" " + fit(band, width - 1), "dim")])
+    if height >= 6:
+        lines.insert(2, _legend(stack, width))
     return lines[:height]
+
+
+def _legend(stack: Sequence[tuple[str, float, str]], width: int) -> Line:
+    """The letters of the bar, for the parts that are not nothing."""
+    names = {letter: name for name, (letter, _) in _PARTS.items()} | {"+": "allocator and driver"}
+    line: Line = [Span(" ")]
+    for letter, count, role in stack:
+        words = [Span(letter, role), Span(f" {names.get(letter, '')}  ", "dim")]
+        if count > 0 and width_of(line) + width_of(words) <= width + 2:
+            line += words
+    return line
 
 
 def _part(name: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
         [
             Span(right("epoch", 6), "dim"),
             Span(right("train", third), "dim"),
-            Span(right("validation", third), "dim"),
+            Span(right("validation" if third > 10 else "valid.", third), "dim"),
             Span(right("minutes", third), "dim"),
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memconsole.devices.reading import Missing
 from memconsole.tui.gauges import gauge_lines, peak_line, run_gauges
 from memconsole.tui.ink import Line, Span, fit, left, rule
 from memconsole.tui.views import RunView
@@ -26,8 +27,10 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
                 total = reading.total_bytes if isinstance(reading.total_bytes, int) else None
                 used = reading.used_bytes if isinstance(reading.used_bytes, int) else None
                 if used is not None and total:
-                    words = f" whole {reading.id}: {format_bytes(used)} / {format_bytes(total)}"
-                    words += f" · {number_or_reason(reading.utilization_percent, '%')}"
+                    words = f" in all {format_bytes(used)} / {format_bytes(total)} used"
+                    busy = reading.utilization_percent
+                    if not isinstance(busy, Missing) and len(words) + 14 <= width:
+                        words += f" · {number_or_reason(busy, '%')} busy"
                     lines.append([Span(fit(words, width), "dim")])
     return lines[:height]
 

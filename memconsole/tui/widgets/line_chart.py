@@ -23,7 +23,7 @@ def unigram_loss(run: RunSnapshot) -> float | None:
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
     """The chart's title row: names, glyphs and last exact values."""
-    line: Line = [Span("loss ", "title")]
+    line: Line = [Span(" loss ", "title")]
     line.append(Span(f"─ train {loss_word(run.loss) if run.loss is not None else '—'}", "train"))
     if run.evaluations:
         last = run.evaluations[-1]

@@ -59,6 +59,7 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     phases = shown_phases(table, width)
     change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
     name_width = width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1)
+    name_width = min(name_width, 28)
     if phases:
         head = [Span(" " * (name_width + 1)), Span(right("at peak", NUMBER), "dim")]
         head.append(Span(right("±", change_width), "dim"))

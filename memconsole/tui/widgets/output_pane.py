@@ -52,10 +52,6 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
         return []
     ended = run.ended
     rows: list[tuple[str, str, str]] = []
-    if run.verdict is not None:
-        good = run.verdict.reason == "finished"
-        word = run.verdict.reason.replace("_", " ")
-        rows.append(("ended", f"{word}: {run.verdict.evidence}", "good" if good else "warn"))
     validation = [e.loss for e in run.evaluations if e.loss is not None]
     best = ended.best_validation_loss if ended else min(validation, default=None)
     final = ended.final_validation_loss if ended else (validation[-1] if validation else None)

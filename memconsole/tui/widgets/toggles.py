@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memconsole.memory.table import Saving
-from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
 from memconsole.tui.ink import Line, Span, fit, left, right, rule, wrap
 from memconsole.tui.keys import toggle_key
 from memconsole.tui.views import PlanView
@@ -111,7 +111,36 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
         lines.append(first)
     for value in row.values(plan):
         lines.append(_value_line(view, row, value, width))
+    if height - len(lines) >= 4:
+        lines.append([])
+        lines += best_lines(view, width, height - len(lines))
     return lines[:height]
+
+
+def best_lines(view: PlanView, width: int, height: int) -> list[Line]:
+    """The single changes that save most, each with whether it alone would make the plan fit."""
+    if view.estimate is None:
+        return []
+    table = view.estimate.table
+    helpful = [s for s in view.estimate.savings if s.saves_bytes > 0 and s.available]
+    helpful.sort(key=lambda s: -s.saves_bytes)
+    lines = [rule("single changes that save most", width)]
+    for saving in helpful[: height - 1]:
+        row = BY_KEY[saving.key]
+        fits = not table.fits and saving.saves_bytes + table.free_bytes >= 0
+        words = "✓ fits then" if fits else ""
+        lines.append(
+            [
+                Span(f" {toggle_key(row.key) or ' '} ", "key"),
+                Span(left(f"{row.label} → {value_word(saving.value)}", max(0, width - 36))),
+                saving_span(saving, view.stale, 11),
+                Span(right(_time_word(saving), 8), "dim"),
+                Span(right(words, 14), "good"),
+            ]
+        )
+    if not helpful:
+        lines.append([Span(" nothing here saves memory", "dim")])
+    return lines
 
 
 def _value_line(view: PlanView, row: Optimization, value: object, width: int) -> Line:
