@@ -160,14 +160,8 @@ def _memory(handle: Any) -> Any:
 
 def _processes(handle: Any) -> tuple[Process, ...]:
     found: dict[int, Process] = {}
-    for question in (
-        pynvml.nvmlDeviceGetComputeRunningProcesses,
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-    ):
-        try:
-            entries = question(handle)
-        except pynvml.NVMLError:
-            continue
+    for kind in ("Compute", "Graphics"):
+        entries = _running(handle, kind)
         for entry in entries:
             used = entry.usedGpuMemory
             found[entry.pid] = Process(
@@ -176,6 +170,18 @@ def _processes(handle: Any) -> tuple[Process, ...]:
                 used_bytes=Missing("the driver does not tell here") if used is None else int(used),
             )
     return tuple(found.values())
+
+
+def _running(handle: Any, kind: str) -> list[Any]:
+    """The processes of one kind, by the newest call the driver has; none where it has no such call."""
+    for version in ("_v3", "_v2"):
+        try:
+            return list(getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses{version}")(handle))
+        except pynvml.NVMLError_FunctionNotFound:
+            continue
+        except pynvml.NVMLError:
+            break
+    return []
 
 
 def _process_name(pid: int) -> str:

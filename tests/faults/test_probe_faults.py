@@ -1,0 +1,228 @@
+"""F21: whatever a driver does, the console learns the reason and never waits for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from memconsole.devices.budget import budget
+from memconsole.devices.probe import Probe, read_once
+from memconsole.devices.reading import DeviceReading, Devices, Missing
+from memconsole.plan.plan import Plan, PlanError, apply_settings
+
+SOURCE = Path(__file__).parent.parent / "data" / "fake_nvml" / "nvml.c"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder holding the fake ``libnvidia-ml.so.1``."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: the fake NVIDIA library cannot be built")
+    folder = tmp_path_factory.mktemp("nvml")
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", SOURCE],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+def faulty(library: Path, what: str, at: str) -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    return environment | {
+        "LD_LIBRARY_PATH": str(library),
+        "FAKE_NVML": what,
+        "FAKE_NVML_AT": at,
+    }
+
+
+def wait_for(probe: Probe, wanted: Callable[[Devices], bool], seconds: float = 60.0) -> Devices:
+    """The first reading that is as wanted. Every look is timed: none may wait for the probe."""
+    deadline = time.monotonic() + seconds
+    slowest = 0.0
+    while time.monotonic() < deadline:
+        begin = time.thread_time()
+        latest = probe.latest()
+        slowest = max(slowest, time.thread_time() - begin)
+        if latest is not None and wanted(latest):
+            assert slowest < 0.05
+            return latest
+        time.sleep(0.02)
+    raise AssertionError(f"not seen within {seconds} s; last reading: {probe.latest()}")
+
+
+def gpu(devices: Devices) -> DeviceReading | None:
+    return next((device for device in devices.devices if device.kind == "gpu"), None)
+
+
+def host_has_numbers(devices: Devices) -> bool:
+    host = next((device for device in devices.devices if device.kind == "cpu"), None)
+    return host is not None and isinstance(host.free_bytes, int)
+
+
+def noted(devices: Devices, words: str) -> bool:
+    return any(words in note for note in devices.notes)
+
+
+def test_a_working_driver_is_read(library: Path) -> None:
+    devices = read_once(20.0, environment=faulty(library, "ok", "init"))
+    reading = gpu(devices)
+    assert reading is not None
+    assert (reading.id, reading.name, reading.memory_label) == (
+        "cuda:0",
+        "NVIDIA GeForce RTX 3060",
+        "VRAM",
+    )
+    assert (reading.total_bytes, reading.used_bytes) == (12288 << 20, 2048 << 20)
+    assert (reading.utilization_percent, reading.temperature_celsius) == (37.0, 61.0)
+    (process,) = reading.processes
+    assert process.used_bytes == 1024 << 20
+    assert process.name.startswith("python")
+    assert reading.power_watts == Missing("not supported by this device [NVML 3]")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("9", "driver not loaded"),
+        ("18", "versions differ"),
+        ("15", "GPU lost"),
+        ("10", "timed out"),
+        ("999", "unknown driver error"),
+    ],
+)
+def test_an_error_of_the_driver_is_shown_with_its_reason(
+    library: Path, code: str, reason: str
+) -> None:
+    devices = read_once(20.0, environment=faulty(library, code, "init"))
+    assert gpu(devices) is None
+    assert noted(devices, reason)
+    assert noted(devices, f"[NVML {code}]")
+    assert host_has_numbers(devices)
+
+
+@pytest.mark.parametrize(("code", "reason"), [("15", "GPU lost"), ("10", "timed out")])
+def test_a_device_that_fails_keeps_its_other_numbers_and_the_reason(
+    library: Path, code: str, reason: str
+) -> None:
+    devices = read_once(20.0, environment=faulty(library, code, "device"))
+    reading = gpu(devices)
+    assert reading is not None
+    assert isinstance(reading.used_bytes, Missing)
+    assert reason in reading.used_bytes.reason
+    assert reading.temperature_celsius == 61.0
+    with pytest.raises(PlanError, match=reason):
+        budget(apply_settings(Plan(), ["device.name=cuda:0"]), devices)
+
+
+def test_no_driver_is_an_ordinary_case(tmp_path: Path) -> None:
+    environment = dict(os.environ) | {"LD_LIBRARY_PATH": str(tmp_path)}
+    devices = read_once(20.0, environment=environment)
+    if gpu(devices) is not None:
+        pytest.skip("this machine has a working NVIDIA driver")
+    assert noted(devices, "NVIDIA: ")
+    assert host_has_numbers(devices)
+
+
+@pytest.mark.parametrize("at", ["init", "device"])
+def test_a_hanging_driver_costs_only_its_own_gauges(library: Path, at: str) -> None:
+    with Probe(0.2, environment=faulty(library, "hang", at)) as probe:
+        devices = wait_for(probe, lambda d: noted(d, "NVIDIA: the driver has not answered"))
+        assert host_has_numbers(devices)
+        first = devices.taken_monotonic_seconds
+        wait_for(probe, lambda d: d.taken_monotonic_seconds > first)
+        assert probe.restarts == 0
+
+
+def test_one_reading_of_a_hanging_driver_ends_in_time(library: Path) -> None:
+    devices = read_once(8.0, environment=faulty(library, "hang", "init"))
+    assert noted(devices, "has not answered")
+    assert host_has_numbers(devices)
+
+
+@pytest.mark.parametrize("at", ["init", "device"])
+def test_a_crashing_driver_is_named_and_the_other_gauges_go_on(library: Path, at: str) -> None:
+    with Probe(0.2, environment=faulty(library, "segfault", at), retry_seconds=0.5) as probe:
+        devices = wait_for(probe, lambda d: noted(d, "SIGSEGV") and host_has_numbers(d))
+        assert noted(devices, "NVIDIA: a driver call crashed the probe (SIGSEGV)")
+        assert gpu(devices) is None
+        # It is asked again after a while, and crashes again.
+        wait_for(probe, lambda _: probe.restarts >= 2)
+        wait_for(probe, lambda d: noted(d, "SIGSEGV") and host_has_numbers(d))
+
+
+def test_one_reading_of_a_crashing_driver_has_the_host(library: Path) -> None:
+    devices = read_once(20.0, environment=faulty(library, "segfault", "init"))
+    assert noted(devices, "SIGSEGV")
+    assert host_has_numbers(devices)
+
+
+def test_a_probe_that_is_stopped_is_told_then_replaced_and_leaves_no_zombie() -> None:
+    with Probe(0.1, hung_seconds=6.0) as probe:
+        wait_for(probe, host_has_numbers)
+        pid = probe.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(probe, lambda d: noted(d, "silent for"))
+        wait_for(probe, lambda _: probe.restarts >= 1)
+        wait_for(probe, lambda d: not noted(d, "silent for") and host_has_numbers(d))
+        assert not psutil.pid_exists(pid)
+
+
+def test_a_killed_probe_is_started_again() -> None:
+    with Probe(0.1) as probe:
+        wait_for(probe, host_has_numbers)
+        pid = probe.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_for(probe, lambda _: probe.restarts == 1 and probe.pid not in (None, pid))
+        wait_for(probe, lambda d: not noted(d, "was killed") and host_has_numbers(d))
+        assert not psutil.pid_exists(pid)
+
+
+def test_closing_ends_the_process_even_while_its_driver_hangs(library: Path) -> None:
+    probe = Probe(0.2, environment=faulty(library, "hang", "init"))
+    probe.start()
+    wait_for(probe, lambda d: bool(d.devices))
+    pid = probe.pid
+    assert pid is not None
+    probe.close()
+    assert not psutil.pid_exists(pid)
+
+
+def test_the_probe_ends_when_its_console_is_killed() -> None:
+    script = (
+        "import time\n"
+        "from memconsole.devices.probe import Probe\n"
+        "p = Probe(0.1); p.start()\n"
+        "while p.latest() is None: time.sleep(0.02)\n"
+        "print(p.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    console = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert console.stdout is not None
+    pid = int(console.stdout.readline())
+    console.kill()
+    console.wait()
+    console.stdout.close()
+    deadline = time.monotonic() + 30
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

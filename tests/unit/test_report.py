@@ -1,0 +1,226 @@
+"""A report has exactly the shape the design promises, and the numbers the events told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from memconsole.memory.estimate import estimate
+from memconsole.memory.table import Budget
+from memconsole.plan.plan import Plan, apply_settings
+from memconsole.runs import events, files
+from memconsole.runs.directory import RunDirectory, create_run
+from memconsole.runs.eventlog import EventWriter
+from memconsole.runs.records import ExitRecord
+from memconsole.runs.report import Receipt, driver_version, report, write_receipt
+from memconsole.runs.snapshot import Verdict
+
+BUDGET = Budget(
+    name="a processor",
+    kind="cpu",
+    memory_label="host RAM",
+    total_bytes=8 << 30,
+    usable_bytes=6 << 30,
+    why="free now",
+    local=True,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """Two attempts: the first is interrupted after step 40, the second resumes at 20 and finishes."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    plan = apply_settings(Plan(), ["backend=jax", "train.batch_size=4"])
+    made = create_run(plan, "two attempts")
+    estimated = msgspec.json.encode(estimate(plan, BUDGET))
+    files.write_atomic(made.path / "estimate.json", estimated)
+    first = _attempt(made, resumed_step=0)
+    for step in (10, 20, 30, 40):
+        first.write(_step(step, 5.0 - step / 100))
+    first.write(_memory("train", 700, 800, 9000))
+    first.write(_evaluation(20, 4.0))
+    first.write(_evaluation(40, 1.0))
+    second = _attempt(made, resumed_step=20)
+    for step in (30, 40, 50):
+        second.write(_step(step, 4.5 - step / 100))
+    second.write(_memory("evaluate", 500, 600, 9500))
+    second.write(_evaluation(50, 3.5))
+    second.write(events.Epoch(epoch=1, train_loss=4.2, validation_loss=3.5, minutes=2.0))
+    second.write(
+        events.Ended(
+            step=50,
+            best_validation_loss=3.5,
+            final_validation_loss=3.5,
+            final_train_loss=4.2,
+            total_minutes=2.5,
+            average_epoch_minutes=2.0,
+            epochs=1,
+        )
+    )
+    for number in (1, 2):
+        verdict = Verdict(reason="finished", evidence="exit code 0", exit_code=0)
+        record = ExitRecord(verdict=verdict, time_wall=1.0)
+        files.write_struct(made.attempt_path(number) / "exit.json", record)
+    return made
+
+
+def _attempt(run: RunDirectory, resumed_step: int) -> EventWriter:
+    number = run.new_attempt()
+    writer = EventWriter(run.attempt_path(number))
+    writer.write(
+        events.Started(
+            attempt=number,
+            backend="jax",
+            versions={"jax": "0.10.2"},
+            device_id="cpu",
+            device_name="a processor",
+            device_kind="cpu",
+            memory_label="host RAM",
+            platform_lines=(),
+            resumed_step=resumed_step,
+        )
+    )
+    return writer
+
+
+def _step(step: int, loss: float) -> events.Step:
+    return events.Step(
+        step=step,
+        epoch=1,
+        loss=loss,
+        learning_rate=1e-3,
+        gradient_norm=1.0,
+        tokens=step * 8,
+        tokens_per_second=100.0 + step,
+        step_seconds=0.1,
+    )
+
+
+def _evaluation(step: int, loss: float) -> events.Evaluation:
+    return events.Evaluation(
+        step=step,
+        loss=loss,
+        bits_per_byte=loss / 2,
+        tokens=100,
+        seconds=1.0,
+        metrics={"unigram_loss": 6.5},
+    )
+
+
+def _memory(phase: str, allocated: int, peak: int, host: int) -> events.Memory:
+    return events.Memory(
+        phase=phase,
+        step=1,
+        allocated_bytes=allocated,
+        peak_bytes=peak,
+        reserved_bytes=None,
+        device_bytes=peak,
+        device_total_bytes=8 << 30,
+        host_bytes=host,
+    )
+
+
+def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> None:
+    document = json.loads(msgspec.json.encode(report(run)))
+    assert list(document) == [
+        "run",
+        "name",
+        "backend",
+        "device",
+        "verdict",
+        "plan",
+        "steps",
+        "evaluations",
+        "epochs",
+        "memory",
+        "best_validation_loss",
+        "final_train_loss",
+        "unigram_loss",
+        "total_minutes",
+        "average_epoch_minutes",
+        "attempts",
+    ]
+    assert document["verdict"] == {"reason": "finished", "evidence": "exit code 0"}
+    assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second"}
+    assert set(document["evaluations"][0]) == {"step", "loss", "bits_per_byte", "metrics"}
+    assert set(document["epochs"][0]) == {"epoch", "train_loss", "validation_loss", "minutes"}
+    assert set(document["memory"]) == {"estimated", "measured", "by_phase"}
+    names = {"peak_bytes", "device_bytes", "host_bytes"}
+    assert set(document["memory"]["estimated"]) == names
+    assert set(document["memory"]["measured"]) == names
+    assert document["plan"]["train"]["batch_size"] == 4
+
+
+def test_attempts_are_one_story(run: RunDirectory) -> None:
+    made = report(run)
+    assert [(s.step, round(s.loss or 0.0, 6)) for s in made.steps] == [
+        (10, 4.9),
+        (20, 4.8),
+        (30, 4.2),
+        (40, 4.1),
+        (50, 4.0),
+    ]
+    assert [e.step for e in made.evaluations] == [20, 50]
+    assert made.best_validation_loss == 3.5
+    assert made.final_train_loss == 4.2
+    assert made.unigram_loss == 6.5
+    assert (made.total_minutes, made.average_epoch_minutes, made.attempts) == (2.5, 2.0, 2)
+
+
+def test_measured_peaks_are_the_highest_of_all_attempts(run: RunDirectory) -> None:
+    memory = report(run).memory
+    assert memory.measured.peak_bytes == 800
+    assert memory.measured.host_bytes == 9500
+    assert memory.by_phase == {"train": 800, "evaluate": 600}
+
+
+def test_the_estimate_made_at_launch_stands_beside_the_measurement(run: RunDirectory) -> None:
+    table = estimate(run.read_plan(), BUDGET).table
+    estimated = report(run).memory.estimated
+    assert estimated.peak_bytes == table.peak_bytes
+    assert estimated.device_bytes == table.device_bytes
+    assert estimated.host_bytes == table.host_bytes
+
+
+def test_a_run_without_an_estimate_says_none_not_zero(run: RunDirectory) -> None:
+    (run.path / "estimate.json").unlink()
+    estimated = report(run).memory.estimated
+    assert estimated.peak_bytes is None
+
+
+def test_the_receipt_can_be_read_back_and_holds_what_explains_a_difference(
+    run: RunDirectory,
+) -> None:
+    written = write_receipt(run)
+    read = files.read_struct(run.receipt_path, Receipt)
+    assert read == written
+    assert read is not None
+    assert read.estimate is not None
+    assert read.estimate.table.tier == "~"
+    assert read.measured.peak_bytes == 800
+    assert read.versions == {"jax": "0.10.2"}
+    assert read.device_kind == "cpu"
+    assert read.tokens_per_second == 130.0
+    assert read.driver is None
+
+
+def test_the_driver_is_what_the_kernel_module_says(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/module/nvidia"
+    folder.mkdir(parents=True)
+    (folder / "version").write_text("570.86.15\n")
+    assert driver_version("gpu", tmp_path) == "570.86.15"
+    assert driver_version("rocm", tmp_path) is None
+
+
+def test_an_empty_run_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = create_run(Plan(), None)
+    empty = report(made)
+    assert empty.steps == ()
+    assert empty.best_validation_loss is None
+    assert empty.memory.measured.peak_bytes is None
+    made.plan_path.write_text("nonsense")
+    assert report(made).plan == {}
