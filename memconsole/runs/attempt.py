@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from memconsole.runs import files, locks
 from memconsole.runs.directory import RunDirectory
@@ -23,7 +23,7 @@ from memconsole.runs.failure import ExitCode, cause_of
 from memconsole.runs.heartbeat import HeartbeatWriter
 from memconsole.runs.identity import boot_seconds
 from memconsole.runs.records import ErrorRecord, FinalRecord
-from memconsole.runs.redaction import redact, secret_values
+from memconsole.runs.redaction import RedactingStream, redact, secret_values
 from memconsole.sanitize import clean
 
 RESERVE_BYTES = 64 << 20
@@ -80,6 +80,7 @@ class Attempt:
         self._events = EventWriter(self.path, secrets=self._secrets, on_full=self.free_reserve)
         self._heartbeat = HeartbeatWriter(self.path)
         self._make_reserve()
+        self._redact_output()
         self._install()
         self.progress("import", 0)
         return self
@@ -200,6 +201,12 @@ class Attempt:
                 os.posix_fallocate(descriptor, 0, max(size, 1))
             finally:
                 os.close(descriptor)
+
+    def _redact_output(self) -> None:
+        """Keep secrets out of what Python code prints; it stays so until the process ends."""
+        if self._secrets and not isinstance(sys.stderr, RedactingStream):
+            sys.stdout = cast(TextIO, RedactingStream(sys.stdout, self._secrets))
+            sys.stderr = cast(TextIO, RedactingStream(sys.stderr, self._secrets))
 
     def _install(self) -> None:
         if threading.current_thread() is threading.main_thread():

@@ -65,8 +65,6 @@ def punch_head(path: Path, keep_bytes: int) -> int:
     """
     if sys.platform != "linux":
         return 0
-    import ctypes
-
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -74,6 +72,8 @@ def punch_head(path: Path, keep_bytes: int) -> int:
             length = (status.st_size - keep_bytes) // 4096 * 4096
             if length <= 0 or status.st_blocks * 512 <= keep_bytes:
                 return 0
+            import ctypes
+
             libc = ctypes.CDLL(None, use_errno=True)
             fallocate = libc.fallocate
             fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

@@ -305,7 +305,7 @@ class EventReader:
 
 def _joined_lines(line: bytes) -> list[bytes]:
     """The lines that a hit newline joined: raw tabs stand only before checksums."""
-    pieces = []
+    pieces: list[bytes] = []
     while len(pieces) < 4:
         head, tab, rest = line.partition(b"\t")
         if not tab:

@@ -16,11 +16,12 @@ SMALL_FILE_BYTES = 1 << 20
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
-def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
+def write_atomic(path: Path, content: bytes, mode: int = 0o600, durable: bool = True) -> None:
     """Replace `path` by `content` so that a reader, or a power loss, meets the old or the new file.
 
     A temporary file beside it is created exclusively, synced and renamed, then the directory is
-    synced. Raises `OSError`; the temporary file never stays behind.
+    synced. Without `durable` nothing waits for the disk: a power loss may cost the file, which suits
+    what can be computed again. Raises `OSError`; the temporary file never stays behind.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -30,14 +31,16 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
             view = memoryview(content)
             while view:
                 view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -193,7 +193,7 @@ class Follower:
             state=self._state,
         )
         try:
-            files.write_atomic(self.run.state_path, msgspec.json.encode(saved))
+            files.write_atomic(self.run.state_path, msgspec.json.encode(saved), durable=False)
         except OSError:
             return False
         self._saved = reader.position

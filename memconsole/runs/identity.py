@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import platform
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,16 +26,23 @@ def boot_seconds() -> float:
 @functools.cache
 def boot_id() -> str:
     """Names this boot of this machine."""
-    try:
+    with contextlib.suppress(OSError):
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        # Without the kernel's own name, the boot's wall time to the minute.
-        return f"boot-{round((time.time() - boot_seconds()) / 60)}"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=5.0,
+        )
+        return answer.stdout.strip()
+    return "unknown"
 
 
 @functools.cache
 def host_name() -> str:
-    return platform.node() or "localhost"
+    return os.uname().nodename or "localhost"
 
 
 def start_ticks(pid: int) -> int | None:

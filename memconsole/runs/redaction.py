@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
 
 REDACTED = "[redacted]"
 SECRET_CHARACTERS = 6
@@ -42,6 +43,25 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in secrets:
         text = text.replace(secret, REDACTED)
     return _SECRET_SHAPE.sub(REDACTED, text)
+
+
+class RedactingStream:
+    """A text stream in front of another that hides secrets; all else is the other's."""
+
+    def __init__(self, stream: TextIO, secrets: Iterable[str]) -> None:
+        self._stream = stream
+        self._secrets = tuple(secrets)
+
+    def write(self, text: str) -> int:
+        self._stream.write(redact(text, self._secrets))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,8 @@ from memconsole.runs.verdict import classify, gather
 
 POLL_SECONDS = 0.25
 SNAPSHOT_SECONDS = 1.0
+SAME_STOP_SECONDS = 3.0
+"""Two people pressing stop within this are one stop, not one that became urgent."""
 LOG_BYTES = 64 << 20
 """Room on disk for an attempt's output; only its tail is kept beyond that."""
 
@@ -42,7 +44,8 @@ class Supervisor:
         self.handle: ProcessHandle | None = None
         self.pace = Pace()
         self.deadline: StopDeadline | None = None
-        self.stops = 0
+        self.stops: list[tuple[str, float]] = []
+        """Who asked to stop, and when (boot seconds)."""
         self.killing = False
         self._save: Callable[[], object] | None = None
         self._next_snapshot = 0.0
@@ -90,9 +93,10 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self.handle = ProcessHandle(who)
         given = [a for a in control.answers(self.run) if a.attempt == attempt and a.accepted]
-        self.stops = sum(answer.command == "stop" for answer in given)
+        now = boot_seconds()
+        self.stops = [(answer.who, now) for answer in given if answer.command == "stop"]
         if self.stops and self.handle is not None:
-            self.deadline = StopDeadline(boot_seconds(), self.pace.patience_seconds())
+            self.deadline = StopDeadline(now, self.pace.patience_seconds())
         return attempt
 
     def watch(self) -> None:
@@ -126,9 +130,15 @@ class Supervisor:
 
     def _ended(self) -> bool:
         """Wait a poll's length for the trainer's end."""
-        if self.handle is None:
+        if self.status is not None:
             return True
-        return self.handle.wait(self.poll_seconds)
+        if self.handle is not None:
+            return self.handle.wait(self.poll_seconds)
+        if locks.holder(self.run.trainer_lock) is None:
+            return True
+        # It lives where its process cannot be seen; its lock can.
+        time.sleep(self.poll_seconds)
+        return False
 
     def _tick(self) -> None:
         self._collect()
@@ -204,24 +214,29 @@ class Supervisor:
         elif request.command == "kill":
             given = self._answer(path.stem, "kill", request.who)
         else:
-            self._count_stop()
-            given = self._answer(path.stem, "stop", request.who)
+            note = self._count_stop(request.who)
+            given = self._answer(path.stem, "stop", request.who, note=note)
         # Answered before acting: a kill's answer is evidence for the verdict.
         control.settle(self.run, path, given)
         if request is None or not given.accepted:
             return
         if request.command == "kill":
             self._kill()
-        elif self.handle is not None:
+        elif self.handle is not None and not given.note:
             self.handle.signal(signal.SIGTERM)
 
-    def _count_stop(self) -> None:
-        self.stops += 1
+    def _count_stop(self, who: str) -> str:
+        """Take in a request to stop; a note when it only repeats what someone else just asked."""
         now = boot_seconds()
+        others = [name for name, when in self.stops if now - when < SAME_STOP_SECONDS]
+        if others and who not in others:
+            return f"already asked by {others[0]}"
+        self.stops.append((who, now))
         if self.deadline is None:
             self.deadline = StopDeadline(now, self.pace.patience_seconds())
         else:
             self.deadline.hurry(now, self.pace.patience_seconds(urgent=True))
+        return ""
 
     def _give_up_waiting(self) -> None:
         """The stop's time is over: answer ourselves with a kill, then do it."""

@@ -50,6 +50,8 @@ class Evidence:
     oom_before: OomCounts = OomCounts()
     oom_now: OomCounts = OomCounts()
     rebooted: bool = False
+    elsewhere: str | None = None
+    """The other machine it was started on, of which nothing can be seen from here."""
     stopped_by: str | None = None
     killed_by: str | None = None
     kill_note: str = ""
@@ -82,16 +84,18 @@ def gather(
     given = [a for a in control.answers(run) if a.attempt == attempt and a.accepted]
     stops = [a for a in given if a.command == "stop"]
     kills = [a for a in given if a.command == "kill"]
-    same_host = record is not None and record.supervisor.host == identity.host_name()
-    rebooted = same_host and record is not None and record.supervisor.boot_id != identity.boot_id()
+    who = record.supervisor if record else None
+    same_boot = who is not None and who.boot_id == identity.boot_id()
+    same_host = who is not None and who.host == identity.host_name()
     return Evidence(
         exit_code=exit_code,
         signal=signal_number,
         final=files.read_struct(path / "final.json", FinalRecord),
         error=files.read_struct(path / "error.json", ErrorRecord),
         oom_before=record.oom_kills if record else OomCounts(),
-        oom_now=oom_kills() if same_host and not rebooted else OomCounts(),
-        rebooted=rebooted,
+        oom_now=oom_kills() if same_boot else OomCounts(),
+        rebooted=same_host and not same_boot,
+        elsewhere=who.host if who and not same_host and not same_boot else None,
         stopped_by=stops[0].who if stops else None,
         killed_by=kills[0].who if kills else None,
         kill_note=kills[0].note if kills else "",
@@ -121,6 +125,13 @@ def classify(evidence: Evidence) -> Verdict:
         return _made(evidence, "rebooted", f"the machine restarted; last seen {evidence.where}")
     if evidence.killed_by is not None:
         return _made(evidence, "killed", _killed_words(evidence))
+    if evidence.elsewhere is not None:
+        return _made(
+            evidence,
+            "unknown",
+            f"it was started on {evidence.elsewhere}; from here nobody can tell whether it lives; "
+            f"last seen {evidence.where}",
+        )
     out_of_memory, words = oom_evidence(evidence.oom_before, evidence.oom_now)
     if out_of_memory:
         return _made(

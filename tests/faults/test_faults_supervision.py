@@ -179,7 +179,11 @@ def test_a_second_request_hurries_and_the_deadline_kills(story: Story) -> None:
     story.wait_training()
     first = control.wait_answer(story.run, control.request_stop(story.run, "me"))
     story.wait(lambda: story.state == "stopping")
-    second = control.wait_answer(story.run, control.request_stop(story.run, "you"))
+    other = control.wait_answer(story.run, control.request_stop(story.run, "you"))
+    assert other is not None
+    assert other.note == "already asked by me"
+    assert other.deadline_boot == (first.deadline_boot if first else None)
+    second = control.wait_answer(story.run, control.request_stop(story.run, "me"))
     assert first is not None
     assert second is not None
     assert first.deadline_boot is not None

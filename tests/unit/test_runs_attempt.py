@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -64,11 +65,15 @@ def test_an_exception_is_recorded_once_without_secrets_or_escapes(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "very-secret-value")
+    printed = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", printed)
+    monkeypatch.setattr(sys, "stderr", printed)
     problem = ValueError("very-secret-value \x1b[31m hf_aaaaaaaaaaaaaaaaaaaaaaaa \ud800")
 
     def train() -> None:
         with Attempt(run, 1) as attempt:
             attempt.progress("train", 5)
+            print("printed very-secret-value", file=sys.stderr)
             attempt.emit(events.Warning(message="saw very-secret-value"))
             assert attempt.report(problem) == "crashed"
             raise problem
@@ -81,6 +86,7 @@ def test_an_exception_is_recorded_once_without_secrets_or_escapes(
     assert "ValueError: [redacted]" in record.traceback
     errors = [e for e in EventReader(run.attempt_path(1)).read() if isinstance(e, events.Error)]
     assert len(errors) == 1
+    assert printed.getvalue() == "printed [redacted]\n"
     for path in run.path.rglob("*"):
         if path.is_file():
             content = path.read_bytes()

@@ -102,6 +102,7 @@ def error(cause: str) -> ErrorRecord:
             False,
         ),
         (Evidence(), "unknown", "exit code unknown", False),
+        (Evidence(elsewhere="other"), "unknown", "started on other", False),
         (
             Evidence(heartbeat=Heartbeat(1, 1, 42, 0, "train")),
             "unknown",

@@ -99,13 +99,15 @@ def start_supervisor(
         raise RunError(f"run {run.id}: no supervisor could be started: {error}") from None
     finally:
         os.close(writer)
+    complaint = b""
     try:
         message = _hear(reader)
     finally:
         os.close(reader)
         # The process started here leaves at once: what stays is its grandchild.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            complaint = process.communicate(timeout=5.0)[1] if message is None else b""
+            if message is None:
+                complaint = process.communicate(timeout=5.0)[1]
             process.wait(timeout=5.0)
         if process.stderr is not None:
             process.stderr.close()
