@@ -57,27 +57,18 @@ def torch_block(
     # Selective checkpointing keeps outputs: of every matmul, of attention and its log-sum-exp.
     outputs = c * (q + 2 * k + 2 * h + (2 if a.gated_mlp else 1) * f + q) + 4 * a.heads
     kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
-    # Recomputing makes everything again but what is kept; outputs nobody reads backward are extra.
-    reused = {"none": everything, "selective": _reused(a, c), "full": 4 * h}[checkpointing]
+    # Recomputing takes the kept outputs as it passes them, so that they are there once; the last matmul is
+    # not run again, and its output stays unless a norm behind it reads it.
+    left = c * h if checkpointing == "selective" and not a.post_norms else 0
     return Block(
         kept=kept,
         kept_scores=c * a.heads if kind == "apple" and checkpointing == "none" else 0,
-        recomputed=everything - reused,
+        recomputed=everything - kept + left,
         recomputed_scores=c * a.heads if kind == "apple" and checkpointing != "none" else 0,
-        passing=4 * h + c * h + c * f * (3 if a.gated_mlp else 2),
+        passing=4 * h * min(a.layers, 2) + 2 * c * h + c * f * (3 if a.gated_mlp else 2),
         backward=c * f * (2 if a.gated_mlp else 1) + (c * h if c == 2 else 0),
         backward_scores=c * a.heads if kind == "apple" else 0,
     )
-
-
-def _reused(a: Architecture, c: int) -> int:
-    """Kept by selective checkpointing and read by the backward pass itself: the block's input, attention's
-    output, and projections that nothing transforms before they are read."""
-    reused = 4 * a.hidden_size + c * a.query_width + 4 * a.heads + c * a.key_width  # values
-    if a.positions == "learned" or a.query_key_norm:
-        reused += c * (a.query_width + a.key_width)
-    reused += c * a.intermediate_size * (2 if a.gated_mlp else 1)
-    return reused + (2 * c * a.hidden_size if a.post_norms else 0)
 
 
 @lru_cache(maxsize=1024)

@@ -53,8 +53,9 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
         return 0 if fused else 4 * trained.elements
     if optimizer == "adamw-8bit":
         return 4 * 4 * min(trained.largest, SLICE)
-    each = 2 if optimizer == "adafactor" else 1
-    return 4 * max(each * trained.largest, (each + 1) * trained.repeated)
+    if backend == "torch":
+        return 4 * (trained.pair_twice if optimizer == "adafactor" else trained.pair)
+    return 4 * trained.largest * (2 if optimizer == "adafactor" else 1)
 
 
 def state(choice: OptimizeChoice, backend: str, kind: str, trained: Group, shards: int) -> State:

@@ -25,8 +25,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     elements: int = 0
     tensors: int = 0
     largest: int = 0
-    repeated: int = 0
-    """The largest size that two neighbours in the list of weights have."""
+    pair: int = 0
+    """The largest matrix together with its predecessor in the list of weights."""
+    pair_twice: int = 0
+    """The same, the matrix counted twice."""
     quantizable: int = 0
     """Elements whose 8-bit optimizer state is really 8-bit: matrices of at least 4096 elements."""
     factored: int = 0
@@ -43,7 +45,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             elements=self.elements + times * other.elements,
             tensors=self.tensors + times * other.tensors,
             largest=max(self.largest, other.largest),
-            repeated=max(self.repeated, other.repeated),
+            pair=max(self.pair, other.pair),
+            pair_twice=max(self.pair_twice, other.pair_twice),
             quantizable=self.quantizable + times * other.quantizable,
             factored=self.factored + times * other.factored,
             adapter_width=self.adapter_width + times * other.adapter_width,
@@ -85,8 +88,11 @@ def sizes(architecture: Architecture) -> Sizes:
     a = architecture
     block = tuple(layer_parameters(a, 0)) if a.layers else ()
     rest = tuple(parameters(msgspec.structs.replace(a, layers=0)))
-    outside = _group(p for p in rest if p.used)
-    one = _group(block)
+    last = max((p.size for p in block), default=0)
+    before_head = tuple(p for p in rest if p.used and p.role != "head")
+    head = tuple(p for p in rest if p.role == "head")
+    outside = _group(before_head).plus(_group(head, before=last))
+    one = _group(block, before=last)
     return Sizes(
         block=one,
         block_matrices=sum(p.size for p in block if p.role == "matrix"),
@@ -103,8 +109,9 @@ def _of(weights: Iterable[Parameter], role: Role) -> int:
     return sum(p.size for p in weights if p.role == role)
 
 
-def _group(weights: Iterable[Parameter]) -> Group:
-    total, before = Group(), 0
+def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
+    """Totals of weights that follow a matrix of `before` elements."""
+    total = Group()
     for p in weights:
         matrix = p.role == "matrix"
         total = total.plus(
@@ -112,7 +119,8 @@ def _group(weights: Iterable[Parameter]) -> Group:
                 elements=p.size,
                 tensors=1,
                 largest=p.size,
-                repeated=min(p.size, before) if len(p.shape) > 1 else 0,
+                pair=p.size + before if len(p.shape) > 1 else 0,
+                pair_twice=2 * p.size + before if len(p.shape) > 1 else 0,
                 quantizable=p.size if matrix and p.size >= QUANTIZED_FROM else 0,
                 factored=sum(p.shape) if len(p.shape) > 1 else p.size,
                 adapter_width=sum(p.shape) if matrix else 0,

@@ -29,7 +29,9 @@ def moments(step: Step) -> Iterator[Moment]:
     per_block = block.kept * t + block.kept_scores * score
     again = block.recomputed * t + block.recomputed_scores * score
     passing = block.passing * t + block.passing_scores * score
-    forward = hidden if o.gradient_checkpointing == "none" else passing
+    # Keeping everything, little else is there; keeping matmul outputs, the last block's count twice.
+    seen = {"none": passing - hidden, "selective": c * a.intermediate_size * t, "full": 0}
+    forward = max(hidden, passing - seen[o.gradient_checkpointing])
     backward = block.backward * t + block.backward_scores * score
     tables = _tables(step)
     copies = _WeightCopies(step)
