@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
 from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Estimate
+from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.directory import RunDirectory
 from memconsole.runs.launch.local import launch
 
@@ -32,4 +35,20 @@ def check_launch(plan: Plan, devices: Devices | None) -> Estimate:
 def start(plan: Plan, name: str | None, devices: Devices | None) -> RunDirectory:
     """Launch `plan` detached. The estimate is kept with the run, for its receipt. Raises `PlanError`."""
     found = check_launch(plan, devices)
-    return launch(plan, name, estimate=msgspec.json.encode(found))
+    return launch(_anywhere(plan), name, estimate=msgspec.json.encode(found))
+
+
+def _anywhere(plan: Plan) -> Plan:
+    """`plan` with absolute paths, so that its run does not depend on the folder it was started in."""
+    changes: dict[str, str] = {}
+    if plan.data.source not in catalog.datasets() and Path(plan.data.source).expanduser().exists():
+        changes["data.source"] = _absolute(plan.data.source)
+    if plan.data.tokenizer:
+        changes["data.tokenizer"] = _absolute(plan.data.tokenizer)
+    if plan.model.name not in catalog.models() and Path(plan.model.name).expanduser().is_dir():
+        changes["model.name"] = _absolute(plan.model.name)
+    return replace(plan, changes)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

@@ -73,9 +73,9 @@ def cli(ctx: click.Context, ascii: bool, slow_link: bool | None) -> None:
 
         ctx.exit(run_console(ascii=ascii, slow_link=slow_link))
     from memconsole.cli.train import train_in_foreground
-    from memconsole.plan.plan import Plan
+    from memconsole.plan.catalog import default_plan
 
-    ctx.exit(train_in_foreground(Plan(), name=None, json=False))
+    ctx.exit(train_in_foreground(default_plan(), name=None, json=False))
 
 
 def main() -> Any:

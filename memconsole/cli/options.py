@@ -32,7 +32,16 @@ def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[st
 
     if preset and plan_file:
         raise PlanError("--preset and --plan exclude each other: a plan starts from one of them")
-    plan = catalog.preset(preset) if preset else plans.load(plan_file) if plan_file else Plan()
-    plan = plans.apply_settings(plan, assignments)
+    if preset:
+        plan = catalog.preset(preset)
+    elif plan_file:
+        plan = plans.load(plan_file)
+    else:
+        plan = catalog.default_plan()
+    for assignment in assignments:
+        key, _, text = assignment.partition("=")
+        if key.strip() == "data.source":
+            plan = catalog.choose_data(plan, text.strip())
+        plan = plans.apply_settings(plan, [assignment])
     check(plan)
     return plan

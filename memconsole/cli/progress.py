@@ -16,6 +16,7 @@ class ProgressLines:
     def __init__(self, seconds_between_steps: float = 5.0) -> None:
         self._between = seconds_between_steps
         self._phase = ""
+        self._built = False
         self._attempt = 0
         self._step = -1
         self._step_at = float("-inf")
@@ -52,10 +53,10 @@ class ProgressLines:
         for warning in run.warnings[self._warnings :]:
             yield f"warning: {warning}"
         self._warnings = len(run.warnings)
-        if run.step > self._step and run.loss is not None:
-            if run.elapsed_seconds - self._step_at >= self._between:
-                self._step, self._step_at = run.step, run.elapsed_seconds
-                yield step_line(run)
+        due = run.elapsed_seconds - self._step_at >= self._between
+        if due and run.step > self._step and run.loss is not None:
+            self._step, self._step_at = run.step, run.elapsed_seconds
+            yield step_line(run)
         for evaluation in run.evaluations[self._evaluations :]:
             bits = evaluation.bits_per_byte
             unigram = evaluation.metrics.get("unigram_loss")

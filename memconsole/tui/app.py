@@ -105,7 +105,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.theme = "ansi-dark" if self.slow_link else DARK.name
 
     def get_default_screen(self) -> Screen[object]:
-        return PlanScreen(self._plan or Plan())
+        from memconsole.plan.catalog import default_plan
+
+        return PlanScreen(self._plan or default_plan())
 
     # Life
 

@@ -24,7 +24,7 @@ from memconsole.plan.catalog.entries import (
 )
 from memconsole.plan.catalog.sources import resolve
 from memconsole.plan.huggingface import find_model, read_architecture
-from memconsole.plan.plan import Plan, PlanError, nearest, quote
+from memconsole.plan.plan import Plan, PlanError, nearest, quote, replace
 from memconsole.plan.sizing import default_vocab_size, size
 from memconsole.plan.tokenizer_file import tokenizer_vocab_size
 
@@ -36,8 +36,10 @@ __all__ = [
     "PresetEntry",
     "architecture",
     "catalog_device",
+    "choose_data",
     "dataset",
     "datasets",
+    "default_plan",
     "devices",
     "model_directory",
     "models",
@@ -135,6 +137,18 @@ def preset(name: str) -> Plan:
             f"preset {quote(name)}: unknown{nearest(name, presets()) or _some(presets())}", "preset"
         )
     return entry.plan
+
+
+def default_plan() -> Plan:
+    """What a person starts from who has picked nothing yet."""
+    return preset("default")
+
+
+def choose_data(plan: Plan, source: str) -> Plan:
+    """`plan` on another dataset. A limit on documents was meant for the dataset it was set with."""
+    if source == plan.data.source:
+        return plan
+    return replace(plan, {"data.source": source, "data.max_examples": None})
 
 
 def _found_model(plan: Plan) -> str:

@@ -213,6 +213,9 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             if entry is None or entry.kind == "fixed":
                 # The target belongs to the sized family that was left.
                 changes["model.target_params"] = None
+        if key == "data.source" and value != self.view.plan.data.source:
+            # A limit on documents was meant for the dataset it was set with.
+            changes["data.max_examples"] = None
         return changes
 
     def action_pick_model(self) -> None:
