@@ -24,6 +24,8 @@ Source: docs.jax.dev, "GPU memory allocation"."""
 ORDER = {"torch": ("gpu", "rocm", "apple", "cpu"), "jax": ("tpu", "gpu", "rocm", "cpu")}
 """What each backend picks when the device is `auto`, best first."""
 
+_COMMON = r"nvidia|amd|tesla|google|sxm\d?|hbm\d?e?|\d*gb"
+
 _LABELS = {"gpu": "GPU", "rocm": "AMD GPU", "apple": "Apple GPU", "tpu": "TPU"}
 
 
@@ -203,8 +205,8 @@ def _like_in_catalog(reading: DeviceReading) -> CatalogDevice | None:
     for device in catalog.devices().values():
         if device.kind != reading.kind:
             continue
-        label = _words(device.label) - {"gb", str(round(device.total_bytes / 2**30))}
-        if not (_product(words) & _product(label)) or not (label <= words or words <= label):
+        # Every word of the name must be the catalog's too: "Laptop" and "PCIe" are other products.
+        if not words <= _words(device.label) or not any(map(_has_digit, words)):
             continue
         off = 0.0
         if not isinstance(reading.total_bytes, Missing):
@@ -215,9 +217,11 @@ def _like_in_catalog(reading: DeviceReading) -> CatalogDevice | None:
 
 
 def _words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", name.lower()))
+    """The words that name a product: without its maker, its socket, its kind of memory and its size."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return {word for word in words if not re.fullmatch(_COMMON, word)}
 
 
-def _product(words: set[str]) -> set[str]:
+def _has_digit(word: str) -> bool:
     """Words that hold a digit name the product: 3060, h200, mi300x."""
-    return {word for word in words if any(letter.isdigit() for letter in word)}
+    return any(letter.isdigit() for letter in word)
