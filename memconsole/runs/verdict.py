@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 from memconsole.runs import control, files, identity
 from memconsole.runs.directory import RunDirectory
@@ -196,8 +197,10 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
     if code == ExitCode.STOPPED:
         who = f"asked by {evidence.stopped_by}" if evidence.stopped_by else "by a signal"
         step = f" at step {final.step}" if final is not None else ""
-        saved = f", saved as {final.checkpoint}" if final is not None and final.checkpoint else ""
-        return _made(evidence, "stopped", f"stopped {who}{step}{saved}", exit_code=code)
+        name = Path(final.checkpoint).name if final is not None and final.checkpoint else ""
+        saved = f", saved as {name}" if name else ""
+        words = f"stopped{step}, {who}{saved}"
+        return _made(evidence, "stopped", words, exit_code=code)
     reason = _REASON_OF_CODE.get(code)  # type: ignore[call-overload]
     if reason is not None:
         words = {
