@@ -76,7 +76,7 @@ class Saver:
             "validation_loss": p.validation_loss if p.validation_step == p.step else None,
             "fingerprints": job.fingerprints,
             "architecture": msgspec.to_builtins(job.architecture),
-            "versions": dict(job.engine.versions),
+            "versions": {n: str(v) for n, v in job.engine.versions.items()},
         }
         return job.checkpoints.save(
             p.step,

@@ -101,6 +101,8 @@ def set_up(attempt: Attempt) -> Job:
     buffer = plan.data.shuffle_buffer
     stream = BatchStream(data.blocks, shape, plan.train.seed, buffer, data.held, state.data or None)
     try:
+        # Before the model, so that what the data holds is not taken for the model's.
+        stream.fill(say.tick)
         say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
         weights: WeightSource = InitialWeights(architecture, plan.train.seed)
         if directory is not None and has_weights(directory):
@@ -207,7 +209,7 @@ def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: Stored | None
         events.Started(
             attempt=attempt.number,
             backend=plan.backend,
-            versions=dict(engine.versions),
+            versions={name: str(version) for name, version in engine.versions.items()},
             device_id=device.id,
             device_name=device.name,
             device_kind=device.kind,

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from memconsole_trainer.data.tokens import ArrayRows, TokenBlocks
 from memconsole_trainer.initialize import generator
 from memconsole_trainer.tokenizer import Tokens
+
+STORED_PERMUTATION = 1 << 16
 
 
 def load_grain() -> Any:
@@ -29,7 +32,6 @@ def load_grain() -> Any:
         logger.setLevel(logging.ERROR)
     try:
         import grain
-        import grain.experimental
     finally:
         if hidden:
             sys.modules.pop("jax", None)
@@ -37,38 +39,39 @@ def load_grain() -> Any:
     return grain
 
 
-def epoch_seed(seed: int, epoch: int, purpose: str) -> int:
-    """A 31-bit seed for one epoch's `purpose`."""
-    return int(generator(seed, f"order/{purpose}/{epoch}").integers(2**31))
-
-
 def streamed_rows(blocks: TokenBlocks, seed: int, epoch: int, shuffle_buffer: int) -> Any:
     """A Grain dataset of the epoch's rows, tokenized on the fly; memory is bounded by the window."""
-    grain = load_grain()
+    load_grain()
     from memconsole_trainer.data import cutting
 
     if blocks.count is None:
-        parent = cutting.Sequential(blocks)
+        parent: Any = cutting.Sequential(blocks)
     else:
-        parent = (
-            grain.MapDataset.range(blocks.count)
-            .shuffle(seed=epoch_seed(seed, epoch, "blocks"))
-            .map(blocks.block)
-            .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-        )
+        parent = _shuffled(blocks.count, seed, f"order/blocks/{epoch}", blocks.block)
     rows = cutting.Rows(parent, blocks.row_tokens, blocks.stride)
     if shuffle_buffer < 2:
         return rows
-    return grain.experimental.WindowShuffleIterDataset(
-        rows, window_size=shuffle_buffer, seed=epoch_seed(seed, epoch, "window")
-    )
+    return cutting.WindowShuffle(rows, shuffle_buffer, seed, f"order/window/{epoch}")
 
 
 def array_rows(tokens: Tokens, row_tokens: int, stride: int, seed: int, epoch: int) -> Any:
     """A Grain dataset of the rows of one array, in an order over all of them."""
+    rows = ArrayRows(tokens, row_tokens, stride)
+    return _shuffled(len(rows), seed, f"order/rows/{epoch}", rows.__getitem__)
+
+
+def _shuffled(count: int, seed: int, purpose: str, element: Callable[[int], Any]) -> Any:
+    """`element` of every number below `count`, in random order.
+
+    Grain's shuffle needs no memory, but its permutation walks a cycle of 65,536: for few numbers that
+    takes milliseconds each, and a stored permutation is small.
+    """
     grain = load_grain()
-    return (
-        grain.MapDataset.source(ArrayRows(tokens, row_tokens, stride))
-        .shuffle(seed=epoch_seed(seed, epoch, "rows"))
-        .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    random = generator(seed, purpose)
+    if count <= STORED_PERMUTATION:
+        numbers = grain.MapDataset.source(random.permutation(count).tolist())
+    else:
+        numbers = grain.MapDataset.range(count).shuffle(seed=int(random.integers(2**31)))
+    return numbers.map(element).to_iter_dataset(
+        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -91,6 +92,7 @@ class BatchStream:
         window = 0 if held is not None else shuffle_buffer // shape.rows
         ahead = min(max(window, AHEAD_BATCHES), max(AHEAD_BYTES // row_bytes, 2))
         self._queue: queue.Queue[Item | BaseException] = queue.Queue(maxsize=ahead)
+        self._first: Item | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="data", daemon=True)
         self._thread.start()
@@ -100,6 +102,9 @@ class BatchStream:
 
         Raises what the source raised.
         """
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
         while True:
             try:
                 item = self._queue.get(timeout=0.2)
@@ -111,10 +116,20 @@ class BatchStream:
                 raise item
             return item
 
+    def fill(self, waiting: Callable[[], None] | None = None) -> None:
+        """Wait until the first item is there, and with it most of the memory the data takes.
+
+        `waiting` and what is raised are as for `next`.
+        """
+        self._first = self.next(waiting)
+
     def close(self) -> None:
         """Stop the thread."""
         self._closing.set()
-        self._thread.join(timeout=10)
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._queue.get_nowait()  # lets a waiting `put` return at once
+            self._thread.join(timeout=0.01)
 
     def _produce(self) -> None:
         try:

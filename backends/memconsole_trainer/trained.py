@@ -1,0 +1,53 @@
+"""What a run has trained so far: its newest intact checkpoint, as weights to load anywhere."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+from memconsole.runs.directory import RunDirectory
+from memconsole_trainer.checkpoint import Checkpoints, Stored
+from memconsole_trainer.tokenizer import Tokenizer, load
+
+
+class NothingTrainedError(ValueError):
+    """A run without an intact checkpoint; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's plan, model and checkpoint. Also a `WeightSource`."""
+
+    plan: Plan
+    architecture: Architecture
+    checkpoint: Stored
+    tokenizer_file: Path
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        """The trained tensor of a canonical parameter name."""
+        return self.checkpoint.tensor(f"model.{name}")
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the run trained with. Raises `NothingTrainedError` where there is none."""
+        if not self.tokenizer_file.is_file():
+            raise NothingTrainedError("the run trained on rows of tokens, without a tokenizer")
+        return load(self.tokenizer_file, self.architecture.vocab_size)
+
+
+def read(path: Path) -> Trained:
+    """What the run at `path` has trained. Raises `NothingTrainedError`, `PlanError`."""
+    run = RunDirectory(path)
+    plan = run.read_plan()
+    stored = Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints).newest(
+        lambda warning: print(f"warning: {warning}", file=sys.stderr), lambda: None
+    )
+    if stored is None:
+        raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
+    return Trained(plan, catalog.architecture(plan), stored, path / "tokenizer.json")
