@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -29,6 +30,11 @@ def apply(decoder: Decoder) -> None:
     """
     for block in decoder.layers:
         block.compile()
+
+
+def paused() -> AbstractContextManager[object]:
+    """A context in which blocks run uncompiled, for shapes that never repeat."""
+    return torch.compiler.set_stance("force_eager")
 
 
 def _missing(device: torch.device) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -46,8 +45,6 @@ def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     precision.check(plan.optimize.precision)
     if plan.optimize.compile:
         compilation.check(device)
-        if run_directory is not None:
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run_directory / "inductor"))
     devices.prepare(device, plan.device)
     return TorchEngine(plan, device)
 
@@ -179,7 +176,10 @@ class TorchEngine:
         self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
     ) -> list[int]:
         """`tokens` sampled continuations of `prompt`; the model sees at most a training row."""
-        with precision.forward_context(self._device, self._plan.optimize.precision):
+        with (
+            compilation.paused(),
+            precision.forward_context(self._device, self._plan.optimize.precision),
+        ):
             return generate(
                 self._decoder,
                 prompt,

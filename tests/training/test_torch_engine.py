@@ -438,21 +438,30 @@ def test_compiling_without_a_compiler_says_what_is_missing(monkeypatch: pytest.M
         create(a_plan(optimize__compile=True), None)
 
 
-@pytest.mark.skipif(
-    bool(compilation._missing(torch.device("cpu"))), reason="no C++ compiler on this machine"
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 )
-def test_compiled_and_checkpointed_training_equals_plain(tmp_path: Any) -> None:
+def test_compiled_and_checkpointed_training_equals_plain(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also: one graph serves every block, and sampling compiles nothing."""
+    if compiler == "inductor" and compilation._missing(torch.device("cpu")):
+        pytest.skip("no C++ compiler on this machine")
+    inductor = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda m: inductor(m, backend=compiler))
     plan = plain_sgd(train__learning_rate=0.1)
     lean = plans.replace(
-        plan, {"optimize.compile": True, "optimize.gradient_checkpointing": "full"}
+        plan, {"optimize.compile": True, "optimize.gradient_checkpointing": "selective"}
     )
-    plain = an_engine(plan)
-    compiled = create(lean, tmp_path)
-    compiled.build(lean, LLAMA, 20, InitialWeights(LLAMA, 42))
+    plain, compiled = an_engine(plan), an_engine(lean)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     for n in range(2):
         batch = tiny_models.batch(1, 2, LENGTH, seed=n)
         plain.train_step(batch)
         compiled.train_step(batch)
+    assert compiled.generate([1, 2], 3, 0.0, 0, seed=0) == plain.generate([1, 2], 3, 0.0, 0, seed=0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     for one, other in zip(plain.take_metrics(), compiled.take_metrics(), strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-5)
     expected = state_of(plain)
