@@ -78,6 +78,11 @@ class Sampler:
         self._amd = Asking("AMD", lambda: read_amd(os.environ, first=self._nvidia_count))
         self._nvidia_count = 0
 
+    def prime(self, seconds: float = 0.1) -> None:
+        """Begin the span over which the first sample measures the processor's utilization."""
+        self._host.read()
+        time.sleep(seconds)
+
     def sample(self, patience_seconds: float) -> Devices:
         """One reading of everything, within about twice the patience."""
         if self._nvidia:
@@ -107,6 +112,7 @@ def main(arguments: list[str]) -> None:
     options = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
     sampler = Sampler(options.get("without-nvidia", ""))
     if "once" in options:
+        sampler.prime()
         _print(sampler.sample(float(options.get("patience") or FIRST_PATIENCE_SECONDS)))
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

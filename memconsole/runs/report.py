@@ -16,6 +16,8 @@ from memconsole.runs.eventlog import EventReader
 from memconsole.runs.follow import READ_BYTES, clean_texts
 from memconsole.runs.liveness import liveness
 from memconsole.runs.reduce import RunState, begin_attempt, reduce
+from memconsole.runs.snapshot import Verdict
+from memconsole.runs.verdict import verdict
 from memconsole.sanitize import clean_line
 
 _EVERYTHING = 1 << 60
@@ -26,6 +28,9 @@ class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: str
     evidence: str
+
+
+_UNENDED = VerdictLine(reason="starting", evidence="the run has not ended")
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,13 +147,17 @@ class _Story(msgspec.Struct):
 
 def report(run: RunDirectory) -> Report:
     """The report of a run, live or ended. Never raises for what its files hold or lack."""
-    return _report(run, _read(run))
+    return _report(run, _read(run), _verdict(run))
 
 
 def write_receipt(run: RunDirectory) -> Receipt:
-    """Write `receipt.json` of a run that has ended; its supervisor calls this. Raises `OSError`."""
-    story = _read(run)
-    made, state = _report(run, story), story.state
+    """Write `receipt.json` of a run that has ended; its supervisor calls this. Raises `OSError`.
+
+    No lock is looked at: in the process that holds one, opening its file would give it up.
+    """
+    story, attempt = _read(run), run.newest_attempt()
+    ended = _verdict_line(verdict(run, attempt)) if attempt is not None else _UNENDED
+    made, state = _report(run, story, ended), story.state
     started = state.started
     kind = started.device_kind if started else ""
     receipt = Receipt(
@@ -217,7 +226,7 @@ def _truncate(steps: list[StepLine], last: int) -> None:
         steps.pop()
 
 
-def _report(run: RunDirectory, story: _Story) -> Report:
+def _report(run: RunDirectory, story: _Story, why: VerdictLine) -> Report:
     state, started, ended = story.state, story.state.started, story.state.ended
     evaluations = tuple(
         EvaluationLine(step=e.step, loss=e.loss, bits_per_byte=e.bits_per_byte, metrics=e.metrics)
@@ -232,6 +241,7 @@ def _report(run: RunDirectory, story: _Story) -> Report:
         )
         for e in (mark.event for mark in state.epochs)
     )
+    on_cpu = started is not None and started.device_kind == "cpu"
     plan = _plan(run)
     elapsed = (state.earlier_seconds + state.attempt_seconds) / 60
     average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
@@ -243,7 +253,7 @@ def _report(run: RunDirectory, story: _Story) -> Report:
         name=run.name,
         backend=started.backend if started else str(plan.get("backend", "")),
         device=started.device_name if started else str(plan.get("device", {}).get("name", "")),
-        verdict=_verdict(run),
+        verdict=why,
         plan=plan,
         steps=tuple(story.steps),
         evaluations=evaluations,
@@ -258,7 +268,8 @@ def _report(run: RunDirectory, story: _Story) -> Report:
             else MemoryLine(),
             measured=MemoryLine(
                 peak_bytes=state.peak_bytes,
-                device_bytes=state.peak_device_bytes,
+                # On the processor nothing but the trainer's own allocations is charged to it.
+                device_bytes=state.peak_bytes if on_cpu else state.peak_device_bytes,
                 host_bytes=state.peak_host_bytes,
             ),
             by_phase=dict(state.peaks_by_phase),
@@ -291,11 +302,12 @@ def _final_train_loss(story: _Story) -> float | None:
 def _verdict(run: RunDirectory) -> VerdictLine:
     now = liveness(run)
     if now.verdict is not None and not now.live:
-        return VerdictLine(
-            reason=clean_line(now.verdict.reason, 80),
-            evidence=clean_line(now.verdict.evidence, 500),
-        )
-    return VerdictLine(reason=now.state, evidence="the run has not ended")
+        return _verdict_line(now.verdict)
+    return VerdictLine(reason=now.state, evidence=_UNENDED.evidence)
+
+
+def _verdict_line(why: Verdict) -> VerdictLine:
+    return VerdictLine(reason=clean_line(why.reason, 80), evidence=clean_line(why.evidence, 500))
 
 
 def _plan(run: RunDirectory) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self.run.reserve_path.unlink()
         self._snapshot(final=True)
+        self._receipt()
 
     @property
     def path(self) -> Path:
@@ -283,6 +284,15 @@ class Supervisor:
         except Exception:  # noqa: BLE001 - an unreadable event must not end supervision
             say(traceback.format_exc())
             self._save = lambda: None
+
+    def _receipt(self) -> None:
+        """Leave the estimate and the measurement side by side in `receipt.json`."""
+        from memconsole.runs.report import write_receipt
+
+        try:
+            write_receipt(self.run)
+        except Exception:  # noqa: BLE001 - a receipt is no reason to leave a run unfinished
+            say(traceback.format_exc())
 
 
 def snapshot_writer(run: RunDirectory) -> Callable[[], object]:

@@ -173,6 +173,7 @@ def test_attempts_are_one_story(run: RunDirectory) -> None:
 def test_measured_peaks_are_the_highest_of_all_attempts(run: RunDirectory) -> None:
     memory = report(run).memory
     assert memory.measured.peak_bytes == 800
+    assert memory.measured.device_bytes == 800
     assert memory.measured.host_bytes == 9500
     assert memory.by_phase == {"train": 800, "evaluate": 600}
 
