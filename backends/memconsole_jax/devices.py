@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -15,6 +16,8 @@ import psutil
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.engine import DeviceFacts
 
+CACHE_BYTES = 2**29
+"""Compiled programs kept on disk."""
 _LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 
@@ -100,6 +103,24 @@ def keep_compilations() -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    _forget_oldest(path, CACHE_BYTES)
+
+
+def _forget_oldest(directory: Path, most: int) -> None:
+    """Delete files of `directory`, oldest first, until `most` bytes remain.
+
+    JAX's own limit needs a lock file library and warns when entries of both kinds meet.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        found = [(x.stat().st_mtime, x.stat().st_size, x) for x in directory.iterdir()]
+    excess = sum(size for _, size, _ in found) - most
+    for _, size, file in sorted(found):
+        if excess <= 0:
+            return
+        with contextlib.suppress(OSError):
+            file.unlink()
+        excess -= size
 
 
 def _cpu_name() -> str:

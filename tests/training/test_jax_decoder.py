@@ -55,7 +55,7 @@ def test_stacked_arrays_are_the_canonical_parameters_and_nothing_else(kind: str)
         count += array.size
         found.update(stack.split(array))
     assert count == parameter_count(architecture)
-    assert list(sorted(found)) == sorted(p.name for p in parameters(architecture))
+    assert sorted(found) == sorted(p.name for p in parameters(architecture))
     for parameter in parameters(architecture):
         np.testing.assert_array_equal(found[parameter.name], source.tensor(parameter.name))
     assemble(architecture, weights)  # raises KeyError for a module parameter that has no stack
@@ -74,7 +74,9 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def gradient_program(architecture: Architecture) -> Any:
-    weights = {n: jax.ShapeDtypeStruct(s.shape, jnp.float32) for n, s in stacks(architecture).items()}
+    weights = {
+        n: jax.ShapeDtypeStruct(s.shape, jnp.float32) for n, s in stacks(architecture).items()
+    }
 
     def loss(weights: Any, tokens: Any) -> Any:
         return jnp.sum(assemble(architecture, weights)(tokens))
@@ -96,7 +98,7 @@ def test_the_program_does_not_grow_with_depth(kind: str) -> None:
 
 def dense(q: Any, k: Any, v: Any, scale: float, window: int) -> Any:
     """Attention by its definition, in float64."""
-    b, t, h, _ = q.shape
+    _, t, h, _ = q.shape
     out = np.zeros(q.shape)
     groups = h // k.shape[2]
     for head in range(h):

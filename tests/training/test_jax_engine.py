@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -246,6 +248,14 @@ def test_local_layers_and_learned_positions_sample_as_they_train() -> None:
         logits = engine.logits(architecture, weights, found[None])[0]
         assert list(found[:9]) == list(prompt)
         assert list(found[9:]) == list(logits[8:-1].argmax(-1))
+
+
+def test_old_compilations_make_room_for_new_ones(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "oldest")):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    devices._forget_oldest(tmp_path, 250)
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["new", "old"]
 
 
 @pytest.mark.parametrize("name", ["cuda:0", "tpu", "mps", "rtx-3060-12gb"])

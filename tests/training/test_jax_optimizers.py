@@ -118,7 +118,8 @@ def test_weight_decay_never_touches_norms_and_biases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "most", "factor"), [(4.0, 1.0, 0.25), (0.5, 1.0, 1.0), (0.0, 1.0, 1.0), (9.0, 0.0, 1.0)]
+    ("norm", "most", "factor"),
+    [(4.0, 1.0, 0.25), (0.5, 1.0, 1.0), (0.0, 1.0, 1.0), (9.0, 0.0, 1.0)],
 )
 def test_clipping_scales_down_to_the_limit_only(norm: float, most: float, factor: float) -> None:
     assert float(clip_factor(jnp.float32(norm), most)) == factor
@@ -126,7 +127,9 @@ def test_clipping_scales_down_to_the_limit_only(norm: float, most: float, factor
 
 def test_adafactor_keeps_rows_and_columns_of_each_layer_by_itself() -> None:
     rule = transformation(replace(Plan(), {"optimize.optimizer": "adafactor"}), ARCHITECTURE)
-    weights = {n: jax.ShapeDtypeStruct(s.shape, jnp.float32) for n, s in stacks(ARCHITECTURE).items()}
+    weights = {
+        n: jax.ShapeDtypeStruct(s.shape, jnp.float32) for n, s in stacks(ARCHITECTURE).items()
+    }
     state = jax.eval_shape(rule.init, weights)
     total = sum(x.size for x in jax.tree.leaves(weights))
     assert sum(x.size for x in jax.tree.leaves(state)) < total / 5
