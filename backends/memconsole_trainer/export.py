@@ -12,6 +12,7 @@ from typing import Any
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import PlanError
 from memconsole_trainer import trained
+from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.huggingface import exported
 
 SHARD_BYTES = 4 << 30
@@ -25,8 +26,10 @@ CLASSES = {
 """The transformers class of each model type."""
 
 
-def export(found: trained.Trained, out: Path) -> list[str]:
-    """Write config.json, safetensors and tokenizer.json into `out`; returns the file names.
+def export(
+    architecture: Architecture, weights: WeightSource, tokenizer: Path, out: Path
+) -> list[str]:
+    """Write config.json, safetensors and, if there is one, `tokenizer` into `out`; returns the names.
 
     `out` must not exist or be empty. Weights go shard by shard, so no more than `SHARD_BYTES` and one
     tensor are in memory. Raises `NothingTrainedError` for a folder that holds something.
@@ -36,13 +39,13 @@ def export(found: trained.Trained, out: Path) -> list[str]:
     if out.exists() and any(out.iterdir()):
         raise trained.NothingTrainedError(f"{out}: exists and is not empty")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(config(found.architecture), indent=2) + "\n")
-    if found.tokenizer_file.is_file():
-        shutil.copyfile(found.tokenizer_file, out / "tokenizer.json")
+    (out / "config.json").write_text(json.dumps(config(architecture), indent=2) + "\n")
+    if tokenizer.is_file():
+        shutil.copyfile(tokenizer, out / "tokenizer.json")
     shards: list[dict[str, Any]] = [{}]
     index: dict[str, int] = {}
     held = total = 0
-    for name, array in exported(found.architecture, found):
+    for name, array in exported(architecture, weights):
         if held and held + array.nbytes > SHARD_BYTES:
             save_file(shards[-1], out / f"part-{len(shards)}", metadata={"format": "pt"})
             shards[-1] = {}
@@ -108,7 +111,7 @@ def config(a: Architecture) -> dict[str, Any]:
             a,
             **shape,
             hidden_activation="gelu_pytorch_tanh",
-            query_pre_attn_scalar=a.scale**-2,
+            query_pre_attn_scalar=round(a.scale**-2),
             sliding_window=a.sliding_window,
             sliding_window_pattern=a.global_every,
             layer_types=kinds,
@@ -161,7 +164,7 @@ def main() -> int:
         return 2
     try:
         found = trained.read(Path(sys.argv[1]))
-        names = export(found, Path(sys.argv[2]))
+        names = export(found.architecture, found, found.tokenizer_file, Path(sys.argv[2]))
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2

@@ -10,7 +10,7 @@ import msgspec
 
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
-from memconsole.devices.reading import Devices, Missing
+from memconsole.devices.reading import Bytes, Devices, Missing, Number
 from memconsole.units import format_bytes
 
 
@@ -47,13 +47,13 @@ def text(found: Devices) -> str:
             (device.power_watts, " W"),
         ):
             cells.append("n/a" if isinstance(number, Missing) else f"{number:.0f}{unit}")
-        values = (
+        values: tuple[Bytes | Number, ...] = (
             device.used_bytes, device.free_bytes, device.total_bytes,
             device.utilization_percent, device.temperature_celsius, device.power_watts,
         )  # fmt: skip
-        for value in values:
-            if isinstance(value, Missing):
-                reasons[f"{device.id}: {value.reason}"] = None
+        for missing in values:
+            if isinstance(missing, Missing):
+                reasons[f"{device.id}: {missing.reason}"] = None
         rows.append(cells)
     lines = columns(rows, left=(0, 1, 2))
     lines += [f"n/a  {reason}" for reason in reasons]

@@ -33,19 +33,10 @@ class ProgressLines:
             yield from run.started.platform_lines
             if run.started.resumed_step:
                 yield f"resumed from step {run.started.resumed_step:,}"
-        if run.parameters and self._phase in (
-            "",
-            "starting",
-            "import",
-            "data",
-            "tokenizer",
-            "build",
-        ):
-            if run.phase not in ("import", "data", "tokenizer", "build"):
-                trainable = run.trainable_parameters or run.parameters
-                yield (
-                    f"{format_count(run.parameters)} parameters, {format_count(trainable)} trainable"
-                )
+        if run.parameters and not self._built:
+            self._built = True
+            trainable = run.trainable_parameters or run.parameters
+            yield f"{format_count(run.parameters)} parameters, {format_count(trainable)} trainable"
         if run.phase != self._phase:
             self._phase = run.phase
             if run.phase not in ("train", "evaluate", "checkpoint", "sample"):

@@ -1,0 +1,64 @@
+"""`memconsole compare`: runs side by side."""
+
+from __future__ import annotations
+
+import json as json_module
+
+import click
+import msgspec
+
+from memconsole.cli.tables import columns
+from memconsole.plan import plan as plans
+from memconsole.runs.directory import RunDirectory, find_run
+from memconsole.runs.report import Report, report
+from memconsole.units import format_bytes
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print a list of reports.")
+def command(runs: tuple[str, ...], as_json: bool) -> None:
+    """Put RUNS side by side: the settings that differ, losses, speed and memory."""
+    found = [find_run(run) for run in runs]
+    reports = [report(run) for run in found]
+    if as_json:
+        click.echo(json_module.dumps(msgspec.to_builtins(reports), indent=2))
+        return
+    rows = [["", *(made.run for made in reports)], *_settings(found)]
+    for label, values in (
+        ("ended", [made.verdict.reason if made.verdict else "training" for made in reports]),
+        ("steps", [str(made.steps[-1].step) if made.steps else "0" for made in reports]),
+        ("final training loss", [_loss(made.final_train_loss) for made in reports]),
+        ("best validation loss", [_loss(made.best_validation_loss) for made in reports]),
+        ("tokens/s", [_speed(made) for made in reports]),
+        ("minutes", [f"{made.total_minutes:.2f}" for made in reports]),
+        ("peak memory", [_peak(made) for made in reports]),
+    ):
+        rows.append([label, *values])
+    click.echo("\n".join(columns(rows)))
+
+
+def _settings(found: list[RunDirectory]) -> list[list[str]]:
+    picked = [run.read_plan() for run in found]
+    rows = []
+    for key in plans.SETTINGS:
+        values = [str(plans.get(plan, key)) for plan in picked]
+        if len(set(values)) > 1:
+            rows.append([key, *values])
+    return rows
+
+
+def _loss(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4f}"
+
+
+def _speed(made: Report) -> str:
+    speeds = sorted(step.tokens_per_second for step in made.steps)
+    return f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "n/a"
+
+
+def _peak(made: Report) -> str:
+    measured = made.memory.measured
+    if measured is None or measured.peak_bytes is None:
+        return "n/a"
+    return format_bytes(measured.peak_bytes)
