@@ -93,13 +93,12 @@ class Trainer:
         if finite:
             for loss, count in counted:
                 p.add_loss(loss, count)
-            p.train_loss = sum(loss * count for loss, count in counted) / max(tokens, 1)
         last = metrics[-1]
         norm = last.gradient_norm
         said = events.Step(
             step=last.step,
             epoch=p.epoch,
-            loss=p.train_loss if finite else None,
+            loss=sum(loss * count for loss, count in counted) / max(tokens, 1) if finite else None,
             learning_rate=last.learning_rate,
             gradient_norm=norm if math.isfinite(norm) else None,
             tokens=p.tokens,
@@ -159,7 +158,7 @@ class Trainer:
             step=p.step,
             best_validation_loss=p.best_validation_loss,
             final_validation_loss=p.validation_loss,
-            final_train_loss=p.train_loss,
+            final_train_loss=p.final_train_loss,
             total_minutes=p.elapsed_seconds / 60,
             average_epoch_minutes=p.average_epoch_minutes,
             epochs=len(p.epoch_minutes),

@@ -29,8 +29,8 @@ class Progress(msgspec.Struct, kw_only=True):
     epoch_seconds: float = 0.0
     elapsed_seconds: float = 0.0
     epoch_minutes: list[float] = []
-    train_loss: float | None = None
-    """Mean over the last reported steps."""
+    last_epoch_loss: float | None = None
+    """Mean train loss of the last epoch that is over."""
     validation_loss: float | None = None
     validation_step: int = 0
     best_validation_loss: float | None = None
@@ -42,10 +42,12 @@ class Progress(msgspec.Struct, kw_only=True):
 
     @property
     def epoch_loss(self) -> float | None:
+        """Nats per token of the epoch so far."""
         return self.epoch_nats / self.epoch_tokens if self.epoch_tokens else None
 
     def end_epoch(self, data: dict[str, Any]) -> None:
         """Go on to the next epoch, whose pipeline begins at `data`."""
+        self.last_epoch_loss = self.epoch_loss
         self.epoch_minutes = [*self.epoch_minutes, self.epoch_seconds / 60]
         self.epoch += 1
         self.data = data
@@ -57,6 +59,11 @@ class Progress(msgspec.Struct, kw_only=True):
         if plan.train.max_steps is not None:
             return self.step >= plan.train.max_steps
         return self.epoch > plan.train.epochs
+
+    @property
+    def final_train_loss(self) -> float | None:
+        """Of the epoch at hand, or of the last one where that has not begun."""
+        return self.last_epoch_loss if self.epoch_loss is None else self.epoch_loss
 
     @property
     def average_epoch_minutes(self) -> float | None:

@@ -23,17 +23,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Saver:
     """Commits checkpoints of one job."""
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        job: Job,
-        watch: Watch,
-        disk_wait_seconds: float = DISK_WAIT_SECONDS,
-    ) -> None:
+    def __init__(self, attempt: Attempt, job: Job, watch: Watch) -> None:
         self._attempt = attempt
         self._job = job
         self._watch = watch
-        self._disk_wait_seconds = disk_wait_seconds
         self.last: Path | None = job.last_saved
         self._saved = _place(job.progress) if job.last_saved else None
 
@@ -48,7 +41,7 @@ class Saver:
             return
         with self._watch.aside("checkpoint"):
             self._watch.count()
-            deadline = time.monotonic() + self._disk_wait_seconds
+            deadline = time.monotonic() + DISK_WAIT_SECONDS
             while True:
                 try:
                     saved = self._commit()

@@ -1,0 +1,204 @@
+"""Checkpoints: whole or absent, verified before use, bounded in number, written in standard safetensors."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from memconsole_trainer import checkpoint, tensorfile
+from memconsole_trainer.checkpoint import Checkpoints, FencedError, NotFiniteError, verify
+
+STATE = {"progress": {"step": 3}, "validation_loss": None}
+
+
+def tensors(value: float = 1.0) -> Iterator[tuple[str, NDArray[np.generic]]]:
+    yield "model.a", np.full((3, 4), value, dtype=np.float32)
+    yield "optimizer.step", np.array(7, dtype=np.int64)
+    yield "model.b", np.arange(10, dtype=np.float16)
+    yield "optimizer.m.a", np.arange(12, dtype=np.uint8).reshape(3, 4)
+    yield "optimizer.empty", np.zeros((0, 4), dtype=np.float32)
+
+
+def save(checkpoints: Checkpoints, step: int, **changes: Any) -> checkpoint.Saved:
+    arguments: dict[str, Any] = {
+        "tensors": tensors(step),
+        "state": STATE,
+        "is_newest": lambda: True,
+        "written": lambda size: None,
+    }
+    return checkpoints.save(step, **(arguments | changes))
+
+
+def newest(checkpoints: Checkpoints) -> tuple[checkpoint.Stored | None, list[str]]:
+    said: list[str] = []
+    return checkpoints.newest(said.append, lambda: None), said
+
+
+def test_a_checkpoint_gives_back_every_tensor_and_the_state(tmp_path: Path) -> None:
+    sizes: list[int] = []
+    saved = save(Checkpoints(tmp_path, 2), 3, written=sizes.append)
+    stored, said = newest(Checkpoints(tmp_path, 2))
+    assert stored is not None
+    assert (stored.step, stored.state, said) == (3, STATE, [])
+    assert set(stored.names()) == {name for name, _ in tensors()}
+    for name, array in tensors(3):
+        loaded = stored.tensor(name)
+        assert loaded.dtype == array.dtype
+        np.testing.assert_array_equal(loaded, array)
+    assert saved.size_bytes == sum(f.stat().st_size for f in saved.path.iterdir()) == sizes[-1]
+    assert sizes == sorted(sizes)
+
+
+def test_the_files_are_safetensors_to_everyone_else(tmp_path: Path) -> None:
+    saved = save(Checkpoints(tmp_path, 2), 3)
+    theirs = safetensors.numpy.load_file(saved.path / "model-00001.safetensors")
+    np.testing.assert_array_equal(theirs["model.b"], np.arange(10, dtype=np.float16))
+    safetensors.numpy.save_file({"x": np.ones((2, 3), dtype=np.int32)}, tmp_path / "x.safetensors")
+    ours = tensorfile.TensorFile(tmp_path / "x.safetensors")
+    np.testing.assert_array_equal(ours.tensor("x"), np.ones((2, 3), dtype=np.int32))
+
+
+def test_bfloat16_tensors_keep_their_bits(tmp_path: Path) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.linspace(-3, 3, 7).astype(ml_dtypes.bfloat16)
+    tensorfile.write(tmp_path / "x.safetensors", [("x", array)])
+    file = tensorfile.TensorFile(tmp_path / "x.safetensors")
+    assert file.tensor("x").tobytes() == array.tobytes()
+    np.testing.assert_array_equal(file.tensor("x", widen=True), array.astype(np.float32))
+
+
+def test_large_states_are_split_into_shards(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 1000)
+    many = [(f"model.{i}", np.full(60, i, dtype=np.float32)) for i in range(20)]
+    saved = save(Checkpoints(tmp_path, 1), 1, tensors=iter(many))
+    assert len(list(saved.path.glob("model-*.safetensors"))) == 4
+    stored, _ = newest(Checkpoints(tmp_path, 1))
+    assert stored is not None
+    assert [int(stored.tensor(name)[0]) for name, _ in many] == list(range(20))
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "delete", "grow"])
+@pytest.mark.parametrize(
+    "name",
+    ["model-00001.safetensors", "optimizer-00001.safetensors", "state.json", "MANIFEST.json"],
+)
+def test_any_damage_is_found_named_and_passed_over(name: str, how: str, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 3)
+    save(checkpoints, 1)
+    file = save(checkpoints, 2).path / name
+    data = bytearray(file.read_bytes())
+    if how == "flip":
+        data[len(data) // 2] ^= 16
+    changed = {"truncate": data[:-1], "empty": b"", "grow": data + b" "}.get(how, data)
+    file.unlink()
+    if how != "delete":
+        file.write_bytes(changed)
+    if (name, how) == ("MANIFEST.json", "grow"):
+        assert verify(file.parent) is None  # a space more in JSON says nothing else
+        return
+    stored, said = newest(checkpoints)
+    assert stored is not None
+    assert stored.step == 1
+    assert len(said) == 1
+    assert "step-000000002 is damaged" in said[0]
+    assert name in said[0] or name == "MANIFEST.json"
+    assert [p.name for p in checkpoints.committed()] == ["step-000000001"]
+    assert save(checkpoints, 2).path.name == "step-000000002"
+
+
+def test_with_every_checkpoint_damaged_there_is_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 3)
+    for step in (1, 2):
+        (save(checkpoints, step).path / "state.json").write_text("{}")
+    stored, said = newest(checkpoints)
+    assert stored is None
+    assert len(said) == 2
+
+
+def test_a_link_in_place_of_a_file_is_damage(tmp_path: Path) -> None:
+    saved = save(Checkpoints(tmp_path / "c", 3), 1)
+    outside = tmp_path / "outside"
+    shutil.move(saved.path / "state.json", outside)
+    (saved.path / "state.json").symlink_to(outside)
+    assert verify(saved.path) == "state.json is missing"
+
+
+@pytest.mark.parametrize("moment", ["fence", "tensor", "disk"])
+def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_nothing_else(
+    moment: str, tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    save(checkpoints, 1)
+
+    def broken() -> Iterator[tuple[str, NDArray[np.generic]]]:
+        yield "model.a", np.array([1.0, np.nan], dtype=np.float32)
+
+    def full(size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    changes: dict[str, tuple[dict[str, Any], type[Exception]]] = {
+        "fence": ({"is_newest": lambda: False}, FencedError),
+        "tensor": ({"tensors": broken()}, NotFiniteError),
+        "disk": ({"written": full}, OSError),
+    }
+    arguments, expected = changes[moment]
+    with pytest.raises(expected):
+        save(checkpoints, 2, **arguments)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000000001"]
+    assert newest(checkpoints)[0] is not None
+
+
+def test_too_little_room_is_noticed_before_anything_is_written(tmp_path: Path) -> None:
+    needed = shutil.disk_usage(tmp_path).free
+    with pytest.raises(OSError, match="MiB free") as caught:
+        save(Checkpoints(tmp_path, 2), 1, expected_bytes=needed)
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    losses = {1: 3.0, 2: 1.0, 3: None, 4: 2.0, 5: 2.5}
+    for step, loss in losses.items():
+        save(checkpoints, step, state=STATE | {"validation_loss": loss})
+        checkpoints.retain()
+    assert [checkpoint.step_of(p) for p in checkpoints.committed()] == [5, 4, 2]
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_left_overs_of_an_interrupted_save_are_swept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    save(checkpoints, 1)
+    (tmp_path / ".tmp-2-99").mkdir()
+    (tmp_path / ".tmp-2-99" / "model-00001.safetensors").write_bytes(b"half")
+    (tmp_path / ".trash-step-000000000-1-1").mkdir()
+    checkpoints.sweep()
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_a_manifest_that_leads_outside_is_refused(tmp_path: Path) -> None:
+    saved = save(Checkpoints(tmp_path / "c", 2), 1)
+    manifest = json.loads((saved.path / "MANIFEST.json").read_text())
+    manifest["files"]["../../secret"] = {"size": 1, "sha256": ""}
+    (tmp_path / "secret").write_text("x")
+    (saved.path / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert "secret is missing" in str(verify(saved.path))
+
+
+def test_the_weights_digest_depends_on_the_weights_alone(tmp_path: Path) -> None:
+    def digest(folder: str, value: float, moment: float) -> str:
+        content = [("model.a", np.full(3, value)), ("optimizer.m", np.full(3, moment))]
+        return checkpoint.weights_digest(
+            save(Checkpoints(tmp_path / folder, 1), 1, tensors=iter(content)).path
+        )
+
+    assert digest("a", 1.0, 1.0) == digest("b", 1.0, 2.0) != digest("c", 1.5, 1.0)

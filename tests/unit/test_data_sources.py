@@ -1,0 +1,254 @@
+"""What a plan's data source may be, and what is said when it cannot be used."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from memconsole.plan import stdlib
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole_trainer.data.documents import (
+    PIECE_BYTES,
+    DataError,
+    Documents,
+    FileDocuments,
+    StreamDocuments,
+)
+from memconsole_trainer.data.hdf5 import Hdf5Texts, TokenRows
+from memconsole_trainer.data.sources import open_source
+from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.tokens import TextBlocks
+from memconsole_trainer.data.validation import from_texts
+from memconsole_trainer.tokenizer import train
+
+
+def opened(path: Path, **settings: Any) -> Any:
+    settings = {f"data.{key}": value for key, value in settings.items()}
+    return open_source(replace(Plan(), {"data.source": str(path), **settings}), 300)
+
+
+def texts(source: Documents) -> list[str]:
+    assert source.count is not None
+    return source.read(0, source.count)
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def test_the_standard_library_is_its_own_source_files() -> None:
+    source = open_source(Plan(), 300)
+    assert isinstance(source, FileDocuments)
+    assert source.total_bytes == stdlib.total_bytes()
+    first = stdlib.files()[0].read_text("utf-8", "replace")
+    assert source.read(0, 1)[0] == first[: len(source.read(0, 1)[0])]
+
+
+def test_a_long_file_is_cut_after_lines_and_nothing_is_lost(tmp_path: Path) -> None:
+    text = "".join(f"line {i} of a long text with ümlauts\n" for i in range(9000))
+    (tmp_path / "long.txt").write_text(text)
+    source = opened(tmp_path / "long.txt")
+    pieces = texts(source)
+    assert len(pieces) > 4
+    assert "".join(pieces) == text
+    assert all(piece.endswith("\n") for piece in pieces)
+    assert max(len(p.encode()) for p in pieces) <= 2 * PIECE_BYTES
+
+
+def test_a_long_line_is_never_cut_inside_a_character(tmp_path: Path) -> None:
+    text = "x" + "日本語" * 60_000
+    (tmp_path / "long.txt").write_text(text)
+    pieces = texts(opened(tmp_path / "long.txt"))
+    assert len(pieces) > 4
+    assert "".join(pieces) == text
+
+
+def test_a_directory_is_its_text_files_in_a_fixed_order(tmp_path: Path) -> None:
+    for name in ("b.md", "a.txt", "sub/c.py", ".hidden/d.txt", "e.bin", "empty.txt"):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("" if name == "empty.txt" else name)
+    assert texts(opened(tmp_path / "data")) == ["a.txt", "b.md", "sub/c.py"]
+    assert texts(opened(tmp_path / "data", max_examples=2)) == ["a.txt", "b.md"]
+
+
+ROWS = [{"body": "one", "n": 1}, {"body": "two\nlines", "n": 2}, {"body": "three", "n": 3}]
+
+
+def write_table(path: Path) -> None:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(ROWS))
+    elif path.suffix == ".csv":
+        path.write_text("body,n\n" + "".join(f'"{r["body"]}",{r["n"]}\n' for r in ROWS))
+    else:
+        pq = pytest.importorskip("pyarrow.parquet")
+        pa = pytest.importorskip("pyarrow")
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_tables_are_read_through_their_text_column(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows{suffix}"
+    write_table(path)
+    assert texts(opened(path, text_column="body")) == ["one", "two\nlines", "three"]
+    assert texts(opened(path, text_column="body", max_examples=1)) == ["one"]
+    with pytest.raises(
+        PlanError, match=r'no column "bdy" — did you mean "body"\?.*body \((large_)?string\)'
+    ):
+        opened(path, text_column="bdy")
+    with pytest.raises(PlanError, match=r'column "n" holds int64, not text'):
+        opened(path, text_column="n")
+
+
+def test_a_damaged_table_is_bad_data_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    write_table(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"rows\.parquet: cannot be read as parquet"):
+        opened(path, text_column="body")
+
+
+def hdf5(path: Path, **content: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, values in content.items():
+            if isinstance(values[0], str):
+                file.create_dataset(name, data=values, dtype=h5py.string_dtype())
+            else:
+                file.create_dataset(name, data=values)
+    return path
+
+
+def test_hdf5_integers_are_token_rows_and_strings_are_texts(tmp_path: Path) -> None:
+    rows = np.arange(60, dtype=np.int64).reshape(10, 6)
+    source = opened(hdf5(tmp_path / "rows.h5", tokens=rows))
+    assert isinstance(source, TokenRows)
+    assert (source.count, source.width) == (10, 6)
+    np.testing.assert_array_equal(source.rows(3, 7), rows[3:7])
+    text = opened(hdf5(tmp_path / "text.h5", body=["one", "zwei ü", ""]))
+    assert isinstance(text, Hdf5Texts)
+    assert texts(text) == ["one", "zwei ü", ""]
+
+
+def test_hdf5_that_fits_nothing_or_several_names_what_it_holds(tmp_path: Path) -> None:
+    floats = hdf5(tmp_path / "f.h5", controls=np.zeros((4, 3)))
+    with pytest.raises(PlanError, match=r"no dataset fits.*controls 4x3 float64"):
+        opened(floats)
+    both = hdf5(tmp_path / "b.h5", a=np.zeros((4, 3), dtype=int), b=["x"])
+    with pytest.raises(PlanError, match=r"several datasets fit.*a 4x3 int64, b 1 object"):
+        opened(both)
+    assert isinstance(opened(both, text_column="a"), TokenRows)
+
+
+def test_a_token_outside_the_vocabulary_is_bad_data_with_its_row(tmp_path: Path) -> None:
+    rows = np.zeros((10, 6), dtype=np.int32)
+    rows[7, 2] = 300
+    source = opened(hdf5(tmp_path / "rows.h5", tokens=rows))
+    with pytest.raises(DataError, match=r"row 7 of tokens holds token 300.*ends at 299"):
+        source.rows(5, 10)
+
+
+def test_damaged_hdf5_is_bad_data(tmp_path: Path) -> None:
+    path = hdf5(tmp_path / "rows.h5", tokens=np.zeros((1000, 6), dtype=np.int32))
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(DataError, match=r"rows\.h5"):
+        opened(path)
+
+
+def test_an_open_hdf5_handle_never_travels_to_another_process(tmp_path: Path) -> None:
+    source = opened(hdf5(tmp_path / "rows.h5", tokens=np.ones((10, 6), dtype=np.int32)))
+    assert source._handle is not None
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy._handle is None
+    np.testing.assert_array_equal(copy.rows(0, 2), np.ones((2, 6)))
+
+
+def test_missing_binary_and_empty_sources_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="nowhere"):
+        opened(tmp_path / "nowhere.txt")
+    (tmp_path / "b.dat").write_bytes(b"a\0b")
+    with pytest.raises((DataError, PlanError), match=r"b\.dat"):
+        opened(tmp_path / "b.dat")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(PlanError, match="nothing"):
+        opened(tmp_path / "nothing")
+
+
+def test_a_file_that_shrinks_or_vanishes_while_training_is_bad_data(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("hello world")
+    source = opened(path)
+    path.write_text("hell")
+    with pytest.raises(DataError, match="became shorter"):
+        source.read(0, 1)
+    path.unlink()
+    with pytest.raises(DataError, match="No such file"):
+        source.read(0, 1)
+
+
+def test_changed_data_changes_the_fingerprint(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    prints = set()
+    for content in ("hello", "hallo", "hello!"):
+        path.write_text(content)
+        prints.add(opened(path).fingerprint)
+    path.write_text("hello")
+    assert len(prints) == 3
+    assert opened(path).fingerprint in prints
+
+
+def test_a_hub_dataset_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True, raising=False)
+    plan = replace(Plan(), {"data.source": "hf://nobody/nothing-of-this-name"})
+    with pytest.raises(DataError, match=r"hf://nobody/nothing-of-this-name: cannot be opened"):
+        open_source(plan, 300)
+
+
+class FakeStream:
+    """What `datasets` calls an IterableDataset, of so many rows."""
+
+    def __init__(self, count: int, first: int = 0) -> None:
+        self._range = range(first, count)
+
+    def skip(self, number: int) -> FakeStream:
+        return FakeStream(self._range.stop, self._range.start + number)
+
+    def __iter__(self) -> Any:
+        return ({"text": f"text number {i}"} for i in self._range)
+
+
+def test_a_stream_is_read_in_blocks_that_can_start_anywhere() -> None:
+    source = StreamDocuments(FakeStream(300), "text", "hf://a/b", max_examples=250)
+    assert list(source.iterate(247)) == [f"text number {i}" for i in range(247, 250)]
+    tokenizer = train(source.read(0, 50), 300)
+    blocks = TextBlocks(source, Split(None, 0.1), tokenizer, 8, 8)
+    everything = [tokens.tolist() for tokens in blocks.iterate(0)]
+    assert len(everything) == -(-250 // source.block_size)
+    for start in range(len(everything)):
+        assert [t.tolist() for t in blocks.iterate(start)] == everything[start:]
+
+
+def test_no_held_out_document_is_trained_on() -> None:
+    source = StreamDocuments(FakeStream(400), "text", "hf://a/b", None)
+    tokenizer = train(source.read(0, 50), 300)
+    split = Split(None, 0.2)
+    held = split.held_out(0, 400)
+    blocks = TextBlocks(source, split, tokenizer, 8, 8)
+    end = "<|endoftext|>"
+    trained = "".join(tokenizer.decode(t.tolist()) for t in blocks.iterate(0)).split(end)[:-1]
+    assert trained == [f"text number {i}" for i in range(400) if not held[i]]
+    validation = from_texts(source, split, tokenizer, 8)
+    ids = np.concatenate([validation.rows[i][:-1] for i in range(len(validation))])
+    kept = tokenizer.decode(ids.tolist()).split(end)[:-1]
+    assert kept == [f"text number {i}" for i in range(400) if held[i]][: len(kept)]
+    assert len(kept) >= held.sum() - 1
