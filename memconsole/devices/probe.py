@@ -193,7 +193,7 @@ def read_once(
         left = deadline - time.monotonic()
         if left <= 0.1:
             break
-        process = _spawn(["--once", f"--patience={0.75 * left:.2f}"], blame, environment)
+        process = _spawn(["--once", f"--until={deadline - 0.2:.3f}"], blame, environment)
         try:
             answer, _unused = process.communicate(timeout=left)
         except subprocess.TimeoutExpired:

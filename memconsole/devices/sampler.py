@@ -45,9 +45,9 @@ class Asking:
             self._done.clear()
             self._wanted.set()
 
-    def latest(self, patience_seconds: float) -> Answer:
-        """The newest answer, waiting at most so long for the open question."""
-        if self._done.wait(patience_seconds):
+    def latest(self, deadline: float) -> Answer:
+        """The newest answer, waiting for the open question until `deadline` (monotonic) at most."""
+        if self._done.wait(max(0.0, deadline - time.monotonic())):
             return self._answer
         readings = self._answer[0]
         silent = time.monotonic() - self._asked
@@ -84,18 +84,19 @@ class Sampler:
         time.sleep(seconds)
 
     def sample(self, patience_seconds: float) -> Devices:
-        """One reading of everything, within about twice the patience."""
+        """One reading of everything, within about the patience."""
+        deadline = time.monotonic() + patience_seconds
         if self._nvidia:
             self._nvidia.want()
         self._amd.want()
         host, host_notes = self._host.read()
         if self._nvidia:
-            readings, notes = self._nvidia.latest(patience_seconds)
+            readings, notes = self._nvidia.latest(deadline)
         else:
             readings, notes = [], [f"NVIDIA: {self._without_nvidia}"]
         self._nvidia_count = len(readings)
         for more, reasons in (
-            self._amd.latest(patience_seconds),
+            self._amd.latest(deadline),
             read_apple(),
             read_tpu(os.environ),
         ):
@@ -113,7 +114,8 @@ def main(arguments: list[str]) -> None:
     sampler = Sampler(options.get("without-nvidia", ""))
     if "once" in options:
         sampler.prime()
-        _print(sampler.sample(float(options.get("patience") or FIRST_PATIENCE_SECONDS)))
+        until = float(options.get("until") or time.monotonic() + FIRST_PATIENCE_SECONDS)
+        _print(sampler.sample(until - time.monotonic()))
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_input, daemon=True).start()
