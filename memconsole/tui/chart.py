@@ -88,7 +88,7 @@ def y_axis(values: list[float], previous: Axes | None, logarithmic: bool) -> tup
         and high - low >= (previous.y_high - previous.y_low) / 3
     ):
         return previous.y_low, previous.y_high
-    step = nice_step(max(high - low, abs(high) * 1e-3, 1e-9), 5)
+    step = nice_step(max(high - low, abs(high) * 0.02, 1e-9), 5)
     bottom = math.floor(low / step) * step
     top = math.ceil(high / step) * step
     if top <= bottom:

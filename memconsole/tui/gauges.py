@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memconsole.devices.reading import DeviceReading, Missing
 from memconsole.tui.bars import bar
-from memconsole.tui.ink import Line, Span, fit, left
+from memconsole.tui.ink import Line, Span, fit, width_of
 from memconsole.tui.views import RunView
 from memconsole.tui.words import number_or_reason
 from memconsole.units import format_bytes
@@ -49,13 +49,10 @@ def gauge_lines(gauge: Gauge, width: int) -> list[Line]:
     total = format_bytes(gauge.total) if isinstance(gauge.total, int) else "n/a"
     # The source gives way first: used and total are what one looks for.
     words = f"{format_bytes(gauge.used)} / {total}"
-    room = width - len(words) - 2
-    source = f"  {gauge.source}" if gauge.source else ""
-    head: Line = [
-        Span(f" {left(gauge.label, min(len(gauge.label), room))} ", "strong"),
-        Span(words),
-        Span(fit(source, max(0, room - len(gauge.label) + 1)), "dim"),
-    ]
+    label = fit(gauge.label, width - len(words) - 2)
+    head: Line = [Span(f" {label} ", "strong"), Span(words)]
+    if gauge.source and width_of(head) + len(gauge.source) + 2 <= width:
+        head.append(Span(f"  {gauge.source}", "dim"))
     end = _end_words(gauge)
     length = max(4, width - len(end) - 3)
     tick = float(gauge.predicted) if gauge.predicted is not None else None

@@ -16,6 +16,7 @@ from memconsole.tui.ink import Line, Span, cleaned, fit, left
 from memconsole.tui.keys import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.choice_list import ChoiceList
+from memconsole.tui.widgets.entry import Entry
 from memconsole.units import format_bytes, format_count
 
 
@@ -112,20 +113,15 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
 
     def compose_body(self) -> ComposeResult:
         with Vertical(id="body", classes="form"):
-            yield Input(id="entry", compact=True, select_on_focus=False)
+            yield Entry(placeholder="type to narrow", id="entry")
             yield ChoiceList(id="choices")
 
     def on_mount(self) -> None:
-        entry = self.query_one(Input)
-        entry.cursor_blink = False
-        entry.focus()
+        self.query_one(Entry).focus()
         self._show()
 
     def title_line(self) -> tuple[str, str]:
-        note = "type to narrow"
-        if self._free_text:
-            note += f", or a {self._free_text}"
-        return self.heading, note
+        return self.heading, f"or type a {self._free_text}" if self._free_text else ""
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:
@@ -163,6 +159,6 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
                 Span(f"{mark} ", "accent"),
                 Span(left(choice.label, choice.label_width), "strong"),
             ]
-            room = width - choice.label_width - 8
+            room = width - choice.label_width - 10
             lines.append([*head, Span("  " + fit(choice.note, room), "dim")])
         self.query_one(ChoiceList).show(lines, self._cursor)

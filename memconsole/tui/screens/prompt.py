@@ -13,6 +13,7 @@ from textual.widgets import Input
 from memconsole.tui.ink import Line, Span, cleaned, wrap
 from memconsole.tui.keys import bindings
 from memconsole.tui.screens.base import ConsoleModal
+from memconsole.tui.widgets.entry import Entry
 from memconsole.tui.widgets.text_lines import TextLines
 
 Refusal = Callable[[str], str | None]
@@ -56,13 +57,11 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
 
     def compose_body(self) -> ComposeResult:
         with Vertical(id="body", classes="form"):
-            yield Input(self._text, id="entry", compact=True)
+            yield Entry(self._text, id="entry")
             yield TextLines(id="about")
 
     def on_mount(self) -> None:
-        entry = self.query_one(Input)
-        entry.cursor_blink = False
-        entry.focus()
+        self.query_one(Entry).focus()
         self._show()
 
     def title_line(self) -> tuple[str, str]:
@@ -81,7 +80,7 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
             self._show()
 
     def action_accept(self) -> None:
-        word = cleaned(self.query_one(Input).value)
+        word = cleaned(self.query_one(Entry).value)
         self._problem = self._refusal(word) or ""
         if self._problem:
             self._show()

@@ -79,7 +79,7 @@ class LineChart(Painted):
             marks = tuple(float(end) for end in ends[:200])
         title = legend(run, view.logarithmic, width)
         if not train.points:
-            empty = "the first loss appears after the first logged step"
+            empty = "no loss logged yet"
             body = plot((), axes, width, height - 1, glyphs=self._glyphs())
             middle = (height - 2) // 2
             if 0 <= middle < len(body):

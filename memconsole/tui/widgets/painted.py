@@ -162,8 +162,9 @@ def _changed_span(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> tup
     end = longest
     while end > start and before[end - 1] == after[end - 1]:
         end -= 1
-    while start > 0 and after[start][0] == "":
+    # Never cut a wide character in two, neither the old nor the new one.
+    while 0 < start < end and "" in (after[start][0], before[start][0]):
         start -= 1
-    while end < longest and after[end][0] == "":
+    while start < end < longest and "" in (after[end][0], before[end][0]):
         end += 1
     return start, end

@@ -1,0 +1,47 @@
+"""One line of typed text: no blinking cursor, no control characters, keys taken strictly in order."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.widgets import Input
+
+from memconsole.tui.ink import cleaned
+
+
+class Entry(Input):
+    """Textual's input for the pickers and prompts.
+
+    Textual lets editing keys travel to the app and back while letters act at once, so that quickly
+    typed keys overtake each other; here they act at once too.
+    """
+
+    DIRECT: ClassVar[dict[str, str]] = {
+        "backspace": "delete_left",
+        "delete": "delete_right",
+        "left": "cursor_left",
+        "right": "cursor_right",
+        "home": "home",
+        "end": "end",
+        "enter": "submit",
+    }
+
+    def __init__(self, value: str = "", placeholder: str = "", *, id: str | None = None) -> None:
+        super().__init__(
+            cleaned(value), cleaned(placeholder), id=id, compact=True, select_on_focus=True
+        )
+        self.cursor_blink = False
+
+    async def _on_key(self, event: events.Key) -> None:
+        action = self.DIRECT.get(event.key)
+        if action is not None:
+            event.stop()
+            event.prevent_default()
+            await self.run_action(action)
+
+    def insert_text_at_cursor(self, text: str) -> None:
+        super().insert_text_at_cursor(cleaned(text))
+
+    def replace(self, text: str, start: int, end: int) -> None:
+        super().replace(cleaned(text), start, end)

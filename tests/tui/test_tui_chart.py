@@ -1,0 +1,147 @@
+"""The loss chart as a function of values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memconsole.tui.chart import GLYPHS, Axes, Series, choose_axes, horizon, number, plot, y_axis
+from memconsole.tui.ink import plain, width_of
+
+values = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True, width=32),
+    st.floats(min_value=0.5, max_value=12),
+    st.just(0.0),
+)
+curves = st.lists(values, max_size=60).map(
+    lambda ys: tuple((float(10 * n), y) for n, y in enumerate(ys, 1))
+)
+
+
+def drawn(series: tuple[Series, ...], width: int, height: int, **options: object) -> list[str]:
+    axes = choose_axes(series, total=None, logarithmic=False)
+    return [plain(line) for line in plot(series, axes, width, height, **options)]  # type: ignore[arg-type]
+
+
+@given(
+    curves, curves, st.integers(0, 120), st.integers(0, 40), st.booleans(), st.booleans(),
+    st.sampled_from(GLYPHS), st.one_of(st.none(), st.integers(0, 10**7)), values,
+)  # fmt: skip
+def test_any_curve_in_any_size_gives_exactly_the_rows_asked_for(
+    train: tuple[tuple[float, float], ...],
+    validation: tuple[tuple[float, float], ...],
+    width: int,
+    height: int,
+    logarithmic: bool,
+    recent: bool,
+    glyphs: str,
+    total: int | None,
+    baseline: float,
+) -> None:
+    series = (Series(train), Series(validation, "validation", "◆"))
+    axes = choose_axes(
+        series, total=float(total) if total else None, logarithmic=logarithmic, recent=recent
+    )
+    lines = plot(series, axes, width, height, glyphs=glyphs, baseline=baseline, marks=(40.0,))
+    assert len(lines) == (height if width > 0 else 0)
+    assert all(width_of(line) <= max(width, 1) for line in lines)
+
+
+@pytest.mark.parametrize("glyphs", GLYPHS)
+def test_the_first_and_the_last_point_are_drawn_where_they_are(glyphs: str) -> None:
+    points = ((0.0, 8.0), (500.0, 5.0), (1000.0, 2.0))
+    axes = Axes(0.0, 1000.0, 2.0, 8.0)
+    lines = [plain(line) for line in plot((Series(points),), axes, 60, 12, glyphs=glyphs)]
+    body = [line[7:] for line in lines[:-1]]
+    assert body[0][0] not in " ", "the first point is the top left dot"
+    assert body[-1].rstrip() != "" and len(body[-1].rstrip()) == 53, "the last, the bottom right"
+
+
+def test_one_point_is_one_cell() -> None:
+    body = drawn((Series(((5.0, 3.0),)),), 40, 8)
+    dots = [c for line in body[:-1] for c in line[7:] if c != " "]
+    assert len(dots) == 1
+
+
+def test_no_point_leaves_an_empty_frame() -> None:
+    body = drawn((Series(()),), 40, 8)
+    assert all(not line[7:].strip() for line in body[:-1])
+
+
+def test_points_that_are_not_finite_are_left_out() -> None:
+    clean = ((10.0, 4.0), (30.0, 3.0))
+    dirty = ((10.0, 4.0), (20.0, math.nan), (25.0, math.inf), (30.0, 3.0))
+    assert drawn((Series(clean),), 60, 10) == drawn((Series(dirty),), 60, 10)
+
+
+def test_a_further_point_within_the_axes_changes_few_cells() -> None:
+    points = [(float(s), 3 + 5 * math.exp(-s / 300)) for s in range(0, 600, 5)]
+    axes = choose_axes((Series(tuple(points)),), total=1200, logarithmic=False)
+    before = plot((Series(tuple(points[:-1])),), axes, 78, 16)
+    after = plot((Series(tuple(points)),), axes, 78, 16)
+    changed = sum(
+        a != b
+        for x, y in zip(before, after, strict=True)
+        for a, b in zip(plain(x), plain(y), strict=True)
+    )
+    assert 0 <= changed <= 3
+
+
+def test_the_axes_stay_while_new_values_are_inside() -> None:
+    first = choose_axes((Series(((1.0, 8.0), (2.0, 3.2))),), total=100, logarithmic=False)
+    later = choose_axes(
+        (Series(((1.0, 8.0), (2.0, 3.2), (3.0, 3.4))),),
+        total=100,
+        logarithmic=False,
+        previous=first,
+    )
+    assert later == first
+
+
+def test_the_baseline_is_drawn_beneath_the_curve() -> None:
+    axes = Axes(0.0, 100.0, 0.0, 10.0)
+    lines = plot((Series(((0.0, 5.0), (100.0, 5.0))),), axes, 50, 10, baseline=8.0)
+    rows = [plain(line)[7:] for line in lines]
+    assert sum("┄" in row for row in rows) == 1
+
+
+def test_epoch_ends_are_marked_on_the_axis() -> None:
+    axes = Axes(0.0, 1200.0, 0.0, 10.0)
+    axis = plain(plot((), axes, 60, 10, marks=(400.0, 800.0))[-1])
+    assert axis.count("┴") == 2
+    assert axis.rstrip().endswith("1,200 step")
+
+
+def test_validation_marks_differ_from_the_train_line_in_shape() -> None:
+    series = (Series(((0.0, 1.0), (9.0, 2.0))), Series(((5.0, 1.5),), "validation", "◆"))
+    assert any("◆" in line for line in drawn(series, 50, 10))
+
+
+def test_ascii_draws_only_ascii() -> None:
+    series = (Series(tuple((float(n), 8.0 / n) for n in range(1, 50))),)
+    axes = choose_axes(series, total=None, logarithmic=False)
+    rows = [plain(line)[7:] for line in plot(series, axes, 60, 12, glyphs="ascii", baseline=2.0)]
+    assert all(row.isascii() for row in rows[:-1])
+
+
+@given(st.floats(min_value=1, max_value=1e12))
+def test_the_horizon_holds_the_last_step(last: float) -> None:
+    assert horizon(last, None) >= last
+    assert horizon(last, last * 2) == max(last * 2, 1.0)
+
+
+@given(st.lists(values, min_size=1), st.booleans())
+def test_the_y_range_holds_every_value_it_can(ys: list[float], logarithmic: bool) -> None:
+    low, high = y_axis(ys, None, logarithmic)
+    assert low < high
+    usable = [y for y in ys if math.isfinite(y) and (y > 0 or not logarithmic)]
+    slack = (high - low) * 1e-6
+    assert all(low - slack <= y <= high + slack for y in usable)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_axis_numbers_are_short(value: float) -> None:
+    assert len(number(value)) <= 8
