@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
+
+from memconsole.cli.options import plan_options
 
 COMMANDS = {
     "plan": "the memory table, per-toggle savings, fits or not",
@@ -60,25 +63,38 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="memconsole")
+@plan_options
 @click.option("--ascii", is_flag=True, help="Draw with ASCII only.")
 @click.option("--slow-link/--fast-link", default=None, help="Fewer bytes; automatic over SSH.")
 @click.pass_context
-def cli(ctx: click.Context, ascii: bool, slow_link: bool | None) -> None:
+def cli(
+    ctx: click.Context,
+    preset: str | None,
+    plan_file: Path | None,
+    assignments: tuple[str, ...],
+    ascii: bool,
+    slow_link: bool | None,
+) -> None:
     """Estimate, launch and watch memory-lean training runs.
 
-    Without a command: opens the console; where standard output is not a terminal, trains the default
-    plan with plain progress lines.
+    Without a command: opens the console, on the plan the options describe; where standard output is
+    not a terminal, trains that plan with plain progress lines.
     """
+    named = bool(preset or plan_file or assignments)
     if ctx.invoked_subcommand is not None:
+        if named:
+            ctx.fail(f"--preset, --plan and --set go after {ctx.invoked_subcommand}")
         return
+    from memconsole.cli.options import build_plan
+
+    plan = build_plan(preset, plan_file, assignments)
     if sys.stdin.isatty() and sys.stdout.isatty():
         from memconsole.tui.app import run_console
 
-        ctx.exit(run_console(ascii=ascii, slow_link=slow_link))
+        ctx.exit(run_console(plan if named else None, ascii=ascii, slow_link=slow_link))
     from memconsole.cli.train import train_in_foreground
-    from memconsole.plan.catalog import default_plan
 
-    ctx.exit(train_in_foreground(default_plan(), name=None, json=False))
+    ctx.exit(train_in_foreground(plan, name=None, json=False))
 
 
 def main() -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from memconsole.plan import plan as plans
-from memconsole.plan.plan import Plan, PlanError
+if TYPE_CHECKING:
+    from memconsole.plan.plan import Plan
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,7 +28,9 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[str, ...]) -> Plan:
     """The plan a command line describes, checked. Raises `PlanError`."""
     from memconsole.plan import catalog
+    from memconsole.plan import plan as plans
     from memconsole.plan.check import check
+    from memconsole.plan.plan import PlanError
 
     if preset and plan_file:
         raise PlanError("--preset and --plan exclude each other: a plan starts from one of them")

@@ -1,0 +1,185 @@
+"""The main job by keys on a real terminal: pick, preview, toggle, launch, leave, come back, stop."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from terminal import Terminal
+
+COMMAND = [sys.executable, "-m", "memconsole"]
+SMALL = [
+    "--set", "model.target_params=500000", "--set", "data.vocab_size=1024",
+    "--set", "data.sequence_length=32", "--set", "train.batch_size=4",
+    "--set", "train.epochs=1000", "--set", "train.sample_tokens=8",
+    "--set", "data.max_examples=12", "--set", "train.max_steps=100000",
+]  # fmt: skip
+RESTORED = (b"\x1b[?1049l", b"\x1b[?25h")
+"""Main screen and cursor back."""
+SLOW = 120.0
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "NO_COLOR"))},
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "OMP_NUM_THREADS": "1",
+        "LC_ALL": "C.UTF-8",
+    }
+    yield env
+    memconsole(env, "stop", "latest", "--kill", "--yes")
+
+
+@pytest.fixture
+def opened(environment: dict[str, str]) -> Iterator[Open]:
+    terminals: list[Terminal] = []
+
+    def open_terminal(*arguments: str, columns: int = 80, rows: int = 24) -> Terminal:
+        terminals.append(Terminal([*COMMAND, *arguments], environment, columns, rows))
+        return terminals[-1]
+
+    yield open_terminal
+    for terminal in terminals:
+        terminal.close()
+
+
+def memconsole(env: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [*COMMAND, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    return done.stdout
+
+
+def newest(env: dict[str, str]) -> dict:
+    return json.loads(memconsole(env, "runs", "--json"))[0]
+
+
+def wait_for_progress(env: dict[str, str], beyond: int) -> dict:
+    end = time.monotonic() + SLOW
+    while (run := newest(env))["step"] <= beyond:
+        assert run["state"] in ("starting", "running"), run
+        assert time.monotonic() < end, run
+        time.sleep(0.3)
+    return run
+
+
+def pick(terminal: Terminal, key: str, kind: str, word: str, expected: str) -> None:
+    terminal.press(key)
+    terminal.wait_for(f"choose the {kind}")
+    terminal.press(word)
+    terminal.wait_for(f"› *{word}|{word}")
+    terminal.press("enter")
+    terminal.wait_gone(f"choose the {kind}")
+    terminal.wait_for(expected)
+
+
+def allocated(terminal: Terminal) -> str:
+    return terminal.wait_for(r"allocated ~ +([\d.]+ [KMG]iB)").group(1)
+
+
+@pytest.mark.timeout(900)
+def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> None:
+    console = opened(*SMALL)
+    console.wait_for("fits, .* free")
+
+    pick(console, "e", "backend", "jax", r"e backend +jax")
+    pick(console, "e", "backend", "torch", r"e backend +torch")
+    pick(console, "v", "device", "rtx-3060-12gb", "VRAM 12.0 GiB")
+    pick(console, "v", "device", "cpu", "host RAM 2")
+    pick(console, "m", "model", "gpt2-xl", "1.56 B parameters")
+    console.press("u")
+    console.wait_for(r"stories")
+
+    before = allocated(console)
+    console.press("5")
+    console.wait_for(r"chunked loss +on")
+    console.wait_for(r"allocated ~ .*−")
+    assert allocated(console) != before
+    console.press("5")
+    console.wait_for(r"chunked loss +off")
+    assert allocated(console) == before
+
+    console.press("l")
+    console.wait_for("running", SLOW)
+    console.wait_for(r"step [1-9][\d,]*/100,000", SLOW)
+    console.press("q")
+    assert console.exit_code() == 0
+    assert "memconsole attach" in console.text
+    assert all(sequence in console.raw for sequence in RESTORED)
+
+    seen = newest(environment)
+    assert seen["state"] == "running"
+    wait_for_progress(environment, seen["step"])
+
+    again = opened()
+    again.wait_for(seen["id"])
+    again.wait_for("running")
+    again.press("s")
+    again.wait_for("Stop run")
+    again.press("escape")
+    again.wait_for("running")
+    again.press("s")
+    again.wait_for("Stop run")
+    again.press("s")
+    again.wait_for("stopped", SLOW)
+    again.press("r")
+    again.wait_for("running", SLOW)
+    again.wait_gone("stopped")
+    again.press("q")
+    assert again.exit_code() == 0
+
+    stopped = json.loads(memconsole(environment, "report", seen["id"], "--json"))
+    assert stopped["attempts"] == 2
+
+
+@pytest.mark.timeout(600)
+def test_a_finished_run_shows_its_summary(opened: Open, environment: dict[str, str]) -> None:
+    console = opened(*SMALL, "--set", "train.max_steps=40", columns=160, rows=48)
+    console.wait_for("fits, .* free")
+    console.press("l")
+    console.wait_for("finished", SLOW)
+    console.wait_for(r"memory peak\s+measured [\d.]+ [KMG]iB", SLOW)
+    console.wait_for("unigram")
+    console.press("p")
+    console.wait_for("optimizations")
+
+
+@pytest.mark.timeout(600)
+def test_a_dropped_link_leaves_the_run_training(opened: Open, environment: dict[str, str]) -> None:
+    console = opened(*SMALL)
+    console.wait_for("fits, .* free")
+    console.press("l")
+    console.wait_for(r"step [1-9]", SLOW)
+    console.hang_up()
+    console.exit_code()
+    seen = newest(environment)
+    assert seen["state"] == "running"
+    wait_for_progress(environment, seen["step"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(opened: Open, number: signal.Signals) -> None:
+    console = opened(*SMALL)
+    console.wait_for("fits, .* free")
+    os.kill(console.process.pid, number)
+    console.exit_code()
+    end = time.monotonic() + 5
+    while not all(s in console.raw for s in RESTORED) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert all(sequence in console.raw for sequence in RESTORED)
+
+
+def test_a_plan_with_a_mistake_is_one_line_and_no_screen(opened: Open) -> None:
+    console = opened("--set", "train.batch_sise=3")
+    assert console.exit_code() == 2
+    assert re.search(r'unknown key "train.batch_sise".*batch_size', console.text.replace("\n", ""))
+    assert b"\x1b[?1049h" not in console.raw
