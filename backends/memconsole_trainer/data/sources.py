@@ -89,7 +89,8 @@ def _text_files(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def _table(kind: str, files: list[Path], column: str, data: DataChoice) -> Documents:
+def load_table(kind: str, files: list[Path]) -> Any:
+    """The rows of `files` as a memory-mapped `datasets.Dataset`. Raises `DataError`."""
     from datasets import load_dataset  # 1.5 s: only where a table is read
     from datasets.utils.logging import disable_progress_bar
 
@@ -97,14 +98,22 @@ def _table(kind: str, files: list[Path], column: str, data: DataChoice) -> Docum
     options: dict[str, Any] = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}
     names = [str(p) for p in files]
     try:
-        table = load_dataset(kind, data_files=names, split="train", **options)
+        return load_dataset(kind, data_files=names, split="train", **options)
     except Exception as error:
         raise DataError(f"{names[0]}: cannot be read as {kind}: {_reason(error)}") from error
-    return _columns(table, column, data, names[0])
+
+
+def column_types(features: Any) -> dict[str, str]:
+    """Name to type of a table's columns."""
+    return {name: str(getattr(feature, "dtype", "nested")) for name, feature in features.items()}
+
+
+def _table(kind: str, files: list[Path], column: str, data: DataChoice) -> Documents:
+    return _columns(load_table(kind, files), column, data, str(files[0]))
 
 
 def _columns(table: Any, column: str, data: DataChoice, where: str) -> Documents:
-    check_column({n: str(f.dtype) for n, f in _flat(table.features)}, column, where)
+    check_column(column_types(table.features), column, where)
     return _nonempty(ColumnDocuments(table, column, data.max_examples), where)
 
 
@@ -146,15 +155,6 @@ def _hub(where: str, config: str | None, split: str, column: str, data: DataChoi
     kinds = {k: "string" if isinstance(v, str) else type(v).__name__ for k, v in first.items()}
     check_column(kinds, column, name)
     return StreamDocuments(table, column, name, data.max_examples)
-
-
-def _flat(features: Any) -> Iterator[tuple[str, Any]]:
-    for name, feature in features.items():
-        yield name, feature if hasattr(feature, "dtype") else _Nested()
-
-
-class _Nested:
-    dtype = "nested"
 
 
 def _nonempty(documents: Documents, where: str) -> Documents:

@@ -1,0 +1,91 @@
+"""A look into a dataset before anything is trained on it: columns, count, size and a sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from memconsole.plan import catalog
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_trainer.data import hdf5, sources
+from memconsole_trainer.data.documents import Documents
+from memconsole_trainer.data.hdf5 import TokenRows
+
+SAMPLE_CHARACTERS = 2000
+SAMPLE_TOKENS = 64
+ANY_TOKEN = 2**31
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found. None: not known without reading everything."""
+
+    source: str
+    kind: str
+    """texts | tokens | unusable"""
+    documents: int | None
+    size_bytes: int | None
+    """Of the files on disk, where there are files."""
+    columns: tuple[str, ...] = ()
+    """Columns or HDF5 datasets with their types."""
+    row_tokens: int | None = None
+    sample: str = ""
+    problem: str = ""
+    """Why it cannot be trained on as the plan stands."""
+
+
+def inspect(plan: Plan) -> Inspection:
+    """Look at `plan.data`. Raises `DataError` for what cannot be read at all, `PlanError` for a source
+    that is not there."""
+    entry = catalog.dataset(plan)
+    path = Path(entry.where).expanduser() if entry.kind == "file" else None
+    columns = _columns(path) if path is not None else ()
+    size = _size(path) if path is not None else entry.bytes
+    try:
+        found = sources.open_source(plan, ANY_TOKEN)
+    except PlanError as error:
+        if error.key != "data.text_column":
+            raise
+        return Inspection(
+            source=plan.data.source,
+            kind="unusable",
+            documents=None,
+            size_bytes=size,
+            columns=columns,
+            problem=str(error),
+        )
+    if isinstance(found, TokenRows):
+        sample = " ".join(str(t) for t in found.rows(0, 1)[0][:SAMPLE_TOKENS])
+        kind, width = "tokens", found.width
+    else:
+        sample, kind, width = _first_text(found), "texts", None
+    return Inspection(
+        source=plan.data.source,
+        kind=kind,
+        documents=found.count,
+        size_bytes=size,
+        columns=columns,
+        row_tokens=width,
+        sample=sample,
+    )
+
+
+def _first_text(documents: Documents) -> str:
+    texts = documents.read(0, 1)
+    return texts[0][:SAMPLE_CHARACTERS] if texts else ""
+
+
+def _columns(path: Path) -> tuple[str, ...]:
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix in sources.HDF5:
+        return tuple(hdf5.describe(path))
+    if path.is_file() and suffix in sources.TABLES:
+        features = sources.load_table(sources.TABLES[suffix], [path]).features
+        return tuple(f"{name} {kind}" for name, kind in sources.column_types(features).items())
+    return ()
+
+
+def _size(path: Path) -> int | None:
+    if path.is_dir():
+        return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    return path.stat().st_size if path.is_file() else None

@@ -1,0 +1,148 @@
+"""What both backends start from: learning rates, initial weights, and how host memory is counted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.sizing import size
+from memconsole_trainer.host_memory import HostMemory, resident, tree_rss_bytes
+from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.schedule import learning_rate
+
+
+def with_schedule(schedule: str, warmup: int = 10, minimum: float = 0.1) -> Plan:
+    return replace(
+        Plan(),
+        {
+            "train.schedule": schedule,
+            "train.warmup_steps": warmup,
+            "train.learning_rate": 1e-3,
+            "train.minimum_learning_rate": minimum,
+        },
+    )
+
+
+def test_the_cosine_schedule_has_its_known_points() -> None:
+    plan = with_schedule("cosine")
+    assert learning_rate(0, plan, 111) == pytest.approx(1e-4)
+    assert learning_rate(9, plan, 111) == pytest.approx(1e-3)
+    assert learning_rate(10, plan, 111) == pytest.approx(1e-3)
+    assert learning_rate(60, plan, 111) == pytest.approx(0.5 * (1e-3 + 1e-4))
+    assert learning_rate(110, plan, 111) == pytest.approx(1e-4)
+    assert learning_rate(10_000, plan, 111) == pytest.approx(1e-4)
+    assert learning_rate(35, with_schedule("linear"), 111) == pytest.approx(1e-3 * (1 - 0.9 / 4))
+    assert learning_rate(110, with_schedule("constant"), 111) == 1e-3
+
+
+@given(
+    st.sampled_from(["constant", "linear", "cosine"]),
+    st.integers(0, 50),
+    st.integers(1, 120),
+    st.floats(0, 1),
+)
+def test_every_schedule_rises_then_never_rises_again_and_stays_within_its_limits(
+    schedule: str, warmup: int, total: int, minimum: float
+) -> None:
+    plan = with_schedule(schedule, warmup, minimum)
+    rates = [learning_rate(step, plan, total) for step in range(total)]
+    top = rates.index(max(rates))
+    assert all(0 <= rate <= 1e-3 * (1 + 1e-12) for rate in rates)
+    assert rates[0] > 0 or minimum == 0
+    assert all(a <= b for a, b in itertools.pairwise(rates[: top + 1]))
+    assert all(a >= b * (1 - 1e-12) for a, b in itertools.pairwise(rates[top:]))
+    assert max(rates) == pytest.approx(1e-3, rel=1e-9) or total == 1
+
+
+def tiny() -> Architecture:
+    return size(300_000, 400, 64)
+
+
+def test_initial_weights_have_the_spread_the_architecture_asks_for() -> None:
+    weights = InitialWeights(tiny(), 3)
+    for parameter in parameters(tiny()):
+        tensor = weights.tensor(parameter.name)
+        assert tensor.shape == parameter.shape
+        assert tensor.dtype == np.float32
+        if parameter.std == 0:
+            assert (tensor == parameter.fill).all()
+        else:
+            assert tensor.std() == pytest.approx(parameter.std, rel=6 / math.sqrt(tensor.size))
+            assert abs(tensor.mean()) < 6 * parameter.std / math.sqrt(tensor.size)
+
+
+def test_a_tensor_depends_on_its_name_and_the_seed_alone() -> None:
+    name, other = "layers.0.attention.query.weight", "layers.1.attention.query.weight"
+    first = InitialWeights(tiny(), 3)
+    first.tensor(other)
+    again = InitialWeights(tiny(), 3)
+    np.testing.assert_array_equal(first.tensor(name), again.tensor(name))
+    assert not np.array_equal(first.tensor(name), first.tensor(other))
+    assert not np.array_equal(first.tensor(name), InitialWeights(tiny(), 4).tensor(name))
+
+
+MIB = 1 << 20
+
+
+def test_growth_and_peak_follow_allocations_and_the_peak_can_begin_anew() -> None:
+    memory = HostMemory()
+    memory.start()
+    held = np.ones(40 * MIB, dtype=np.uint8)
+    assert memory.growth_bytes() == pytest.approx(40 * MIB, abs=2 * MIB)
+    brief = np.ones(60 * MIB, dtype=np.uint8)
+    del brief
+    assert memory.growth_bytes() == pytest.approx(40 * MIB, abs=2 * MIB)
+    assert memory.peak_bytes() == pytest.approx(100 * MIB, abs=3 * MIB)
+    memory.reset_peak()
+    assert memory.peak_bytes() == pytest.approx(40 * MIB, abs=2 * MIB)
+    assert memory.peak_tree_bytes() >= resident().anonymous
+    memory.close()
+    del held
+
+
+def test_a_peak_between_two_readings_is_found_and_mapped_files_are_not_counted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = tmp_path_factory.mktemp("map") / "file"
+    path.write_bytes(b"x" * (50 * MIB))
+    memory = HostMemory(period_seconds=1000)
+    memory.start()
+    mapped = np.memmap(path, mode="r")
+    assert int(mapped.sum()) > 0
+    assert memory.peak_bytes() < 6 * MIB
+    brief = np.ones(30 * MIB, dtype=np.uint8)
+    del brief
+    assert memory.peak_bytes() == pytest.approx(30 * MIB, abs=6 * MIB)
+    memory.close()
+
+
+def test_watching_costs_little() -> None:
+    memory = HostMemory()
+    memory.start()
+    started, cpu = time.monotonic(), time.process_time()
+    time.sleep(1.5)
+    share = (time.process_time() - cpu) / (time.monotonic() - started)
+    memory.close()
+    assert share < 0.05  # about 0.003 on a quiet machine
+
+
+def test_children_count_into_the_tree() -> None:
+    code = "import time; held = bytearray(80 << 20); print(1, flush=True); time.sleep(60)"
+    before = tree_rss_bytes()
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    grown = tree_rss_bytes() - before
+    child.kill()
+    child.communicate()
+    assert grown > 70 * MIB

@@ -1,0 +1,55 @@
+"""Looking into a dataset from a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from memconsole.plan.plan import Plan, replace
+from memconsole_trainer.data.inspect import inspect
+
+
+def test_the_process_prints_json_and_its_exit_code_tells_failures(tmp_path: Path) -> None:
+    def look(*arguments: str) -> tuple[int, dict[str, Any]]:
+        command = [sys.executable, "-m", "memconsole_trainer.data", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, json.loads(done.stdout)
+
+    (tmp_path / "a.txt").write_text("some words")
+    code, found = look(str(tmp_path / "a.txt"))
+    assert code == 0
+    assert found | {"source": ""} == {
+        "source": "",
+        "kind": "texts",
+        "documents": 1,
+        "size_bytes": 10,
+        "columns": [],
+        "row_tokens": None,
+        "sample": "some words",
+        "problem": "",
+    }
+    (tmp_path / "bad.h5").write_bytes(b"no")
+    code, found = look(str(tmp_path / "bad.h5"))
+    assert code == 77
+    assert "bad.h5" in found["error"]
+
+
+def test_hdf5_shows_its_datasets_and_why_it_cannot_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["states"] = np.zeros((5, 4, 3), dtype=np.float32)
+    found = inspect(replace(Plan(), {"data.source": str(path)}))
+    assert found.kind == "unusable"
+    assert found.columns == ("states 5x4x3 float32",)
+    assert "no dataset fits" in found.problem
+    with h5py.File(path, "a") as file:
+        file["tokens"] = np.arange(12).reshape(3, 4)
+    found = inspect(replace(Plan(), {"data.source": str(path)}))
+    assert (found.kind, found.documents, found.row_tokens) == ("tokens", 3, 4)
+    assert found.sample == "0 1 2 3"
