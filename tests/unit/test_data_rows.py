@@ -161,6 +161,24 @@ def test_another_seed_gives_another_order_and_the_same_seed_the_same() -> None:
     assert sorted(first) == sorted(other)
 
 
+def test_orders_too_long_to_store_are_permutations_and_resume_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = np.arange(2001, dtype=np.uint16)
+
+    def order() -> Any:
+        return iter(array_rows(tokens, 5, 4, 1, 1))
+
+    stored = [row.tolist() for row in order()]
+    monkeypatch.setattr("memconsole_trainer.data.rows.STORED_PERMUTATION", 10)
+    walked = order()
+    computed = [row.tolist() for row in walked]
+    assert sorted(computed) == sorted(stored) == [list(range(i, i + 5)) for i in range(0, 2000, 4)]
+    assert computed != stored != sorted(stored) != computed
+    walked.set_state({"next": 123})
+    assert [row.tolist() for row in walked] == computed[123:]
+
+
 def test_short_and_missing_rows_are_masked_and_inputs_precede_targets() -> None:
     shape = BatchShape(2, 2, 4)
     rows = [np.array([1, 2, 3, 4, 5]), np.array([6, 7, 8]), np.array([9, 10, 11, 12])]

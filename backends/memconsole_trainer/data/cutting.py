@@ -6,6 +6,7 @@ Importing this imports Grain; `rows.load_grain` comes first.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
@@ -129,6 +130,43 @@ class Sequential(grain.IterDataset):
 
     def __iter__(self) -> SequentialIterator:
         return SequentialIterator(self._blocks)
+
+
+class PermutedIterator(grain.DatasetIterator):
+    """Elements in the order of `order`; the state is how many were yielded."""
+
+    def __init__(self, order: Sequence[int], element: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._order = order
+        self._element = element
+        self._next = 0
+
+    def __next__(self) -> Any:
+        if self._next >= len(self._order):
+            raise StopIteration
+        found = self._element(self._order[self._next])
+        self._next += 1
+        return found
+
+    def get_state(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
+
+
+class Permuted(grain.IterDataset):
+    """`element` of every number of `order`, a list or a `grain.MapDataset`.
+
+    What `order.map(element).to_iter_dataset()` yields, without Grain's 70 microseconds an element.
+    """
+
+    def __init__(self, order: Sequence[int], element: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._arguments = (order, element)
+
+    def __iter__(self) -> PermutedIterator:
+        return PermutedIterator(*self._arguments)
 
 
 class WindowShuffleIterator(grain.DatasetIterator):

@@ -67,11 +67,10 @@ def _shuffled(count: int, seed: int, purpose: str, element: Callable[[int], Any]
     takes milliseconds each, and a stored permutation is small.
     """
     grain = load_grain()
+    from memconsole_trainer.data import cutting
+
     random = generator(seed, purpose)
     if count <= STORED_PERMUTATION:
-        numbers = grain.MapDataset.source(random.permutation(count).tolist())
-    else:
-        numbers = grain.MapDataset.range(count).shuffle(seed=int(random.integers(2**31)))
-    return numbers.map(element).to_iter_dataset(
-        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    )
+        return cutting.Permuted(random.permutation(count).tolist(), element)
+    order = grain.MapDataset.range(count).shuffle(seed=int(random.integers(2**31)))
+    return cutting.Permuted(order, element)
