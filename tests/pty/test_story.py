@@ -102,7 +102,7 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
     before = allocated(console)
     console.press("5")
     console.wait_for(r"chunked loss +on")
-    console.wait_for(r"allocated ~ .*−")
+    console.wait_for(r"allocated ~ +[\d.]+ [KMG]iB +[−+]")
     assert allocated(console) != before
     console.press("5")
     console.wait_for(r"chunked loss +off")

@@ -1,0 +1,128 @@
+"""``make screenshots``: drive the real console through a real run and write its screens as SVG and PNG.
+
+Runs go to a state folder of their own, which is removed. PNG needs a monospace font with braille on
+the system (DejaVu Sans Mono has it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SIZES = ((80, 24), (160, 48))
+FONT = "DejaVu Sans Mono"
+RUN = (
+    "train.max_steps=240", "train.epochs=3", "train.evaluate_every=60", "data.max_examples=40",
+    "data.sequence_length=64", "train.batch_size=8", "train.sample_tokens=32", "device.name=cpu",
+)  # fmt: skip
+TOO_LARGE = ("model.name=llama-3.2-1b", "data.sequence_length=1024", "device.name=rtx-3060-12gb")
+
+
+async def shoot(app, pilot, name: str) -> None:  # type: ignore[no-untyped-def]
+    """Write the screen as NAME.svg and NAME.png."""
+    import resvg_py
+
+    await pilot.pause()
+    svg = app.export_screenshot(title="memconsole")
+    (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
+    drawn = svg.replace("Fira Code", FONT)
+    png = resvg_py.svg_to_bytes(svg_string=drawn, monospace_family=FONT, font_family=FONT)
+    (FOLDER / f"{name}.png").write_bytes(bytes(png))
+    print(name, flush=True)
+
+
+async def plans(columns: int, rows: int) -> None:
+    """The plan screen: fits, toggling, does not fit, help."""
+    from memconsole.plan import catalog, plan
+    from memconsole.tui.app import ConsoleApp
+
+    size = f"{columns}x{rows}"
+    app = ConsoleApp(catalog.default_plan(), slow_link=False)
+    async with app.run_test(size=(columns, rows)) as pilot:
+        await devices_known(app, pilot)
+        await shoot(app, pilot, f"plan-fits-{size}")
+        await pilot.press("2", "2", "5")
+        await shoot(app, pilot, f"plan-toggled-{size}")
+        await pilot.press("question_mark")
+        await pilot.pause(0.5)
+        await shoot(app, pilot, f"help-{size}")
+    large = plan.apply_settings(plan.Plan(), TOO_LARGE)
+    app = ConsoleApp(large, slow_link=False)
+    async with app.run_test(size=(columns, rows)) as pilot:
+        await devices_known(app, pilot)
+        await shoot(app, pilot, f"plan-does-not-fit-{size}")
+
+
+async def devices_known(app, pilot) -> None:  # type: ignore[no-untyped-def]
+    """Wait for the first reading of the probe."""
+    for _ in range(200):
+        if app.devices is not None:
+            break
+        await pilot.pause(0.05)
+    await pilot.pause(0.5)
+
+
+async def watching(run: str, columns: int, rows: int, name: str, theme: str | None = None) -> None:
+    """The run screen as it is now."""
+    from memconsole.tui.app import ConsoleApp
+
+    app = ConsoleApp(attach=run, slow_link=False)
+    async with app.run_test(size=(columns, rows)) as pilot:
+        if theme is not None:
+            app.theme = theme
+        await devices_known(app, pilot)
+        await pilot.pause(2.5)
+        await shoot(app, pilot, f"{name}-{columns}x{rows}")
+        if name == "run-finished":
+            await pilot.press("a")
+            await pilot.pause(1.0)
+            await shoot(app, pilot, f"runs-{columns}x{rows}")
+            await pilot.press("v")
+            await pilot.pause(1.0)
+            await shoot(app, pilot, f"devices-{columns}x{rows}")
+
+
+def memconsole(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "memconsole", *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+async def story() -> None:
+    from memconsole.runs.directory import find_run
+    from memconsole.runs.follow import Follower
+    from memconsole.runs.snapshot import LIVE
+
+    for size in SIZES:
+        await plans(*size)
+    settings = [part for setting in RUN for part in ("--set", setting)]
+    run = memconsole("train", "--detach", "--name", "stories on the standard library", *settings)
+    follower = Follower(find_run(run))
+    while (snapshot := follower.poll()).step < 150 and snapshot.state in LIVE:
+        await asyncio.sleep(0.5)
+    for size in SIZES:
+        await watching(run, *size, "run-live")
+    await watching(run, *SIZES[1], "run-live-light", "memconsole-light")
+    while follower.poll().state in LIVE:
+        await asyncio.sleep(0.5)
+    for size in SIZES:
+        await watching(run, *size, "run-finished")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as state:
+        os.environ["XDG_STATE_HOME"] = state
+        for name in ("NO_COLOR", "SSH_CONNECTION"):
+            os.environ.pop(name, None)
+        asyncio.run(story())
+
+
+if __name__ == "__main__":
+    main()
