@@ -409,3 +409,35 @@ def test_the_plan_fingerprint_ignores_only_what_cannot_change_the_weights(text: 
         )
     wider = msgspec.structs.replace(architecture, hidden_size=512)
     assert fingerprint(base, wider) != fingerprint(base, architecture)
+
+
+def test_a_directory_with_weights_is_where_training_starts(text: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from memconsole_trainer.checkpoint import Stored
+
+    config = transformers.LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "model")
+    run = create_run(
+        plan(
+            text,
+            model__name=str(tmp_path / "model"),
+            model__target_params=None,
+            train__learning_rate=1e-9,
+            train__max_steps=1,
+        )
+    )
+    assert attempt(run) == 0
+    trained = Stored(run.committed_checkpoints()[-1])
+    ours = trained.tensor("model.layers.1.attention.key.weight")
+    theirs = model.model.layers[1].self_attn.k_proj.weight.detach().numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-8)
