@@ -41,6 +41,9 @@ _STEP = "optimizer.step"
 
 def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     """An engine for `plan` on this machine. Raises `PlanError` for what cannot run here."""
+    # Optimizers import it on first use; here, what it holds is not taken for the model's memory.
+    import torch._dynamo  # noqa: F401
+
     device = devices.resolve(plan.device)
     precision.check(plan.optimize.precision)
     if plan.optimize.compile:

@@ -85,7 +85,7 @@ class Memory(Event, frozen=True, kw_only=True):
     allocated_bytes: int | None
     """Live tensor bytes now."""
     peak_bytes: int | None
-    """Highest allocated since the model was about to be built."""
+    """Highest allocated within this phase; the largest of a run's records is the run's peak."""
     reserved_bytes: int | None
     device_bytes: int | None
     device_total_bytes: int | None
