@@ -1,0 +1,64 @@
+"""`memconsole data`: look into a dataset."""
+
+from __future__ import annotations
+
+import json as json_module
+import subprocess
+import sys
+from typing import Any
+
+import click
+
+from memconsole.cli.tables import columns
+from memconsole.sanitize import clean, clean_line
+from memconsole.units import format_bytes, format_count
+
+
+@click.group()
+def command() -> None:
+    """Look into a dataset before training on it."""
+
+
+@command.command("inspect")
+@click.argument("source")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="As for plan.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def inspect_command(
+    ctx: click.Context, source: str, assignments: tuple[str, ...], as_json: bool
+) -> None:
+    """Say what SOURCE holds: a catalog name, a path, hf://owner/name or *.h5.
+
+    It is read by a process of its own, as the trainer would read it.
+    """
+    argv = [sys.executable, "-P", "-m", "memconsole_trainer.data", source, *assignments]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        found: dict[str, Any] = json_module.loads(done.stdout)
+    except ValueError:
+        raise click.ClickException(
+            f"{source}: its reader ended with code {done.returncode}"
+        ) from None
+    if "error" in found:
+        raise click.ClickException(clean_line(found["error"]))
+    if as_json:
+        click.echo(json_module.dumps(found, indent=2))
+    else:
+        click.echo(text(found))
+
+
+def text(found: dict[str, Any]) -> str:
+    """An inspection for a person; nothing of the data reaches the terminal unsanitized."""
+    sample = found.pop("sample", None)
+    rows = []
+    for key, value in found.items():
+        if value in (None, "", [], {}):
+            continue
+        shown = json_module.dumps(value) if isinstance(value, dict | list) else str(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            shown = format_bytes(value) if key.endswith("bytes") else format_count(value)
+        rows.append([clean_line(key.replace("_", " ")), clean_line(shown)])
+    lines = columns(rows, left=(0, 1))
+    if sample:
+        lines += ["", clean(str(sample))]
+    return "\n".join(lines)
