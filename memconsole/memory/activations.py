@@ -75,23 +75,25 @@ def torch_block(
 def jax_block(
     a: Architecture, precision: str, checkpointing: str, kind: str, adapters: bool
 ) -> Block:
-    """A block of the JAX decoder under scan."""
+    """A block of the JAX decoder under scan. Scores exist for one chunk of queries at a time, see
+    `jax_moments.score_bytes`. XLA on a CPU computes 16-bit types in fp32 and stores them so."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
-    c = 4 if precision == "fp32" else 2
-    scores = a.heads * 4
-    gate = 3 * f * c if a.gated_mlp else 2 * f * c
-    everything = 4 * h * 2 + 2 * h * c + (2 * q + 2 * k) * c + q * c + gate + f * c
+    c = 4 if precision == "fp32" or kind == "cpu" else 2
+    norm = 4 * h + c * h  # its input, recomputed from; its output, the next matmuls' input
+    attention = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
+    if a.query_key_norm:
+        attention += (4 + c) * (q + k)
+    mlp = c * f * (3 if a.gated_mlp else 2)  # gate, up, product; or up, activated up
+    post = 2 * c * h if a.post_norms else 0
+    everything = 2 * norm + attention + mlp + post
     if adapters and c == 2:
-        everything += 4 * (5 * h + q + f)
-    matmuls = (q + 2 * k + h + (2 if a.gated_mlp else 1) * f + h) * c
-    kept = {"none": everything, "selective": h * 4 + matmuls, "full": h * 4}[checkpointing]
+        everything += 4 * ((5 if a.gated_mlp else 4) * h + q + f)
+    outputs = c * (2 * q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
+    outputs += c * h if a.post_norms else 0
+    kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
     return Block(
         kept=kept,
-        kept_scores=scores if checkpointing == "none" else 0,
-        recomputed=0 if checkpointing == "none" else max(0, everything - kept),
-        recomputed_scores=0 if checkpointing == "none" else scores,
-        passing=2 * f * c + h * 4,
-        passing_scores=2 * scores,
-        backward=3 * f * c + 2 * h * 4,
-        backward_scores=2 * scores,
+        recomputed=0 if checkpointing == "none" else everything,
+        passing=4 * h + 2 * c * h + c * f * (3 if a.gated_mlp else 2),
+        backward=c * f * (2 if a.gated_mlp else 1) + 4 * h,
     )

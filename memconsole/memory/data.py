@@ -1,9 +1,28 @@
-"""How much text a plan trains on, as far as its catalog entry tells before the run."""
+"""How much text a plan trains on and how much of it the host holds, as far as the catalog tells."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from memconsole.plan import catalog
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import DataChoice, Plan, PlanError
+
+ROW_OVERHEAD_BYTES = 152
+"""An array object and its place in the window, per row held."""
+
+
+def data_bytes(plan: Plan, vocab_size: int) -> int:
+    """Host bytes of the text: the shuffle buffer's rows when streaming, else every token (twice, while the
+    parts are joined); and two effective batches of int32 inputs and targets."""
+    token = 2 if vocab_size <= 65_536 else 4
+    tokens = dataset_tokens(plan)
+    batches = 2 * 8 * plan.tokens_per_step // plan.device.count
+    if not plan.data.streaming:
+        return batches + 2 * token * (tokens or 0)
+    rows = plan.data.shuffle_buffer
+    if tokens is not None:
+        rows = min(rows, tokens // plan.stride + 1)
+    return batches + rows * (token * (plan.data.sequence_length + 1) + ROW_OVERHEAD_BYTES)
 
 
 def training_tokens(plan: Plan) -> int | None:
@@ -17,10 +36,17 @@ def training_tokens(plan: Plan) -> int | None:
 
 def dataset_tokens(plan: Plan) -> int | None:
     """Tokens of the whole dataset, or None."""
+    return _dataset_tokens(plan.data)
+
+
+@lru_cache(maxsize=256)
+def _dataset_tokens(data: DataChoice) -> int | None:
     try:
-        entry = catalog.dataset(plan)
+        entry = catalog.dataset(Plan(data=data))
     except PlanError:
         return None
-    if not entry.bytes or not entry.bytes_per_token:
+    if entry.tokens is None or data.max_examples is None:
+        return entry.tokens
+    if not entry.documents:
         return None
-    return int(entry.bytes / entry.bytes_per_token)
+    return int(entry.tokens * min(1.0, data.max_examples / entry.documents))

@@ -43,7 +43,9 @@ def memory_table(plan: Plan, architecture: Architecture, budget: Budget) -> Memo
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=device,
-        host_bytes=host_bytes(plan, costs, step.state.host, peak if on_cpu else 0),
+        host_bytes=host_bytes(
+            plan, architecture.vocab_size, costs, step.state.host, peak if on_cpu else 0
+        ),
         band_bytes=(int(device * low), int(device * high)),
     )
 

@@ -6,6 +6,14 @@ from memconsole.memory.table import MemoryTable
 from memconsole.plan.optimizations import Optimization
 from memconsole.plan.plan import Plan
 
+PHASE_WORDS = {
+    "forward": "the forward pass",
+    "loss": "the loss",
+    "backward": "the backward pass",
+    "optimizer step": "the optimizer step",
+    "evaluation": "the evaluation",
+    "checkpoint": "the checkpoint",
+}
 TOUCHES: dict[str, tuple[str, ...]] = {
     "optimize.gradient_checkpointing": ("activations",),
     "optimize.fused_loss": ("logits and loss",),
@@ -22,32 +30,42 @@ TOUCHES: dict[str, tuple[str, ...]] = {
 def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: MemoryTable) -> str:
     """The reason `after` is no smaller than `before`."""
     key, backend, kind = row.key, changed.backend, before.budget.kind
-    specific = _specific(key, row.value(changed), changed, kind)
+    specific = _specific(key, backend, row.value(changed), changed, kind)
     if specific:
         return specific
     costs = after.device_bytes > before.device_bytes
     if key in ("data.streaming", "data.shuffle_buffer"):
         return _host(before, after)
+    peak = PHASE_WORDS[before.peak_phase]
     touched = TOUCHES.get(key, ())
     live = [c.at(before.peak_phase) for c in before.components if c.name in touched]
     if touched and not any(live) and not costs:
-        return f"the peak is the {before.peak_phase}, where there are no {touched[0]}"
+        return f"the peak is {peak}, where there {_are(touched[0])}"
     if key == "optimize.accumulation_steps" and costs:
         return "the gradient copy of accumulation outweighs the smaller micro-batch"
     if key == "optimize.precision" and costs:
         return f"the 16-bit copies of the weights outweigh the smaller activations in {backend}"
     if costs:
-        return f"needs more memory: the peak is then the {after.peak_phase}"
-    return f"the peak is the {before.peak_phase}, which this does not change"
+        return f"needs more memory: the peak is then {PHASE_WORDS[after.peak_phase]}"
+    return f"the peak is {peak}, which this does not change"
 
 
-def _specific(key: str, value: object, changed: Plan, kind: str) -> str:
+def _are(component: str) -> str:
+    absent = {"activations": "are no activations left", "logits and loss": "are no logits"}
+    return absent.get(component, f"is no {component}")
+
+
+def _specific(key: str, backend: str, value: object, changed: Plan, kind: str) -> str:
+    if backend == "jax" and kind == "cpu" and key == "optimize.precision":
+        return "XLA on a CPU computes and stores 16-bit types in 32 bits"
     if key == "optimize.sharding" and changed.device.count == 1:
         return "one device: there is nothing to split over"
     if kind == "cpu" and key == "optimize.optimizer_offload" and value in ("cpu", "pinned"):
         return "on a CPU the state already waits in host memory"
     if kind == "cpu" and key == "optimize.activation_offload":
         return "on a CPU the activations already are in host memory"
+    if key == "optimize.compile":
+        return "blocks compile to fewer temporaries, which this estimate does not count yet"
     if key == "optimize.lora_rank" and value == 0:
         return "without adapters the whole model has gradients and optimizer state"
     return ""
