@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
@@ -71,7 +72,7 @@ LIGHT = Theme(
 class ConsoleApp(App[None], inherit_bindings=False):
     """State that outlives a screen lives here: the run being watched and the last probe reading."""
 
-    CSS_PATH = "app.tcss"
+    CSS_PATH = Path(__file__).with_name("app.tcss")
     ENABLE_COMMAND_PALETTE = False
     TITLE = "memconsole"
     BINDINGS: ClassVar = []

@@ -25,6 +25,8 @@ class Gauge:
     peak: int | None = None
     predicted: int | None = None
     source: str = ""
+    zoom: bool = True
+    """Whether the bar may end before the total, so that small amounts can be compared."""
 
     @property
     def scale(self) -> float:
@@ -32,7 +34,7 @@ class Gauge:
         used = self.used if isinstance(self.used, int) else 0
         highest = max(used, self.peak or 0, self.predicted or 0)
         total = self.total if isinstance(self.total, int) else 0
-        if total and highest >= total * _ZOOM:
+        if total and (not self.zoom or highest >= total * _ZOOM):
             return float(max(total, highest))
         return highest * 1.25 if highest else float(total)
 
@@ -134,7 +136,9 @@ def reading_lines(reading: DeviceReading, width: int, *, processes: int = 4) -> 
     words = f" {reading.id}"
     about = f"  {reading.name} · {reading.kind} · {reading.source}"
     lines: list[Line] = [[Span(words, "accent"), Span(fit(about, width - len(words)), "dim")]]
-    gauge = Gauge(label=reading.memory_label, used=reading.used_bytes, total=reading.total_bytes)
+    gauge = Gauge(
+        label=reading.memory_label, used=reading.used_bytes, total=reading.total_bytes, zoom=False
+    )
     lines += gauge_lines(gauge, width)
     facts = (
         ("use", number_or_reason(reading.utilization_percent, "%")),

@@ -196,9 +196,9 @@ def make_console() -> Callable[..., Console]:
 async def settle(pilot: Any) -> None:
     """Wait until nothing is being priced or drawn. The follower of a run is not waited for."""
     for _ in range(100):
-        await pilot.pause(0.02)
+        await pilot.pause()
         groups = {w.group for w in pilot.app.workers if not w.is_finished}
         if not groups - {"follow"}:
             break
+        await pilot.pause(0.02)
     await pilot.pause()
-    await pilot.pause(0.05)

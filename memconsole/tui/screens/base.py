@@ -84,7 +84,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     def refresh_frame(self) -> None:
         """Title and footer."""
-        if not self.composed:
+        if not self.composed or not self.is_current:
             return
         words, note = self.title_line()
         width = max(1, self.size.width)

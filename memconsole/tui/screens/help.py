@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memconsole.tui.ink import Line, Span, fit, left, rule
+from memconsole.tui.ink import Line, Span, left, rule, wrap
 from memconsole.tui.keys import MAIN, MODAL, bindings, for_screen
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines
@@ -42,12 +42,11 @@ def help_lines(current: str, width: int) -> list[Line]:
         for key in rows:
             seen.add(key.id)
             shown = key.shown if "," not in key.keys else _all_keys(key.keys)
-            lines.append([Span(f" {left(shown, 16)}", "key"), Span(fit(key.help, width - 18))])
+            for n, part in enumerate(wrap(key.help, width - 18, 3)):
+                lines.append([Span(f" {left(shown if n == 0 else '', 16)}", "key"), Span(part)])
         lines.append([])
     lines.append(rule("signs", width))
     for words in _WORDS:
-        from memconsole.tui.ink import wrap
-
         lines += [[Span(f" {part}", "dim")] for part in wrap(words, width - 2, 3)]
     return lines
 

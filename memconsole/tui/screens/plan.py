@@ -58,15 +58,19 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
                 yield Pace(id="pace")
 
     def on_mount(self) -> None:
-        self._show(self.view)
         self.call_after_refresh(self._reprice)
+
+    def on_screen_resume(self) -> None:
+        self._show(self.view)
+        if self.view.estimate is not None:
+            self._follow_budget()
 
     # State
 
     def _show(self, view: PlanView) -> None:
         """The one place where the view changes and the widgets follow."""
         self.view = view
-        if not self.composed:
+        if not self.composed or not self.is_current:
             return
         with self.app.batch_update():
             self.query_one(PlanSummary).show(view)
@@ -107,12 +111,17 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self._reprice()
 
     def devices_changed(self, devices: Devices) -> None:
-        """A new probe reading: priced anew if the budget moved noticeably."""
+        """A new probe reading; what it means waits until this screen is seen."""
+        self.view = replace(self.view, devices=devices)
+        if self.is_current:
+            self._follow_budget()
+
+    def _follow_budget(self) -> None:
+        """Price anew if the budget moved noticeably."""
         from memconsole.devices.budget import budget
 
-        self.view = replace(self.view, devices=devices)
         try:
-            now = budget(self.view.plan, devices)
+            now = budget(self.view.plan, self.view.devices)
         except PlanError as error:
             if str(error) != self.view.problem:
                 self._reprice()

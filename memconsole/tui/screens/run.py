@@ -34,12 +34,12 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 yield EpochTable(id="epochs")
                 yield OutputPane(id="output")
 
-    def on_mount(self) -> None:
+    def on_screen_resume(self) -> None:
         self.show(self.console.run_view)
 
     def show(self, view: RunView) -> None:
         """Draw `view`; only what changed is sent."""
-        if not self.composed:
+        if not self.composed or not self.is_current:
             return
         with self.app.batch_update():
             self.set_class(view.pane == "summary", "-summary")

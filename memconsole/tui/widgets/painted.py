@@ -59,6 +59,8 @@ class Painted(Widget):
         self._lines: list[list[tuple[str, str]]] = []
         self._strips: list[Strip] = []
         self._painted: tuple[int, int] | None = None
+        self._restyled = True
+        self._look: tuple[Style, ...] = ()
 
     def draw(self, width: int, height: int) -> list[Line]:
         """The rows to show, at most `height`, each at most `width` cells. Pure in the state."""
@@ -74,7 +76,7 @@ class Painted(Widget):
         if not self.is_attached:
             return
         width, height = self.content_size
-        if self._painted != (width, height):
+        if self._painted != (width, height) or self._looks_different():
             self._painted = None
             self.refresh()
             return
@@ -92,7 +94,7 @@ class Painted(Widget):
 
     def render_line(self, y: int) -> Strip:
         size = self.content_size
-        if self._painted != tuple(size):
+        if self._painted != tuple(size) or self._looks_different():
             self._painted = (size.width, size.height)
             self._lines = self._rows(size.width, size.height)
             self._strips = [self._strip(row, size.width) for row in self._lines]
@@ -102,7 +104,16 @@ class Painted(Widget):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._painted = None
+        self._restyled = True
+
+    def _looks_different(self) -> bool:
+        """Whether a style has really changed since the last paint; Textual announces more than that."""
+        if not self._restyled:
+            return False
+        self._restyled = False
+        look = (self.rich_style, *(self._style(role) for role in (*ROLES, "@cursor")))
+        changed, self._look = look != self._look, look
+        return changed
 
     def _rows(self, width: int, height: int) -> list[list[tuple[str, str]]]:
         """Exactly `height` rows of cleaned (text, role), each at most `width` cells."""

@@ -1,0 +1,343 @@
+"""The plan screen: what a key press changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Console, readings, screen_text, settle
+
+from memconsole.plan import plan as plans
+from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.plan import Plan
+from memconsole.tui.keys import toggle_key
+from memconsole.tui.screens.command import command_of
+from memconsole.tui.screens.confirm import ConfirmScreen
+from memconsole.tui.screens.pick import Choice, PickScreen, matching
+from memconsole.tui.screens.prompt import PromptScreen
+from memconsole.tui.views import PlanView
+
+Make = Callable[..., Console]
+BIG = plans.apply_settings(
+    Plan(), ["model.name=gpt2-xl", "device.name=rtx-3060-12gb", "data.sequence_length=1024"]
+)
+
+
+async def test_the_default_plan_is_priced_and_fits(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        text = screen_text(app)
+    for words in ("stories", "python-stdlib", "memory at peak", "optimizer state", "fits, ", " free",
+                  "tokens/s", "min/epoch", "l launch"):  # fmt: skip
+        assert words in text
+
+
+async def test_one_key_toggles_and_the_table_changes(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        before = app.plan_screen.view
+        await pilot.press(toggle_key("optimize.gradient_checkpointing"))
+        await settle(pilot)
+        after = app.plan_screen.view
+        text = screen_text(app)
+    assert before.estimate is not None
+    assert after.estimate is not None
+    assert after.plan.optimize.gradient_checkpointing == "selective"
+    assert after.estimate.table.peak_bytes < before.estimate.table.peak_bytes
+    assert after.estimate.step_seconds != before.estimate.step_seconds
+    assert "selective" in text
+    assert "−" in text, "the ± column shows what the change saved"
+    assert not after.stale
+
+
+@pytest.mark.parametrize("row", OPTIMIZATIONS, ids=lambda row: row.key)
+async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make, row: object) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        wanted = row.next_value(app.plan_screen.view.plan)  # type: ignore[attr-defined]
+        await pilot.press(toggle_key(row.key))  # type: ignore[attr-defined]
+        await settle(pilot)
+        assert row.value(app.plan_screen.view.plan) == wanted  # type: ignore[attr-defined]
+        assert app.plan_screen.view.row is row
+
+
+async def test_space_steps_forward_and_left_steps_back(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("down", "down", "up", "space", "enter")
+        await settle(pilot)
+        assert app.plan_screen.view.plan.optimize.gradient_checkpointing == "full"
+        await pilot.press("left")
+        await settle(pilot)
+        assert app.plan_screen.view.plan.optimize.gradient_checkpointing == "selective"
+
+
+async def test_undo_and_redo_walk_through_the_changes(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("1", "2")
+        changed = app.plan_screen.view.plan
+        await pilot.press("u", "u")
+        assert app.plan_screen.view.plan == Plan()
+        await pilot.press("u")
+        assert app.plan_screen.view.plan == Plan()
+        await pilot.press("y", "y")
+        await settle(pilot)
+        assert app.plan_screen.view.plan == changed
+
+
+async def test_a_number_is_never_stale_without_a_mark(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        app.plan_screen._slow = True
+        app.plan_screen._price_in_worker = lambda *_: None  # type: ignore[assignment, method-assign]
+        await pilot.press("1")
+        await pilot.pause()
+        text = screen_text(app)
+        assert "outdated" in text
+        assert "updating" in text
+
+
+async def test_an_answer_to_an_older_question_is_ignored(make_console: Make) -> None:
+    from memconsole.tui.messages import PriceReady
+    from memconsole.tui.pricing import price
+
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        late = price(Plan(), readings())
+        await pilot.press("2")
+        await settle(pilot)
+        now = app.plan_screen.view.estimate
+        app.plan_screen.post_message(PriceReady(0, late))
+        await pilot.pause()
+        assert app.plan_screen.view.estimate is now
+
+
+async def test_a_plan_that_does_not_fit_says_by_how_much_and_launching_asks(
+    make_console: Make,
+) -> None:
+    app = make_console(BIG)
+    launched: list[Plan] = []
+    app.launch = launched.append  # type: ignore[assignment, method-assign]
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        text = screen_text(app)
+        assert "does not fit, " in text
+        assert " over" in text
+        assert "VRAM" in text
+        await pilot.press("l")
+        await settle(pilot)
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert not launched
+        await pilot.press("l", "s")
+        await settle(pilot)
+        assert launched == [BIG]
+
+
+async def test_launching_what_cannot_be_trained_here_gives_the_reason(make_console: Make) -> None:
+    plan = plans.apply_settings(Plan(), ["device.name=rtx-4090"])
+    app = make_console(plan)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await pilot.press("l")
+        await settle(pilot)
+        assert "not launched" in screen_text(app)
+        assert app.screen is app.plan_screen
+
+
+async def test_the_model_picker_narrows_as_one_types(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("m")
+        await settle(pilot)
+        assert isinstance(app.screen, PickScreen)
+        await pilot.press(*"gpt2-l")
+        await settle(pilot)
+        assert "gpt2-large" in screen_text(app)
+        assert "llama" not in screen_text(app)
+        await pilot.press("enter")
+        await settle(pilot)
+        assert app.plan_screen.view.plan.model.name == "gpt2-large"
+        assert "gpt2-large" in screen_text(app)
+
+
+async def test_a_dataset_can_be_any_path(make_console: Make, tmp_path: Path) -> None:
+    (tmp_path / "my text.txt").write_text("words " * 1000)
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("d")
+        await settle(pilot)
+        await pilot.press(*str(tmp_path / "my text.txt"), "enter")
+        await settle(pilot)
+        assert app.plan_screen.view.plan.data.source == str(tmp_path / "my text.txt")
+
+
+async def test_a_model_that_is_not_there_is_one_clear_line(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("m")
+        await settle(pilot)
+        await pilot.press(*"./nowhere", "enter")
+        await settle(pilot)
+        text = screen_text(app)
+        assert "✗" in text
+        assert "nowhere" in text
+        assert "outdated" in text
+        await pilot.press("l")
+        await settle(pilot)
+        assert "cannot launch" in screen_text(app)
+
+
+async def test_a_setting_is_found_changed_and_refused_with_its_reason(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("s")
+        await settle(pilot)
+        await pilot.press(*"target_params", "enter")
+        await settle(pilot)
+        assert isinstance(app.screen, PromptScreen)
+        await pilot.press("backspace", *"lots", "enter")
+        await settle(pilot)
+        assert "expected a whole number" in screen_text(app)
+        await pilot.press(*["backspace"] * 4, *"5_000_000", "enter")
+        await settle(pilot)
+        assert app.plan_screen.view.plan.model.target_params == 5_000_000
+        assert app.plan_screen.view.estimate is not None
+        assert abs(app.plan_screen.view.estimate.parameters / 5e6 - 1) < 0.02
+
+
+async def test_keys_typed_at_once_keep_their_order(make_console: Make) -> None:
+    from textual import events
+
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("s")
+        await settle(pilot)
+        await pilot.press(*"max_steps", "enter")
+        await settle(pilot)
+        for key in ["backspace"] * 6 + list("25"):
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        app.post_message(events.Key("enter", "\r"))
+        await settle(pilot)
+        assert app.plan_screen.view.plan.train.max_steps == 25
+
+
+async def test_a_plan_is_saved_and_opened_again(make_console: Make, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    app = make_console(BIG)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("w")
+        await settle(pilot)
+        await pilot.press("backspace", *str(path), "enter")
+        await settle(pilot)
+        assert "saved as" in screen_text(app)
+    assert plans.load(path) == BIG
+    other = make_console()
+    async with other.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("o")
+        await settle(pilot)
+        await pilot.press("backspace", *str(path), "enter")
+        await settle(pilot)
+        assert other.plan_screen.view.plan == BIG
+
+
+async def test_an_existing_file_is_overwritten_only_when_asked_twice(
+    make_console: Make, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("precious")
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("w")
+        await settle(pilot)
+        await pilot.press("backspace", *str(path), "enter")
+        await settle(pilot)
+        assert "exists" in screen_text(app)
+        assert path.read_text() == "precious"
+        await pilot.press("enter")
+        await settle(pilot)
+        assert path.read_text() != "precious"
+
+
+async def test_the_command_screen_shows_the_equivalent_command(make_console: Make) -> None:
+    app = make_console(BIG)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await pilot.press("c")
+        await settle(pilot)
+        text = screen_text(app)
+        assert "memconsole train" in text
+        assert "model.name=gpt2-xl" in text
+        assert "[model]" in text
+        await pilot.press("y")
+        await settle(pilot)
+        assert "also in" in screen_text(app)
+    assert command_of(BIG).startswith("memconsole train --set ")
+
+
+async def test_a_preset_replaces_the_plan(make_console: Make) -> None:
+    from memconsole.plan import catalog
+
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("n", "down", "enter")
+        await settle(pilot)
+        names = list(catalog.presets())
+        assert app.plan_screen.view.plan == catalog.preset(names[1])
+
+
+async def test_any_action_is_found_by_its_name(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("colon")
+        await settle(pilot)
+        await pilot.press(*"chunked", "enter")
+        await settle(pilot)
+        assert app.plan_screen.view.plan.optimize.fused_loss
+
+
+async def test_free_memory_that_moves_moves_the_verdict(make_console: Make) -> None:
+    from conftest import GIB
+
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        before = app.plan_screen.view.estimate
+        app.set_devices(readings(used_bytes=15 * GIB, free_bytes=GIB))
+        await settle(pilot)
+        after = app.plan_screen.view.estimate
+    assert before is not None
+    assert after is not None
+    assert after.table.free_bytes < before.table.free_bytes
+
+
+def test_typing_finds_names_before_notes() -> None:
+    choices = [Choice("a", "alpha", "like beta"), Choice("b", "beta"), Choice("c", "gamma")]
+    assert [c.value for c in matching(choices, "BETA")] == ["b", "a"]
+    assert matching(choices, "") == choices
+    assert matching(choices, "nothing") == []
+
+
+def test_a_change_that_changes_nothing_cannot_be_undone() -> None:
+    view = PlanView(Plan())
+    assert view.changed(Plan()) is view

@@ -1,0 +1,321 @@
+"""The run screen, the list of runs, and what is said on leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import Console, finished, screen_lines, screen_text, settle, snapshot
+
+from memconsole.memory.table import Estimate
+from memconsole.plan.plan import Plan
+from memconsole.runs import events
+from memconsole.runs.directory import create_run
+from memconsole.runs.snapshot import RunSnapshot, Verdict
+from memconsole.tui.app import parting_words
+from memconsole.tui.messages import SnapshotArrived
+from memconsole.tui.predictions import predicted
+from memconsole.tui.pricing import price
+from memconsole.tui.screens.confirm import ConfirmScreen
+from memconsole.tui.screens.plan import PlanScreen
+from memconsole.tui.screens.run import RunScreen
+from memconsole.tui.views import RunView
+from memconsole.tui.widgets.output_pane import summary_rows
+
+Make = Callable[..., Console]
+
+
+async def show(app: Console, pilot: Any, run: RunSnapshot) -> None:
+    """Put a snapshot on the run screen the way the follower does."""
+    app.run_id = run.id
+    app.post_message(SnapshotArrived(run))
+    await settle(pilot)
+    await app.action_show_run()
+    await settle(pilot)
+
+
+async def test_a_live_run_shows_everything_one_watches(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show(app, pilot, snapshot(step=820))
+        text = screen_text(app)
+    for words in ("running", "my stories", "train", "step 820/1,200", "68 %", "ETA 5 min 25 s",
+                  "validation 3.2", "unigram 5.712", "◆", "epochs", "1.25", "host RAM", "┃",
+                  "predicted ~", "151 MiB / 16.0 GiB", "590 MiB", "5,230", "step 820 loss",
+                  "s stop"):  # fmt: skip
+        assert words in text, words
+    assert any(0x2800 < ord(c) < 0x2900 for c in text), "the curve is drawn in braille"
+
+
+async def test_the_predicted_peak_is_priced_from_the_runs_own_plan(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        expected = price(Plan(), app.devices).estimate
+        found = app.run_view.prediction
+    assert expected is not None
+    assert found is not None
+    assert found.table.phases == expected.table.phases
+
+
+def test_the_estimate_kept_at_launch_is_the_prediction() -> None:
+    run = create_run(Plan(), None)
+    found = price(Plan(), None)
+    assert found.estimate is not None
+    kept = msgspec.structs.replace(found.estimate, step_seconds=123.0)
+    (run.path / "estimate.json").write_bytes(msgspec.json.encode(kept))
+    assert predicted(run.id, Plan(), None) == (kept, "")
+    (run.path / "estimate.json").write_bytes(b"{")
+    again, _ = predicted(run.id, Plan(), None)
+    assert isinstance(again, Estimate)
+    assert again.step_seconds != 123.0
+
+
+async def test_a_finished_run_shows_its_summary(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, finished())
+        text = screen_text(app)
+    for words in ("finished", "best 3.351", "final 3.362", "unigram 5.712", "3.214",
+                  "1.25 minutes per epoch", "4.10 minutes in all", "Test CPU",
+                  "measured 171 MiB", "predicted ~"):  # fmt: skip
+        assert words in text, words
+    assert "s stop" not in text
+
+
+async def test_a_failed_run_says_why_and_can_be_resumed(make_console: Make) -> None:
+    run = snapshot(
+        state="failed",
+        verdict=Verdict(reason="out_of_memory", evidence="the log says so", resumable=True),
+        error=events.Error(cause="out_of_memory", message="no room for 2 GiB"),
+    )
+    app = make_console()
+    resumed: list[str] = []
+    app.resume = resumed.append  # type: ignore[assignment, method-assign]
+    async with app.run_test(size=(120, 30)) as pilot:
+        await show(app, pilot, run)
+        text = screen_text(app)
+        assert "out of memory: the log says so" in text
+        assert "no room for 2 GiB" in text
+        assert "r resume" in text
+        await pilot.press("r")
+        await settle(pilot)
+    assert resumed == [run.id]
+
+
+async def test_stopping_asks_first(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        await pilot.press("s")
+        await settle(pilot)
+        assert isinstance(app.screen, ConfirmScreen)
+        text = screen_text(app)
+        assert "stop" in text
+        assert "kill" in text
+        assert "cancel" in text
+        await pilot.press("escape")
+        await settle(pilot)
+        assert app.asked == []
+        await pilot.press("s", "s")
+        await settle(pilot)
+        await pilot.press("s", "k")
+        await settle(pilot)
+        run_id = app.run_id
+    assert app.asked == [(run_id, "stop"), (run_id, "kill")]
+
+
+async def test_read_only_offers_nothing_that_changes_a_run(make_console: Make) -> None:
+    app = make_console(readonly=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show(app, pilot, snapshot())
+        await pilot.press("s")
+        await settle(pilot)
+        assert isinstance(app.screen, RunScreen)
+        text = screen_text(app)
+        assert "read only" in text
+        assert "s stop" not in text
+        await pilot.press("p", "l")
+        await settle(pilot)
+        assert isinstance(app.screen, PlanScreen)
+        assert not list_runs_made()
+
+
+def list_runs_made() -> list[object]:
+    from memconsole.runs.directory import list_runs
+
+    return list(list_runs())
+
+
+async def test_the_lower_pane_switches_between_output_sample_and_summary(
+    make_console: Make,
+) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        assert "step 340 loss" in screen_text(app)
+        await pilot.press("o")
+        await settle(pilot)
+        assert "return 1" in screen_text(app)
+        await pilot.press("o")
+        await settle(pilot)
+        assert "validation loss" in screen_text(app)
+
+
+async def test_the_log_scrolls_back_and_says_how_much_is_below(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        await pilot.press("pageup")
+        await settle(pilot)
+        text = screen_text(app)
+        assert "10 more lines below" in text
+        assert "step 340 loss" not in text
+
+
+async def test_scales_glyphs_and_zoom_switch(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        plain = screen_text(app)
+        await pilot.press("z")
+        await settle(pilot)
+        zoomed = screen_text(app)
+        assert zoomed != plain
+        assert "250" in zoomed
+        await pilot.press("z", "k", "k")
+        await settle(pilot)
+        assert not any(0x2800 < ord(c) < 0x2900 for c in screen_text(app))
+        await pilot.press("y")
+        await settle(pilot)
+        assert app.run_view.logarithmic
+
+
+async def test_a_further_step_repaints_only_changed_rows(make_console: Make) -> None:
+    from memconsole.tui.widgets.painted import Painted
+
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot(step=600))
+        regions: list[Any] = []
+        original = Painted.refresh
+
+        def recording(self: Painted, *given: Any, **options: Any) -> Any:
+            regions.extend(given or [None])
+            return original(self, *given, **options)
+
+        Painted.refresh = recording  # type: ignore[method-assign]
+        try:
+            app.post_message(SnapshotArrived(snapshot(step=610, log_tail=snapshot(600).log_tail)))
+            await settle(pilot)
+        finally:
+            Painted.refresh = original  # type: ignore[method-assign]
+    assert None not in regions, "no widget was sent whole"
+    assert 1 <= len(regions) <= 12
+    assert sum(region.width for region in regions) < 250
+
+
+async def test_the_plan_of_a_run_can_be_taken_up_and_changed(make_console: Make) -> None:
+    from memconsole.plan import plan as plans
+
+    other = plans.apply_settings(Plan(), ["train.batch_size=4"])
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot(plan=other))
+        await pilot.press("e")
+        await settle(pilot)
+        assert isinstance(app.screen, PlanScreen)
+        assert app.plan_screen.view.plan == other
+        assert app.plan_screen.view.estimate is not None
+        assert not app.plan_screen.view.stale
+
+
+async def test_attaching_to_a_run_that_is_not_there_says_so(make_console: Make) -> None:
+    app = make_console(attach="nosuchrun")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.pause(0.2)
+        assert isinstance(app.screen, RunScreen)
+        assert "no runs yet" in screen_text(app)
+
+
+async def test_a_run_directory_is_followed_and_listed(make_console: Make) -> None:
+    run = create_run(Plan(), "alpha")
+    app = make_console(attach=run.id)
+    async with app.run_test(size=(100, 30)) as pilot:
+        for _ in range(50):
+            await settle(pilot)
+            if app.run_view.snapshot is not None:
+                break
+        assert app.run_view.snapshot is not None
+        assert "alpha" in screen_text(app)
+        await pilot.press("a")
+        await settle(pilot)
+        lines = [line for line in screen_lines(app) if "alpha" in line]
+        assert lines
+        assert "stories" in lines[0]
+        await pilot.press("enter")
+        await settle(pilot)
+        assert isinstance(app.screen, RunScreen)
+
+
+async def test_the_list_says_when_there_are_no_runs(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("a")
+        await settle(pilot)
+        assert "no runs yet" in screen_text(app)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert isinstance(app.screen, PlanScreen)
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+q", "ctrl+c"])
+async def test_leaving_is_one_key_from_the_run(make_console: Make, key: str) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        await pilot.press(key)
+        await pilot.pause()
+    assert app.return_code == 0
+    assert app.asked == []
+
+
+def test_leaving_a_live_run_tells_the_way_back() -> None:
+    words = "\n".join(parting_words(RunView(snapshot())))
+    assert "goes on" in words
+    assert "memconsole attach 20251121-014233-k3x2ab" in words
+
+
+def test_leaving_an_ended_run_tells_where_its_figures_are() -> None:
+    assert "memconsole report" in "\n".join(parting_words(RunView(finished())))
+    stopped = snapshot(
+        state="stopped", verdict=Verdict(reason="stopped", evidence="asked", resumable=True)
+    )
+    assert "memconsole resume" in "\n".join(parting_words(RunView(stopped)))
+    assert parting_words(RunView()) == []
+
+
+def test_the_summary_compares_prediction_and_measurement() -> None:
+    estimate = price(Plan(), None).estimate
+    rows = {name: text for name, text, _ in summary_rows(RunView(finished(), estimate))}
+    assert "measured 171 MiB" in rows["memory peak"]
+    assert "predicted ~" in rows["memory peak"]
+    assert "%" in rows["memory peak"]
+
+
+def test_a_loss_that_is_not_finite_is_named() -> None:
+    run = snapshot(
+        evaluations=(
+            events.Evaluation(step=1, loss=None, bits_per_byte=None, tokens=1, seconds=1.0),
+        ),
+        epochs=(events.Epoch(epoch=1, train_loss=None, validation_loss=None, minutes=1.0),),
+    )
+    from memconsole.tui.ink import plain
+    from memconsole.tui.widgets.epoch_table import epoch_lines
+
+    text = "\n".join(plain(line) for line in epoch_lines(RunView(run), 60, 10))
+    assert "n/a" in text
