@@ -16,6 +16,10 @@ from memconsole.plan.architecture import Architecture
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one block. `*_scores` are per token and key: multiply by tokens × sequence_length."""
 
+    element: int
+    """Bytes of one element of the tensors between matmuls."""
+    everything: int
+    """Kept without checkpointing, per token."""
     kept: int
     """Kept from forward to backward under the plan's checkpointing, per token."""
     kept_scores: int = 0
@@ -61,6 +65,8 @@ def torch_block(
     # not run again, and its output stays unless a norm behind it reads it.
     left = c * h if checkpointing == "selective" and not a.post_norms else 0
     return Block(
+        element=c,
+        everything=everything,
         kept=kept,
         kept_scores=c * a.heads if kind == "apple" and checkpointing == "none" else 0,
         recomputed=everything - kept + left,
@@ -92,6 +98,8 @@ def jax_block(
     outputs += c * h if a.post_norms else 0
     kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
     return Block(
+        element=c,
+        everything=everything,
         kept=kept,
         recomputed=0 if checkpointing == "none" else everything,
         passing=4 * h + 2 * c * h + c * f * (3 if a.gated_mlp else 2),

@@ -35,9 +35,31 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str
 
 
+class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many copies of each temporary XLA's plan for a kind of device holds at once."""
+
+    logits: float
+    """Whole fp32 logits."""
+    chunk: float
+    """A chunk's fp32 logits."""
+    early_blocks: float
+    """Gradients of all blocks that already have their room while the loss runs."""
+    early_head: float
+    accumulated_head: float
+    """Further gradients of the head under accumulation."""
+    block: float
+    """Everything one block keeps, in its backward pass."""
+    scores: float
+    stream: float
+    mlp: float
+    source: str
+
+
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runtime: dict[str, dict[str, Runtime]]
     """By backend, then by kind of device."""
+    xla: dict[str, Overlap]
+    """By kind of device."""
     speed: dict[str, Speed]
     """By kind of device."""
     made_by: str
@@ -60,3 +82,9 @@ def speed(kind: str) -> Speed:
     """Reached shares on a `kind` of device."""
     speeds = coefficients().speed
     return speeds[kind] if kind in speeds else speeds["cpu"]
+
+
+def xla(kind: str) -> Overlap:
+    """How XLA's temporaries overlap on a `kind` of device."""
+    overlaps = coefficients().xla
+    return overlaps[kind] if kind in overlaps else overlaps["gpu"]

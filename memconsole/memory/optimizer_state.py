@@ -55,7 +55,7 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
         return 4 * 4 * min(trained.largest, SLICE)
     if backend == "torch":
         return 4 * (trained.pair_twice if optimizer == "adafactor" else trained.pair)
-    return 4 * trained.largest * (2 if optimizer == "adafactor" else 1)
+    return 0  # XLA updates donated arrays in place
 
 
 def state(choice: OptimizeChoice, backend: str, kind: str, trained: Group, shards: int) -> State:
