@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from textual.message import Message
 
 from memconsole.memory.table import Estimate
-from memconsole.runs.follow import RunStatus
 from memconsole.runs.snapshot import RunSnapshot
 from memconsole.tui.pricing import Priced
+
+if TYPE_CHECKING:
+    from memconsole.runs.follow import RunStatus
 
 
 @dataclass

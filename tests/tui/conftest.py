@@ -202,3 +202,11 @@ async def settle(pilot: Any) -> None:
             break
         await pilot.pause(0.02)
     await pilot.pause()
+
+
+async def paste(pilot: Any, text: str) -> None:
+    """Text as a bracketed paste."""
+    from textual import events as textual_events
+
+    pilot.app.post_message(textual_events.Paste(text))
+    await settle(pilot)

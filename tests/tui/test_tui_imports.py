@@ -25,6 +25,7 @@ def test_the_console_loads_nothing_heavy() -> None:
 def test_screens_are_loaded_when_opened() -> None:
     modules = loaded("import memconsole.tui.app")
     assert "memconsole.tui.screens.plan" in modules
+    assert "memconsole.runs.follow" not in modules
     for later in ("run", "runs", "devices", "help", "pick"):
         assert f"memconsole.tui.screens.{later}" not in modules
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from conftest import Console, readings, screen_text, settle
+from conftest import Console, paste, readings, screen_text, settle
 
 from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import OPTIMIZATIONS
@@ -53,16 +52,16 @@ async def test_one_key_toggles_and_the_table_changes(make_console: Make) -> None
     assert not after.stale
 
 
-@pytest.mark.parametrize("row", OPTIMIZATIONS, ids=lambda row: row.key)
-async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make, row: object) -> None:
+async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        wanted = row.next_value(app.plan_screen.view.plan)  # type: ignore[attr-defined]
-        await pilot.press(toggle_key(row.key))  # type: ignore[attr-defined]
-        await settle(pilot)
-        assert row.value(app.plan_screen.view.plan) == wanted  # type: ignore[attr-defined]
-        assert app.plan_screen.view.row is row
+        for row in OPTIMIZATIONS:
+            wanted = row.next_value(app.plan_screen.view.plan)
+            await pilot.press(toggle_key(row.key))
+            assert row.value(app.plan_screen.view.plan) == wanted
+            assert app.plan_screen.view.row is row
+            await pilot.press("u")
 
 
 async def test_space_steps_forward_and_left_steps_back(make_console: Make) -> None:
@@ -179,7 +178,8 @@ async def test_a_dataset_can_be_any_path(make_console: Make, tmp_path: Path) -> 
         await settle(pilot)
         await pilot.press("d")
         await settle(pilot)
-        await pilot.press(*str(tmp_path / "my text.txt"), "enter")
+        await paste(pilot, str(tmp_path / "my text.txt"))
+        await pilot.press("enter")
         await settle(pilot)
         assert app.plan_screen.view.plan.data.source == str(tmp_path / "my text.txt")
 
@@ -244,7 +244,9 @@ async def test_a_plan_is_saved_and_opened_again(make_console: Make, tmp_path: Pa
         await settle(pilot)
         await pilot.press("w")
         await settle(pilot)
-        await pilot.press("backspace", *str(path), "enter")
+        await pilot.press("backspace")
+        await paste(pilot, str(path))
+        await pilot.press("enter")
         await settle(pilot)
         assert "saved as" in screen_text(app)
     assert plans.load(path) == BIG
@@ -253,7 +255,9 @@ async def test_a_plan_is_saved_and_opened_again(make_console: Make, tmp_path: Pa
         await settle(pilot)
         await pilot.press("o")
         await settle(pilot)
-        await pilot.press("backspace", *str(path), "enter")
+        await pilot.press("backspace")
+        await paste(pilot, str(path))
+        await pilot.press("enter")
         await settle(pilot)
         assert other.plan_screen.view.plan == BIG
 
@@ -268,7 +272,9 @@ async def test_an_existing_file_is_overwritten_only_when_asked_twice(
         await settle(pilot)
         await pilot.press("w")
         await settle(pilot)
-        await pilot.press("backspace", *str(path), "enter")
+        await pilot.press("backspace")
+        await paste(pilot, str(path))
+        await pilot.press("enter")
         await settle(pilot)
         assert "exists" in screen_text(app)
         assert path.read_text() == "precious"
