@@ -15,7 +15,9 @@ import optax
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
+from memconsole_jax.quantized_adam import scale_by_quantized_adam
 from memconsole_jax.stacking import stacks
+from memconsole_trainer.blockwise import is_quantized
 
 Tree = dict[str, jax.Array]
 
@@ -23,8 +25,9 @@ Tree = dict[str, jax.Array]
 def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTransformation:
     """The update rule of `optimize.optimizer` over stacked arrays. Raises `PlanError`."""
     t, name = plan.train, plan.optimize.optimizer
-    decays = {s.name: s.decays for s in stacks(architecture).values() if s.used}
-    layered = {s.name for s in stacks(architecture).values() if s.layered}
+    used = [s for s in stacks(architecture).values() if s.used]
+    decays = {s.name: s.decays for s in used}
+    layered = {s.name for s in used if s.layered}
     decay = (
         optax.add_decayed_weights(t.weight_decay, mask=decays)
         if t.weight_decay
@@ -32,6 +35,10 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
     )
     if name == "adamw":
         return optax.chain(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon), decay)
+    if name == "adamw-8bit":
+        narrow = {s.name: s.layered for s in used if is_quantized(s.members[0])}
+        rule = scale_by_quantized_adam(t.beta1, t.beta2, t.epsilon, narrow)
+        return optax.chain(rule, decay)
     if name == "lion":
         return optax.chain(optax.scale_by_lion(t.beta1, t.beta2), decay)
     if name == "sgd":
@@ -44,7 +51,7 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
         )
         return optax.chain(per_tensor(factored, layered), decay)
     raise PlanError(
-        f"optimize.optimizer = {name}: the jax backend trains adamw | adafactor | lion | sgd",
+        f"optimize.optimizer = {name}: the jax backend trains adamw | adamw-8bit | adafactor | lion | sgd",
         "optimize.optimizer",
     )
 

@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from memconsole.plan.architecture import parameters
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch.decoder import Decoder
+from memconsole_torch.quantized_adam import QuantizedAdamW
+from memconsole_trainer.blockwise import is_quantized
 
 
 def create(plan: Plan, decoder: Decoder) -> Optimizer:
@@ -42,9 +44,13 @@ def create(plan: Plan, decoder: Decoder) -> Optimizer:
         optimizer, slots = Lion(groups, (t.beta1, t.beta2)), ("momentum",)
     elif name == "adafactor":
         return Adafactor(groups)
+    elif name == "adamw-8bit":
+        own = dict(decoder.named_parameters())
+        narrow = [own[p.name] for p in parameters(decoder.architecture) if is_quantized(p)]
+        return QuantizedAdamW(groups, (t.beta1, t.beta2), t.epsilon, narrow)
     else:
         raise PlanError(
-            f"optimize.optimizer = {name}: the torch backend trains adamw | adafactor | lion | sgd",
+            f"optimize.optimizer = {name}: the torch backend trains adamw | adamw-8bit | adafactor | lion | sgd",
             "optimize.optimizer",
         )
     for p in _trained(optimizer):

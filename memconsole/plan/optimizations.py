@@ -144,19 +144,16 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     Optimization(
         key="optimize.optimizer",
         label="optimizer",
-        help="state per parameter: adamw 8 bytes, 8-bit 2, lion 4, adafactor and sgd almost none",
+        help="state per parameter: adamw 8 bytes, 8-bit 2, lion and sgd 4, adafactor almost none",
         costs="other update rules train differently",
         values=_fixed("adamw", "adamw-8bit", "adafactor", "lion", "sgd"),
-        trains={
-            "torch": ("adamw", "adafactor", "lion", "sgd"),
-            "jax": ("adamw", "adafactor", "lion", "sgd"),
-        },
+        trains=EVERYWHERE,
     ),
     Optimization(
         key="optimize.fused_loss",
         label="chunked cross-entropy",
         help="head and loss in chunks of tokens: the full logits never exist",
-        costs="recomputes the head's matmul",
+        costs="the head's gradients are made in the forward pass, chunk by chunk",
         values=_fixed(False, True),
         trains=EVERYWHERE,
     ),

@@ -1,0 +1,99 @@
+"""Block-wise 8-bit storage of optimizer moments: the one specification both backends follow.
+
+After Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization" (arXiv:2110.02861):
+
+- a tensor, flattened, is cut into blocks of 256 elements, the last one ragged; each has one fp32 scale,
+  its largest magnitude (§2.1);
+- an element over its block's scale becomes the nearest of 256 values of the dynamic map (§1.3), signed
+  for the first moment, unsigned for the second (§2.2);
+- the nearest value is looked up by the element's upper 16 bits, rounded half away from zero: that is
+  `bfloat16`, exact enough for a map whose finest steps are 0.7 %, and a table of 64 KiB;
+- a positive second moment never becomes 0: below half of the smallest value it becomes the smallest.
+  Zero would make the update m / (sqrt(v) + eps) explode. (A share of the scale below 2^-126 is zero on
+  devices that flush subnormal numbers; its root is then below 1e-19 of the block's, far under eps.)
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.architecture import Parameter
+
+BLOCK = 256
+"""Elements that share a scale."""
+SMALLEST = 4096
+"""Smaller tensors keep fp32 moments, which costs nothing and is exact."""
+DECADES = 7
+HALF = 0x8000
+"""Added to the bits of an fp32 number so that its upper 16 are rounded."""
+OFFSET = 0x8000
+"""Row of the lookup table that holds +0; the rows before it are the negative numbers."""
+
+UInt8 = NDArray[np.uint8]
+Float32 = NDArray[np.float32]
+
+
+def is_quantized(parameter: Parameter) -> bool:
+    """Whether a weight's moments are stored in 8 bits: matrices inside the blocks, unless small.
+
+    Embedding, head, norms and biases stay in 32: 8-bit embeddings train unstably (§2.3).
+    """
+    return parameter.role == "matrix" and parameter.size >= SMALLEST
+
+
+def scales_of(size: int) -> int:
+    """Blocks of a tensor of `size` elements."""
+    return -(-size // BLOCK)
+
+
+@functools.cache
+def values(*, signed: bool) -> Float32:
+    """The dynamic map, ascending (256,).
+
+    Leading zero bits count decades below 1, the bits behind the first one divide the decade [0.1, 1)
+    evenly, and a number is the middle of its division: 2^d of them in decade d = 0 … 6, times 10^(d-6).
+    Without a sign bit there is one bit more, so twice as many. Besides, exactly 0 and 1.
+    """
+    magnitudes: list[float] = []
+    for decade in range(DECADES):
+        edges = np.linspace(0.1, 1.0, 2 ** (decade + (not signed)) + 1)
+        middles = (edges[:-1] + edges[1:]) / 2
+        magnitudes.extend(middles * 10.0 ** (decade - DECADES + 1))
+    negative = [-x for x in magnitudes] if signed else []
+    return np.sort(np.array([*negative, 0.0, *magnitudes, 1.0], dtype=np.float32))
+
+
+@functools.cache
+def lookup(*, signed: bool) -> UInt8:
+    """Codes (65536,) by the upper 16 bits of an fp32 number, counted from the most negative pattern.
+
+    Row ``((bits + HALF) >> 16) + OFFSET`` in signed 32-bit arithmetic. Halfway, the lower value is taken.
+    """
+    found = values(signed=signed)
+    rows = np.arange(-OFFSET, OFFSET, dtype=np.int32)
+    with np.errstate(invalid="ignore"):  # some patterns are signaling NaNs
+        numbers = np.nan_to_num((rows << 16).view(np.float32).astype(np.float64))
+    middles = (found[:-1].astype(np.float64) + found[1:]) / 2
+    codes = np.searchsorted(middles, numbers).astype(np.uint8)
+    if not signed:
+        codes[(numbers > 0) & (codes == 0)] = 1
+    return codes
+
+
+def quantize(array: Float32, *, signed: bool) -> tuple[UInt8, Float32]:
+    """Codes (n,) and scales (blocks,) of an array of n elements: what every backend must produce."""
+    flat = array.reshape(-1)
+    blocks = np.zeros((scales_of(flat.size), BLOCK), np.float32)
+    blocks.reshape(-1)[: flat.size] = flat
+    scales = np.abs(blocks).max(axis=1)
+    shares = blocks / np.where(scales == 0, np.float32(1), scales)[:, None]
+    rows = ((shares.view(np.int32) + np.int32(HALF)) >> 16) + OFFSET
+    return lookup(signed=signed)[rows].reshape(-1)[: flat.size], scales
+
+
+def dequantize(codes: UInt8, scales: Float32, *, signed: bool) -> Float32:
+    """The numbers (n,) that `codes` stand for: the map's value times the block's scale, in fp32."""
+    return values(signed=signed)[codes] * np.repeat(scales, BLOCK)[: codes.size]
