@@ -40,13 +40,17 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     logits: float
     """Whole fp32 logits."""
+    logits_16: float
+    """The same where matmuls are in 16 bits, still counted in fp32 logits."""
     chunk: float
     """A chunk's fp32 logits."""
+    chunk_16: float
     early_blocks: float
     """Gradients of all blocks that already have their room while the loss runs."""
     early_head: float
+    accumulated_blocks: float
+    """The same beside the sum of earlier micro-batches."""
     accumulated_head: float
-    """Further gradients of the head under accumulation."""
     block: float
     """Everything one block keeps, in its backward pass."""
     scores: float

@@ -32,8 +32,10 @@ def moments(step: Step) -> Iterator[Moment]:
     if o.activation_offload:
         kept = min(kept, 2 * block.kept * t)
     scores = score_bytes(step)
-    logits = 4 * a.vocab_size * (_chunk(t) if o.fused_loss else t)
-    logits = int(logits * (overlap.chunk if o.fused_loss else overlap.logits))
+    narrow = step.compute == 2
+    chunk = int((overlap.chunk_16 if narrow else overlap.chunk) * 4 * a.vocab_size * _chunk(t))
+    whole = int((overlap.logits_16 if narrow else overlap.logits) * 4 * a.vocab_size * t)
+    logits = chunk if o.fused_loss else whole
     model, resident, standing = step.weights + step.gathered, step.state.resident, step.standing
     head = 0 if step.frozen else 4 * step.head
     blocks = max(
@@ -41,7 +43,7 @@ def moments(step: Step) -> Iterator[Moment]:
     )
     early = int(overlap.early_blocks * blocks + overlap.early_head * head)
     if standing:
-        early += int(overlap.accumulated_head * head)
+        early = int(overlap.accumulated_blocks * blocks + overlap.accumulated_head * head)
 
     def at(phase: str, gradients: int, live: int, loss: int, work: int) -> Moment:
         return Moment(phase, model, gradients, resident, live, loss, work, step.data)
@@ -62,7 +64,6 @@ def moments(step: Step) -> Iterator[Moment]:
         workspace=step.state.temporaries,
         data=step.data,
     )
-    chunk = int(overlap.chunk * 4 * a.vocab_size * _chunk(t))
     yield at("evaluation", 0, stream, 0, max(passing, chunk + 2 * stream))
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)

@@ -15,12 +15,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-
 COPIES_INPUT = {torch.ops.aten.logsumexp.default}
 """Operators whose kernel holds a copy of its input that no dispatch shows (their resident memory was measured)."""
 
 
-class Liveness(TorchDispatchMode):
+class Liveness(TorchDispatchMode):  # type: ignore[misc]
     """Counts live storage bytes while active; `peaks` holds the highest count of each phase."""
 
     def __init__(self) -> None:

@@ -65,12 +65,12 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
     decoder = engine._decoder
     forward = decoder.forward
     decoder.forward = named("forward", forward, "forward")
-    torch.Tensor.backward = named("backward", backward, "optimizer step")  # type: ignore[method-assign]
+    torch.Tensor.backward = named("backward", backward, "optimizer step")
     engine._optimizer.step = named("optimizer step", step, "optimizer step")
     engine._loss = named("loss", loss, "loss")
     try:
         yield
     finally:
-        torch.Tensor.backward = backward  # type: ignore[method-assign]
+        torch.Tensor.backward = backward
         decoder.forward = forward
         engine._optimizer.step, engine._loss = step, loss
