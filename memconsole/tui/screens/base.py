@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.screen import Screen
 
-from memconsole.tui.ink import Line, Span, fit, width_of
+from memconsole.tui.ink import ROLES, Line, Span, fit, width_of
 from memconsole.tui.keys import Key, for_screen, offered
 from memconsole.tui.widgets.key_bar import KeyBar
 from memconsole.tui.widgets.text_lines import TextLines
@@ -23,6 +23,34 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
     """A screen named in the key table. Subclasses set `SCREEN` and `BINDINGS = bindings(SCREEN)`."""
 
     SCREEN: ClassVar[str] = ""
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"ink--{role}" for role in (*ROLES, "cursor")}
+    """Every role's look; `Painted` widgets take it from here, so it is computed once a screen."""
+    DEFAULT_CSS = """
+    ConsoleScreen {
+        & > .ink--dim { color: $foreground 66%; }
+        & > .ink--strong { text-style: bold; }
+        & > .ink--good { color: $success; text-style: bold; }
+        & > .ink--bad { color: $error; text-style: bold; }
+        & > .ink--warn { color: $warning; }
+        & > .ink--accent { color: $accent; text-style: bold; }
+        & > .ink--key { color: $accent; }
+        & > .ink--title { color: $secondary; text-style: bold; }
+        & > .ink--train { color: $primary; }
+        & > .ink--validation { color: $warning; text-style: bold; }
+        & > .ink--baseline { color: $foreground 50%; }
+        & > .ink--tick { color: $warning; text-style: bold; }
+        & > .ink--part-a { color: $primary; }
+        & > .ink--part-b { color: $success; }
+        & > .ink--part-c { color: $warning; }
+        & > .ink--part-d { color: $secondary; }
+        & > .ink--cursor { background: $primary 22%; }
+    }
+    ConsoleScreen:ansi {
+        & > .ink--dim { color: ansi_default; text-style: dim; }
+        & > .ink--baseline { color: ansi_default; text-style: dim; }
+        & > .ink--cursor { background: ansi_default; text-style: reverse; }
+    }
+    """
     AUTO_FOCUS = ""
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
         (0, "-tiny"),

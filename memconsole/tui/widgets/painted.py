@@ -7,7 +7,6 @@ compares, and refreshes the changed span of each changed row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -24,34 +23,6 @@ class Painted(Widget):
 
     Subclasses keep their state in plain attributes, change it in one `show(...)` method and end
     that with `repaint()`.
-    """
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"ink--{role}" for role in ROLES} | {"ink--cursor"}
-    DEFAULT_CSS = """
-    Painted {
-        & > .ink--dim { color: $foreground 66%; }
-        & > .ink--strong { text-style: bold; }
-        & > .ink--good { color: $success; text-style: bold; }
-        & > .ink--bad { color: $error; text-style: bold; }
-        & > .ink--warn { color: $warning; }
-        & > .ink--accent { color: $accent; text-style: bold; }
-        & > .ink--key { color: $accent; }
-        & > .ink--title { color: $secondary; text-style: bold; }
-        & > .ink--train { color: $primary; }
-        & > .ink--validation { color: $warning; text-style: bold; }
-        & > .ink--baseline { color: $foreground 50%; }
-        & > .ink--tick { color: $warning; text-style: bold; }
-        & > .ink--part-a { color: $primary; }
-        & > .ink--part-b { color: $success; }
-        & > .ink--part-c { color: $warning; }
-        & > .ink--part-d { color: $secondary; }
-        & > .ink--cursor { background: $primary 22%; }
-    }
-    Painted:ansi {
-        & > .ink--dim { color: ansi_default; text-style: dim; }
-        & > .ink--baseline { color: ansi_default; text-style: dim; }
-        & > .ink--cursor { background: ansi_default; text-style: reverse; }
-    }
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
@@ -132,14 +103,18 @@ class Painted(Widget):
         return Strip(segments).adjust_cell_length(width, self.rich_style).crop(0, width)
 
     def _style(self, role: str) -> Style:
+        """This widget's own style with the role's colour and weight, which the screen defines."""
         name, _, where = role.partition("@")
-        style = self.get_component_rich_style(f"ink--{name}") if name else self.rich_style
+        style = self.rich_style
+        if name:
+            ink = self.screen.get_component_rich_style(f"ink--{name}")
+            style = style + Style(color=ink.color, bold=ink.bold, dim=ink.dim)
         if where:
-            cursor = self.get_component_rich_style("ink--cursor")
+            cursor = self.screen.get_component_rich_style("ink--cursor")
             if cursor.reverse:
-                style = style + Style(reverse=True)
-            else:
-                style = style + Style(bgcolor=cursor.bgcolor)
+                # Reversed colours of several roles would be a patchwork.
+                return self.rich_style + Style(bold=style.bold, reverse=True)
+            style = style + Style(bgcolor=cursor.bgcolor)
         return style
 
 
