@@ -8,8 +8,7 @@ The same gradients give the same codes as in the torch backend.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -153,7 +152,7 @@ def _over_slices(
                 lax.dynamic_slice(x, p, s)[0]
                 for x, p, s in zip(carry, places, extents, strict=True)
             ]
-            new = _apart(functools.partial(_one_slice, rule), rule.started, *parts)
+            new = _one_slice(rule, parts[0], _Moments(*parts[1:]))
             return tuple(
                 lax.dynamic_update_slice(x, y[None], p)
                 for x, y, p in zip(carry, new, places, strict=True)
@@ -166,34 +165,30 @@ def _over_slices(
     return carry[0], _Moments(*carry[1:])
 
 
-def _apart(
-    function: Callable[..., tuple[Array, ...]], always: Array, gradient: Array, *moments: Array
-) -> tuple[Array, ...]:
-    """`function` of a slice's gradient, its square and its moments, not fused with what is around.
+def _one_slice(rule: _Rule, gradient: Array, moments: _Moments) -> tuple[Array, ...]:
+    """The update (n,) and the new moments of one slice, whose blocks are its own.
 
-    Fused, a slice would be read again after its place in the loop's arrays is overwritten, for which
-    XLA copies those arrays whole, each time around. And g² - v would be computed without rounding g²
-    first, as torch does: a bit's difference, then now and then a code's. XLA for CPUs drops barriers
-    before it fuses, but leaves a branch alone.
+    What it reads is not fused with the update. Otherwise a slice would be read again after its place in
+    the loop's arrays is overwritten, for which XLA copies those arrays whole, each time around; and a
+    square or a moment would go into the sum behind it without being rounded to fp32 first, as torch
+    rounds it: a bit's difference, now and then a code's. XLA for CPUs drops barriers before it fuses,
+    but leaves a branch alone.
     """
 
+    def renewed(*inputs: Array) -> tuple[Array, ...]:
+        update, first, second = rule(*inputs)
+        return update, *narrow(first, signed=True), *narrow(second, signed=False)
+
     def branch(*inputs: Array) -> tuple[Array, ...]:
-        return lax.cond(always, function, lambda gradient, _, *rest: (gradient, *rest), *inputs)
+        return lax.cond(rule.started, renewed, lambda gradient, *_: (gradient, *moments), *inputs)
 
     def barrier(*inputs: Array) -> tuple[Array, ...]:
-        return lax.optimization_barrier(function(*lax.optimization_barrier(inputs)))
+        return lax.optimization_barrier(renewed(*lax.optimization_barrier(inputs)))
 
-    inputs = (gradient, jnp.square(gradient), *moments)
-    return lax.platform_dependent(*inputs, cpu=branch, default=barrier)
-
-
-def _one_slice(rule: _Rule, gradient: Array, square: Array, *arrays: Array) -> tuple[Array, ...]:
-    """The update (n,) and the new moments of one slice, whose blocks are its own."""
-    moments = _Moments(*arrays)
     first = widen(moments.first_codes, moments.first_scales, signed=True)
     second = widen(moments.second_codes, moments.second_scales, signed=False)
-    update, first, second = rule(gradient, square, first, second)
-    return update, *narrow(first, signed=True), *narrow(second, signed=False)
+    inputs = (gradient, jnp.square(gradient), first, second)
+    return lax.platform_dependent(*inputs, cpu=branch, default=barrier)
 
 
 def widen(codes: Array, scales: Array, *, signed: bool) -> Array:
@@ -209,7 +204,8 @@ def narrow(moment: Array, *, signed: bool) -> tuple[Array, Array]:
     n = moment.shape[0]
     blocks = jnp.pad(moment, (0, -n % BLOCK)).reshape(-1, BLOCK)
     scales = jnp.max(jnp.abs(blocks), axis=1)
-    shares = (blocks / jnp.where(scales == 0, 1.0, scales)[:, None]).reshape(-1)[:n]
+    reciprocals = jnp.where(scales < jnp.finfo(jnp.float32).tiny, 0.0, 1.0 / scales)
+    shares = (blocks * reciprocals[:, None]).reshape(-1)[:n]
     bits = lax.bitcast_convert_type(shares, jnp.int32)
     rows = ((bits + blockwise.HALF) >> 16) + blockwise.OFFSET
     return _looked_up(blockwise.lookup(signed=signed), rows), scales

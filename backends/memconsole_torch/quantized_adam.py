@@ -22,6 +22,7 @@ CPU_SLICE = 2**17
 """Elements widened at a time: 2 MiB of buffers, which stay in the processor's cache."""
 DEVICE_SLICE = 2**20
 """On other devices, where each slice costs some 25 kernel launches."""
+_TINY = torch.finfo(torch.float32).tiny
 
 
 class QuantizedAdamW(Optimizer):
@@ -136,8 +137,8 @@ class _Slices:
         blocks = moment[: scales.numel() * BLOCK].view(-1, BLOCK)
         work = self._work[: blocks.numel()].view(-1, BLOCK)
         torch.amax(torch.abs(blocks, out=work), dim=1, out=scales)
-        divisor = torch.where(scales == 0, 1.0, scales)
-        torch.div(blocks, divisor[:, None], out=work)
+        reciprocal = torch.where(scales < _TINY, 0.0, scales.reciprocal())
+        torch.mul(blocks, reciprocal[:, None], out=work)
         n = codes.numel()
         rows = torch.add(work.view(-1)[:n].view(torch.int32), blockwise.HALF, out=self._rows[:n])
         rows.bitwise_right_shift_(16).add_(blockwise.OFFSET)

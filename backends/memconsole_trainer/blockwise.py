@@ -4,13 +4,13 @@ After Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization" (arXi
 
 - a tensor, flattened, is cut into blocks of 256 elements, the last one ragged; each has one fp32 scale,
   its largest magnitude (§2.1);
-- an element over its block's scale becomes the nearest of 256 values of the dynamic map (§1.3), signed
+- an element times the reciprocal of its block's scale, both fp32, becomes the nearest of 256 values of the dynamic map (§1.3), signed
   for the first moment, unsigned for the second (§2.2);
 - the nearest value is looked up by the element's upper 16 bits, rounded half away from zero: that is
   `bfloat16`, exact enough for a map whose finest steps are 0.7 %, and a table of 64 KiB;
 - a positive second moment never becomes 0: below half of the smallest value it becomes the smallest.
-  Zero would make the update m / (sqrt(v) + eps) explode. (A share of the scale below 2^-126 is zero on
-  devices that flush subnormal numbers; its root is then below 1e-19 of the block's, far under eps.)
+  Zero would make the update m / (sqrt(v) + eps) explode. (A scale or a share of it below 2^-126 is zero
+  on devices that flush subnormal numbers; the root of such a v is far below any eps.)
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def quantize(array: Float32, *, signed: bool) -> tuple[UInt8, Float32]:
     blocks = np.zeros((scales_of(flat.size), BLOCK), np.float32)
     blocks.reshape(-1)[: flat.size] = flat
     scales = np.abs(blocks).max(axis=1)
-    shares = blocks / np.where(scales == 0, np.float32(1), scales)[:, None]
+    normal = scales >= np.finfo(np.float32).tiny
+    shares = blocks * (normal / np.where(normal, scales, np.float32(1)))[:, None]
     rows = ((shares.view(np.int32) + np.int32(HALF)) >> 16) + OFFSET
     return lookup(signed=signed)[rows].reshape(-1)[: flat.size], scales
 
