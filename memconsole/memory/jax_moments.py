@@ -32,7 +32,7 @@ def moments(step: Step) -> Iterator[Moment]:
     if o.activation_offload:
         kept = min(kept, 2 * block.kept * t)
     scores = score_bytes(step)
-    narrow = step.compute == 2
+    narrow = step.compute == 2 and step.kind != "cpu"
     chunk = int((overlap.chunk_16 if narrow else overlap.chunk) * 4 * a.vocab_size * _chunk(t))
     whole = int((overlap.logits_16 if narrow else overlap.logits) * 4 * a.vocab_size * t)
     logits = chunk if o.fused_loss else whole

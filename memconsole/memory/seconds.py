@@ -59,9 +59,14 @@ def step_flops(plan: Plan, architecture: Architecture) -> float:
     return float(total) * tokens
 
 
-def peak_flops(budget: Budget, precision: str) -> float:
-    """The device's dense peak at `precision`, FLOP/s; for a CPU from its cores, clock and SIMD width."""
+def peak_flops(budget: Budget, precision: str, backend: str = "torch") -> float:
+    """The device's dense peak at `precision`, FLOP/s; for a CPU from its cores, clock and SIMD width.
+
+    XLA on a CPU computes 16-bit types in fp32.
+    """
     rates = budget.peak_flops
+    if backend == "jax" and budget.kind == "cpu":
+        precision = "fp32"
     for name in {"fp32": ("tf32", "fp32"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}[
         precision
     ]:
@@ -95,19 +100,19 @@ def _cpu_peak() -> tuple[float, bool]:
     return (cores or 1) * hertz * 2 * lanes * 2, bool(words & {"avx512_bf16", "amx_bf16"})
 
 
-def _traffic(plan: Plan, a: Architecture) -> float:
+def _traffic(plan: Plan, a: Architecture, kind: str) -> float:
     """Bytes a step moves through device memory besides matmul operands: activations, logits, weights, state."""
     o = plan.optimize
     s = sizes(a)
     block_of = jax_block if plan.backend == "jax" else torch_block
-    block = block_of(a, o.precision, "none", "gpu", False)
+    block = block_of(a, o.precision, "none", kind, False)
     per_token = s.layers * (block.kept + block.kept_scores * plan.data.sequence_length)
-    element = 4 if o.precision == "fp32" else 2
+    element = block.element
     logits = a.vocab_size * (24 if element == 4 else 20)
     recompute = {"none": 1.0, "selective": 1.2, "full": 1.4}[o.gradient_checkpointing]
     activations = plan.micro_batch_tokens * (3 * per_token * recompute + logits)
     weights = 3 * element * s.total
-    if o.precision != "fp32":
+    if element == 2:
         weights += 6 * s.total
     trained = s.used.elements if not (o.freeze_base or o.lora_rank) else s.total // 100
     accumulate = 12 * trained if o.accumulation_steps > 1 else 0
@@ -135,10 +140,10 @@ def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> floa
     """Estimated seconds of one optimizer step."""
     o, costs = plan.optimize, speed(budget.kind)
     arithmetic = step_flops(plan, architecture) / (
-        peak_flops(budget, o.precision) * costs.flops_share
+        peak_flops(budget, o.precision, plan.backend) * costs.flops_share
     )
     bandwidth = budget.bandwidth_bytes_per_second or GENERIC_BANDWIDTH.get(budget.kind, 1e11)
-    traffic = _traffic(plan, architecture) / (bandwidth * costs.bandwidth_share)
+    traffic = _traffic(plan, architecture, budget.kind) / (bandwidth * costs.bandwidth_share)
     launches = o.accumulation_steps * (architecture.layers + 2) * costs.step_overhead_seconds
     seconds = arithmetic + traffic + launches
     if o.compile:

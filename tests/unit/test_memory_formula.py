@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,21 +35,21 @@ def budget(kind: str = "gpu", usable: int = 24 * GIB) -> Budget:
 
 @st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
-    family = draw(st.sampled_from(("gpt2", "llama", "gemma", "gemma3")))
+    family: Any = draw(st.sampled_from(("gpt2", "llama", "gemma", "gemma3")))
     heads = draw(st.sampled_from((2, 4, 8)))
     head_size = draw(st.sampled_from((16, 32, 64)))
     kv_heads = heads if family == "gpt2" else draw(st.sampled_from((1, 2, heads)))
     hidden = heads * head_size
-    common = dict(
-        vocab_size=draw(st.integers(300, 20_000)),
-        hidden_size=hidden,
-        layers=draw(st.integers(1, 8)),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        intermediate_size=hidden * draw(st.integers(2, 4)),
-        max_positions=2048,
-    )
+    common: dict[str, Any] = {
+        "vocab_size": draw(st.integers(300, 20_000)),
+        "hidden_size": hidden,
+        "layers": draw(st.integers(1, 8)),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_size": head_size,
+        "intermediate_size": hidden * draw(st.integers(2, 4)),
+        "max_positions": 2048,
+    }
     if family == "gpt2":
         return Architecture(
             family="gpt2", norm="layernorm", activation="gelu_tanh", gated_mlp=False, biases=True,
