@@ -1,0 +1,24 @@
+"""For every test: a state folder of its own, and one thread, which is fastest for tiny models."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+for name in ("NO_COLOR", "SSH_CONNECTION"):
+    os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_state_folder() -> Iterator[None]:
+    """No test sees, or adds to, the runs of the person who starts it."""
+    before = os.environ.get("XDG_STATE_HOME")
+    with tempfile.TemporaryDirectory(prefix="memconsole-tests-") as folder:
+        os.environ["XDG_STATE_HOME"] = folder
+        yield
+    if before is None:
+        os.environ.pop("XDG_STATE_HOME")
+    else:
+        os.environ["XDG_STATE_HOME"] = before
