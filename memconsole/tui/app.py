@@ -1,4 +1,4 @@
-"""The console: wires the screens to the rooms, follows one run, and leaves the terminal as it was."""
+"""The console: screens, devices, and a terminal that is left as it was found."""
 
 from __future__ import annotations
 
@@ -8,69 +8,29 @@ import os
 import select
 import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
-from textual.app import App
 from textual.screen import Screen
-from textual.theme import Theme
 from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.sanitize import clean_line
-from memconsole.tui.ink import cleaned
-from memconsole.tui.messages import (
-    ActionFailed,
-    FollowFailed,
-    Launched,
-    LiveRunFound,
-    PredictionReady,
-    SnapshotArrived,
-)
+from memconsole.tui.following import FollowingApp
+from memconsole.tui.messages import LiveRunFound
+from memconsole.tui.parting import draws_unicode, parting_words
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.screens.plan import PlanScreen
-from memconsole.tui.views import RunView
+from memconsole.tui.themes import DARK, LIGHT
 
 if TYPE_CHECKING:
     from memconsole.devices.probe import Probe
 
-# Every colour is one of the 256 of xterm, so that terminals without true colour show the same.
-DARK = Theme(
-    name="memconsole-dark",
-    primary="#5fafff",
-    secondary="#87d7ff",
-    accent="#ffaf5f",
-    success="#87d787",
-    warning="#ffd75f",
-    error="#ff8787",
-    foreground="#d0d0d0",
-    background="#121212",
-    surface="#1c1c1c",
-    panel="#262626",
-    dark=True,
-)
-LIGHT = Theme(
-    name="memconsole-light",
-    primary="#005faf",
-    secondary="#005f87",
-    accent="#af5f00",
-    success="#005f00",
-    warning="#875f00",
-    error="#af0000",
-    foreground="#262626",
-    background="#ffffff",
-    surface="#eeeeee",
-    panel="#e4e4e4",
-    dark=False,
-)
 
-
-class ConsoleApp(App[None], inherit_bindings=False):
-    """State that outlives a screen lives here: the run being watched and the last probe reading."""
+class ConsoleApp(FollowingApp, inherit_bindings=False):
+    """State that outlives a screen lives here: the last probe reading, and (above) the watched run."""
 
     CSS_PATH = Path(__file__).with_name("app.tcss")
     ENABLE_COMMAND_PALETTE = False
@@ -87,20 +47,14 @@ class ConsoleApp(App[None], inherit_bindings=False):
         ascii: bool = False,
         slow_link: bool | None = None,
     ) -> None:
-        super().__init__()
+        self.slow_link = "SSH_CONNECTION" in os.environ if slow_link is None else slow_link
+        super().__init__(interval_seconds=2.0 if self.slow_link else 1.0)
         self.animation_level = "none"
         self.readonly = readonly
         self.ascii_only = ascii
-        self.slow_link = "SSH_CONNECTION" in os.environ if slow_link is None else slow_link
-        self.interval_seconds = 2.0 if self.slow_link else 1.0
-        self.devices: Devices | None = None
-        self.run_id = ""
-        self.run_view = RunView()
         self._plan = plan
         self._attach_to = attach
         self._probe: Probe | None = None
-        self._stop_following = threading.Event()
-        self._snapshot_shown = threading.Event()
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = "ansi-dark" if self.slow_link else DARK.name
@@ -125,8 +79,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self._find_live_run()
 
     def on_unmount(self) -> None:
-        self._stop_following.set()
-        self._snapshot_shown.set()
+        self.stop_following()
         if self._probe is not None:
             self._probe.close()
 
@@ -173,89 +126,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
             if changed is not None:
                 changed(devices)
 
-    # Following a run
-
-    async def watch_run(self, reference: str) -> None:
-        """Follow a run and show it."""
-        self._stop_following.set()
-        self._stop_following = threading.Event()
-        self.run_id = reference
-        self.run_view = RunView(devices=self.devices)
-        self._follow(reference, self._stop_following)
-        await self.action_show_run()
-
-    @work(thread=True, exclusive=True, group="follow", exit_on_error=False)
-    def _follow(self, reference: str, stop: threading.Event) -> None:
-        """One frozen snapshot per tick, and none while the last one is not yet drawn."""
-        from memconsole.runs.directory import RunError, find_run
-        from memconsole.runs.follow import Follower
-
-        try:
-            run = find_run(reference)
-            follower = Follower(run)
-        except (RunError, PlanError, OSError) as error:
-            self.post_message(FollowFailed(str(error)))
-            return
-        last = None
-        while not stop.is_set():
-            snapshot = follower.poll()
-            if snapshot != last:
-                last = snapshot
-                self._snapshot_shown.clear()
-                self.post_message(SnapshotArrived(snapshot))
-                while not self._snapshot_shown.wait(0.5) and not stop.is_set():
-                    pass
-            stop.wait(self.interval_seconds)
-
-    @on(SnapshotArrived)
-    def _snapshot_arrived(self, message: SnapshotArrived) -> None:
-        snapshot = message.snapshot
-        view = self.run_view
-        first = view.snapshot is None
-        ended = view.live and not replace(view, snapshot=snapshot).live
-        self.run_id = snapshot.id
-        pane = view.pane
-        if ended or (first and snapshot.state == "finished"):
-            pane = "summary"
-        self.set_run_view(replace(view, snapshot=snapshot, problem="", pane=pane))
-        self._snapshot_shown.set()
-        if first:
-            self._predict(snapshot.id, snapshot.plan, self.devices)
-        elif view.snapshot is not None and view.snapshot.state != snapshot.state:
-            self.plan_screen.refresh_frame()
-
-    @on(FollowFailed)
-    def _follow_failed(self, message: FollowFailed) -> None:
-        self.set_run_view(replace(self.run_view, problem=message.reason))
-
-    def set_run_view(self, view: RunView) -> None:
-        """The one place where the run view changes; the run screen follows if it is there."""
-        from memconsole.tui.screens.run import RunScreen
-
-        self.run_view = view
-        for screen in self.screen_stack:
-            if isinstance(screen, RunScreen):
-                screen.show(view)
-
-    @work(thread=True, exclusive=True, group="prediction", exit_on_error=False)
-    def _predict(self, run_id: str, plan: Plan, devices: Devices | None) -> None:
-        from memconsole.tui.predictions import predicted
-
-        found, problem = predicted(run_id, plan, devices)
-        if not get_current_worker().is_cancelled:
-            self.post_message(PredictionReady(run_id, found, problem))
-
-    @on(PredictionReady)
-    def _prediction_ready(self, message: PredictionReady) -> None:
-        if message.run_id == self.run_id:
-            self.set_run_view(
-                replace(
-                    self.run_view,
-                    prediction=message.estimate,
-                    prediction_problem=message.problem,
-                )
-            )
-
     @work(thread=True, exclusive=True, group="live", exit_on_error=False)
     def _find_live_run(self) -> None:
         from memconsole.tui.runs_list import newest_live
@@ -276,55 +146,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.run_id = run_id
             self.plan_screen.notice(f"run {run_id} is live; t shows it")
             self.plan_screen.refresh_frame()
-
-    # Acting on runs
-
-    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def launch(self, plan: Plan) -> None:
-        """Check, price and start `plan` as a run of its own."""
-        from memconsole.runs.directory import RunError
-        from memconsole.start import start
-
-        try:
-            run = start(plan, None, self.devices)
-        except (PlanError, RunError, OSError) as error:
-            self.post_message(ActionFailed(f"not launched: {error}"))
-            return
-        self.post_message(Launched(run.id, "launched"))
-
-    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def resume(self, run_id: str) -> None:
-        """Start the next attempt of a run."""
-        from memconsole.runs.directory import RunError, find_run
-        from memconsole.runs.launch.local import resume
-
-        try:
-            number = resume(find_run(run_id))
-        except (PlanError, RunError, OSError) as error:
-            self.post_message(ActionFailed(f"not resumed: {error}"))
-            return
-        self.post_message(Launched(run_id, f"attempt {number} started"))
-
-    @work(thread=True, group="control", exit_on_error=False)
-    def request(self, run_id: str, what: str) -> None:
-        """Ask a run to stop or end."""
-        from memconsole.runs.control import request_kill, request_stop
-        from memconsole.runs.directory import RunError, find_run
-
-        try:
-            ask = request_kill if what == "kill" else request_stop
-            ask(find_run(run_id), "console")
-        except (RunError, OSError) as error:
-            self.post_message(ActionFailed(f"not asked to {what}: {error}"))
-
-    @on(Launched)
-    async def _launched(self, message: Launched) -> None:
-        await self.watch_run(message.run_id)
-        self.notice(message.words, "good")
-
-    @on(ActionFailed)
-    def _action_failed(self, message: ActionFailed) -> None:
-        self.notice(message.reason, "bad")
 
     def notice(self, words: str, role: str = "accent") -> None:
         """One row on the screen that is up."""
@@ -366,15 +187,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.notice("no run is being watched; l launches this plan, a lists all runs")
             return
         if not isinstance(self.screen, RunScreen):
-            if self.run_view.snapshot is None and self._stop_following.is_set() is False:
-                self._ensure_following()
+            self.ensure_following()
             await self._show(RunScreen())
-
-    def _ensure_following(self) -> None:
-        """Start the follower of a run that was offered but not yet opened."""
-        if not any(w.group == "follow" and not w.is_finished for w in self.workers):
-            self._stop_following = threading.Event()
-            self._follow(self.run_id, self._stop_following)
 
     async def action_show_runs(self) -> None:
         from memconsole.tui.screens.runs import RunsScreen
@@ -442,7 +256,7 @@ def run_console(
     slow_link: bool | None = None,
 ) -> int:
     """Open the console until the person leaves; then say how to come back. Returns the exit code."""
-    ascii = ascii or not _draws_unicode()
+    ascii = ascii or not draws_unicode()
     app = ConsoleApp(plan, attach, readonly=readonly, ascii=ascii, slow_link=slow_link)
     app.run(mouse=False)
     with contextlib.suppress(OSError):
@@ -450,31 +264,3 @@ def run_console(
             print(line)
         sys.stdout.flush()
     return app.return_code or 0
-
-
-def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
-    """What is printed on the plain terminal afterwards: the run goes on, and the way back."""
-    run = view.snapshot
-    if run is None:
-        return []
-    run_id = clean_line(run.id)
-    if view.live:
-        name = f"{run.name} ({run_id})" if run.name and run.name != run.id else run_id
-        lines = [
-            f"The run goes on: {name}, {run.phase}, step {run.step:,}",
-            f"  memconsole attach {run_id}   shows it again",
-            f"  memconsole stop {run_id}     saves a checkpoint and stops it",
-        ]
-    else:
-        reason = run.verdict.reason.replace("_", " ") if run.verdict else run.state
-        lines = [f"Run {run_id}: {reason}, step {run.step:,}"]
-        lines.append(f"  memconsole report {run_id}   shows its figures")
-        if view.resumable:
-            lines.append(f"  memconsole resume {run_id}   goes on from its last checkpoint")
-    return [cleaned(line, ascii_only) for line in lines]
-
-
-def _draws_unicode() -> bool:
-    """Whether the terminal can be expected to draw more than ASCII."""
-    encoding = (getattr(sys.__stdout__, "encoding", "") or "").lower().replace("-", "")
-    return encoding == "utf8" and os.environ.get("TERM", "") not in ("linux", "dumb", "vt100")

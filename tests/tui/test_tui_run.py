@@ -14,8 +14,8 @@ from memconsole.plan.plan import Plan
 from memconsole.runs import events
 from memconsole.runs.directory import create_run
 from memconsole.runs.snapshot import RunSnapshot, Verdict
-from memconsole.tui.app import parting_words
 from memconsole.tui.messages import SnapshotArrived
+from memconsole.tui.parting import parting_words
 from memconsole.tui.predictions import predicted
 from memconsole.tui.pricing import price
 from memconsole.tui.screens.confirm import ConfirmScreen
@@ -83,6 +83,23 @@ async def test_a_finished_run_shows_its_summary(make_console: Make) -> None:
                   "measured 171 MiB", "predicted ~"):  # fmt: skip
         assert words in text, words
     assert "s stop" not in text
+
+
+async def test_a_run_that_ends_turns_to_its_summary_and_back_when_resumed(
+    make_console: Make,
+) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        assert app.run_view.pane == "output"
+        app.post_message(SnapshotArrived(finished()))
+        await settle(pilot)
+        assert app.run_view.pane == "summary"
+        assert "best 3.351" in screen_text(app)
+        app.post_message(SnapshotArrived(snapshot(attempt=2)))
+        await settle(pilot)
+        assert app.run_view.pane == "output"
+        assert "attempt 2" in screen_text(app) or "step 340 loss" in screen_text(app)
 
 
 async def test_a_failed_run_says_why_and_can_be_resumed(make_console: Make) -> None:

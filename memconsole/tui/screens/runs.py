@@ -20,18 +20,24 @@ from memconsole.tui.widgets.text_lines import TextLines
 from memconsole.tui.words import STATES, age_word
 
 
+def _widths(width: int) -> tuple[int, int]:
+    """Cells for the name, and for the backend where there is room for it."""
+    backend = 6 if width >= 90 else 0
+    return max(12, width - 58 - backend), backend
+
+
 def run_line(run: RunStatus, width: int, now: float) -> Line:
     """One run as a row."""
     mark, role = STATES.get(run.state, ("?", "warn"))
     steps = f"{run.step:,}" + (f"/{run.total_steps:,}" if run.total_steps else "")
     loss = "—" if run.loss is None else f"{run.loss:.3f}"
-    name = max(12, width - 60)
+    name, backend = _widths(width)
     line: Line = [
         Span(f"{mark} {left(run.state, 12)} ", role),
         Span(left(run.name or run.id, name) + " ", "strong"),
         Span(left(f"{run.model}", 10) + " "),
-        Span(left(run.backend, 6), "dim"),
-        Span(right(steps, 13)),
+        Span(left(run.backend, backend), "dim"),
+        Span(right(steps, 12)),
         Span(right(loss, 8), "train"),
     ]
     return [*line, Span("  " + age_word(max(0.0, now - run.created_wall)), "dim")]
@@ -81,9 +87,9 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             return
         width = max(20, self.size.width - 2)
         now = time.time()
-        name = max(12, width - 60)
-        head = f"    {left('state', 13)}{left('run', name + 1)}{left('model', 11)}{left('', 6)}"
-        head += right("step", 13) + right("loss", 8) + "  started"
+        name, backend = _widths(width)
+        head = f"    {left('state', 13)}{left('run', name + 1)}{left('model', 11)}{' ' * backend}"
+        head += right("step", 12) + right("loss", 8) + "  started"
         self.query_one("#head", TextLines).show([[Span(fit(head, width + 2), "dim")]])
         empty = " · ".join(self._notes) or "no runs yet; l on the plan screen launches one"
         rows = [run_line(run, width, now) for run in self._runs]

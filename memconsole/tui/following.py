@@ -1,0 +1,189 @@
+"""The part of the app that has to do with runs: it follows one, and asks runs to start, stop or go on.
+
+Workers that outlive a screen belong to the app; each sends its one result as a message.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from textual import on, work
+from textual.app import App
+from textual.worker import get_current_worker
+
+from memconsole.devices.reading import Devices
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.messages import (
+    ActionFailed,
+    FollowFailed,
+    Launched,
+    PredictionReady,
+    SnapshotArrived,
+)
+from memconsole.tui.views import RunView
+
+
+class FollowingApp(App[None], inherit_bindings=False):
+    """Holds the `RunView` of the run being watched. `ConsoleApp` adds the screens."""
+
+    def __init__(self, interval_seconds: float) -> None:
+        super().__init__()
+        self.interval_seconds = interval_seconds
+        self.devices: Devices | None = None
+        self.run_id = ""
+        self.run_view = RunView()
+        self._stop_following = threading.Event()
+        self._snapshot_shown = threading.Event()
+
+    def notice(self, words: str, role: str = "accent") -> None:
+        """One row on the screen that is up."""
+        raise NotImplementedError
+
+    async def action_show_run(self) -> None:
+        raise NotImplementedError
+
+    def stop_following(self) -> None:
+        """Let the follower's thread end."""
+        self._stop_following.set()
+        self._snapshot_shown.set()
+
+    # Following a run
+
+    async def watch_run(self, reference: str) -> None:
+        """Follow a run and show it."""
+        self._stop_following.set()
+        self._stop_following = threading.Event()
+        self.run_id = reference
+        self.run_view = RunView(devices=self.devices)
+        self._follow(reference, self._stop_following)
+        await self.action_show_run()
+
+    @work(thread=True, exclusive=True, group="follow", exit_on_error=False)
+    def _follow(self, reference: str, stop: threading.Event) -> None:
+        """One frozen snapshot per tick, and none while the last one is not yet drawn."""
+        from memconsole.runs.directory import RunError, find_run
+        from memconsole.runs.follow import Follower
+
+        try:
+            run = find_run(reference)
+            follower = Follower(run)
+        except (RunError, PlanError, OSError) as error:
+            self.post_message(FollowFailed(str(error)))
+            return
+        last = None
+        while not stop.is_set():
+            snapshot = follower.poll()
+            if snapshot != last:
+                last = snapshot
+                self._snapshot_shown.clear()
+                self.post_message(SnapshotArrived(snapshot))
+                while not self._snapshot_shown.wait(0.5) and not stop.is_set():
+                    pass
+            stop.wait(self.interval_seconds)
+
+    @on(SnapshotArrived)
+    def _snapshot_arrived(self, message: SnapshotArrived) -> None:
+        snapshot = message.snapshot
+        view = self.run_view
+        first = view.snapshot is None
+        ended = view.live and not replace(view, snapshot=snapshot).live
+        self.run_id = snapshot.id
+        pane = view.pane
+        if not first and not view.live and replace(view, snapshot=snapshot).live:
+            pane = "output"
+        if ended or (first and snapshot.state == "finished"):
+            pane = "summary"
+        self.set_run_view(replace(view, snapshot=snapshot, problem="", pane=pane))
+        self._snapshot_shown.set()
+        if first:
+            self._predict(snapshot.id, snapshot.plan, self.devices)
+        elif view.snapshot is not None and view.snapshot.state != snapshot.state:
+            self.notice("")
+
+    @on(FollowFailed)
+    def _follow_failed(self, message: FollowFailed) -> None:
+        self.set_run_view(replace(self.run_view, problem=message.reason))
+
+    def set_run_view(self, view: RunView) -> None:
+        """The one place where the run view changes; the run screen follows if it is there."""
+        from memconsole.tui.screens.run import RunScreen
+
+        self.run_view = view
+        for screen in self.screen_stack:
+            if isinstance(screen, RunScreen):
+                screen.show(view)
+
+    @work(thread=True, exclusive=True, group="prediction", exit_on_error=False)
+    def _predict(self, run_id: str, plan: Plan, devices: Devices | None) -> None:
+        from memconsole.tui.predictions import predicted
+
+        found, problem = predicted(run_id, plan, devices)
+        if not get_current_worker().is_cancelled:
+            self.post_message(PredictionReady(run_id, found, problem))
+
+    @on(PredictionReady)
+    def _prediction_ready(self, message: PredictionReady) -> None:
+        if message.run_id == self.run_id:
+            self.set_run_view(
+                replace(
+                    self.run_view,
+                    prediction=message.estimate,
+                    prediction_problem=message.problem,
+                )
+            )
+
+    # Acting on runs
+
+    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
+    def launch(self, plan: Plan) -> None:
+        """Check, price and start `plan` as a run of its own."""
+        from memconsole.runs.directory import RunError
+        from memconsole.start import start
+
+        try:
+            run = start(plan, None, self.devices)
+        except (PlanError, RunError, OSError) as error:
+            self.post_message(ActionFailed(f"not launched: {error}"))
+            return
+        self.post_message(Launched(run.id, "launched"))
+
+    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
+    def resume(self, run_id: str) -> None:
+        """Start the next attempt of a run."""
+        from memconsole.runs.directory import RunError, find_run
+        from memconsole.runs.launch.local import resume
+
+        try:
+            number = resume(find_run(run_id))
+        except (PlanError, RunError, OSError) as error:
+            self.post_message(ActionFailed(f"not resumed: {error}"))
+            return
+        self.post_message(Launched(run_id, f"attempt {number} started"))
+
+    @work(thread=True, group="control", exit_on_error=False)
+    def request(self, run_id: str, what: str) -> None:
+        """Ask a run to stop or end."""
+        from memconsole.runs.control import request_kill, request_stop
+        from memconsole.runs.directory import RunError, find_run
+
+        try:
+            ask = request_kill if what == "kill" else request_stop
+            ask(find_run(run_id), "console")
+        except (RunError, OSError) as error:
+            self.post_message(ActionFailed(f"not asked to {what}: {error}"))
+
+    @on(Launched)
+    async def _launched(self, message: Launched) -> None:
+        await self.watch_run(message.run_id)
+        self.notice(message.words, "good")
+
+    @on(ActionFailed)
+    def _action_failed(self, message: ActionFailed) -> None:
+        self.notice(message.reason, "bad")
+
+    def ensure_following(self) -> None:
+        """Start the follower of a run that was offered but not yet opened."""
+        if not any(w.group == "follow" and not w.is_finished for w in self.workers):
+            self._stop_following = threading.Event()
+            self._follow(self.run_id, self._stop_following)
