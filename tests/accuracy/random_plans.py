@@ -7,6 +7,7 @@ import random
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 
+OPTIMIZERS = ("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "sgd")
 FAMILIES = ("gpt2", "llama", "qwen", "gemma", "gemma3")
 
 
@@ -59,7 +60,7 @@ def _plan(rng: random.Random, backend: str) -> Plan:
             "optimize.precision": rng.choice(("fp32", "bf16")),
             "optimize.gradient_checkpointing": rng.choice(("none", "selective", "full")),
             "optimize.accumulation_steps": rng.choice((1, 1, 3)),
-            "optimize.optimizer": rng.choice(("adamw", "adamw", "adafactor", "lion", "sgd")),
+            "optimize.optimizer": rng.choice(OPTIMIZERS),
             "optimize.fused_loss": rng.random() < 0.4,
         },
     )
