@@ -40,10 +40,12 @@ def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[st
         plan = plans.load(plan_file)
     else:
         plan = catalog.default_plan()
-    for assignment in assignments:
-        key, _, text = assignment.partition("=")
-        if key.strip() == "data.source":
-            plan = catalog.choose_data(plan, text.strip())
-        plan = plans.apply_settings(plan, [assignment])
+    for key, value in sorted(plans.parse_assignments(assignments), key=_choices_first):
+        plan = catalog.choose(plan, key, value)
     check(plan)
     return plan
+
+
+def _choices_first(assignment: tuple[str, object]) -> bool:
+    """What is set for a model or dataset is not undone by naming it afterwards."""
+    return assignment[0] not in ("model.name", "data.source")

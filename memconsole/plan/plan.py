@@ -212,13 +212,18 @@ def replace(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 def apply_settings(plan: Plan, assignments: Iterable[str]) -> Plan:
     """Apply ``key=value`` texts in order. Raises `PlanError`."""
-    changes: dict[str, Any] = {}
+    return replace(plan, dict(parse_assignments(assignments)))
+
+
+def parse_assignments(assignments: Iterable[str]) -> list[tuple[str, Any]]:
+    """The keys and typed values of ``key=value`` texts. Raises `PlanError`."""
+    parsed: list[tuple[str, Any]] = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise PlanError(f"{quote(assignment)} is not key=value, such as train.batch_size=8")
-        changes[key.strip()] = parse_value(key.strip(), text)
-    return replace(plan, changes)
+        parsed.append((key.strip(), parse_value(key.strip(), text)))
+    return parsed
 
 
 def loads(text: str, where: str = "plan") -> Plan:

@@ -94,3 +94,13 @@ def test_doctor_lists_frameworks() -> None:
 def test_default_plan_needs_no_settings() -> None:
     assert run("plan", "--json").exit_code in (0, 3)
     assert catalog.architecture(Plan()).vocab_size > 256
+
+
+def test_picking_a_model_or_dataset_drops_what_was_meant_for_the_last_one(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("once upon a time " * 50)
+    result = run("plan", "--toml", "--set", "model.name=gpt2", "--set", f"data.source={tmp_path}")
+    plan = loads(result.output)
+    assert plan.model.target_params is None
+    assert plan.data.max_examples is None
+    kept = run("plan", "--toml", "--set", "data.max_examples=3", "--set", f"data.source={tmp_path}")
+    assert loads(kept.output).data.max_examples == 3

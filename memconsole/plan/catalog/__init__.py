@@ -24,7 +24,7 @@ from memconsole.plan.catalog.entries import (
 )
 from memconsole.plan.catalog.sources import resolve
 from memconsole.plan.huggingface import find_model, read_architecture
-from memconsole.plan.plan import Plan, PlanError, nearest, quote, replace
+from memconsole.plan.plan import Plan, PlanError, get, nearest, quote, replace
 from memconsole.plan.sizing import default_vocab_size, size
 from memconsole.plan.tokenizer_file import tokenizer_vocab_size
 
@@ -36,7 +36,7 @@ __all__ = [
     "PresetEntry",
     "architecture",
     "catalog_device",
-    "choose_data",
+    "choose",
     "dataset",
     "datasets",
     "default_plan",
@@ -52,6 +52,9 @@ LOCAL_DEVICES = ("auto", "cpu", "cuda:0", "mps", "tpu")
 SIZED_POSITIONS = 2048
 """Positions of sized models, or the plan's sequence length where that is more."""
 _MIB = 2**20
+
+_MEANT_FOR = {"model.name": ("model.target_params",), "data.source": ("data.max_examples",)}
+"""Settings that belong to the choice they were made with."""
 
 Entry = TypeVar("Entry", ModelEntry, CatalogDevice, DatasetEntry, PresetEntry)
 
@@ -144,11 +147,16 @@ def default_plan() -> Plan:
     return preset("default")
 
 
-def choose_data(plan: Plan, source: str) -> Plan:
-    """`plan` on another dataset. A limit on documents was meant for the dataset it was set with."""
-    if source == plan.data.source:
-        return plan
-    return replace(plan, {"data.source": source, "data.max_examples": None})
+def choose(plan: Plan, key: str, value: object) -> Plan:
+    """`plan` with one setting changed, as a person means it. Raises `PlanError`.
+
+    With another model goes the target size set for the last one, with another dataset its limit on
+    documents.
+    """
+    changes = {key: value}
+    if value != get(plan, key):
+        changes |= dict.fromkeys(_MEANT_FOR.get(key, ()))
+    return replace(plan, changes)
 
 
 def _found_model(plan: Plan) -> str:

@@ -203,29 +203,16 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     # Pickers
 
     def _pick(self, kind: str, key: str) -> None:
+        from memconsole.plan import catalog
         from memconsole.tui.screens.pick import PickScreen, choices_for
 
         def picked(value: object) -> None:
             if isinstance(value, str):
-                self.change(lambda plan: plans.replace(plan, self._picked(key, value)))
+                self.change(lambda plan: catalog.choose(plan, key, value))
 
         choices, free = choices_for(kind, self.view.plan, self.view.devices)
         present = str(plans.get(self.view.plan, key))
         self.app.push_screen(PickScreen(f"choose the {kind}", choices, present, free), picked)
-
-    def _picked(self, key: str, value: str) -> dict[str, object]:
-        changes: dict[str, object] = {key: value}
-        if key == "model.name" and value != self.view.plan.model.name:
-            from memconsole.plan import catalog
-
-            entry = catalog.models().get(value)
-            if entry is None or entry.kind == "fixed":
-                # The target belongs to the sized family that was left.
-                changes["model.target_params"] = None
-        if key == "data.source" and value != self.view.plan.data.source:
-            # A limit on documents was meant for the dataset it was set with.
-            changes["data.max_examples"] = None
-        return changes
 
     def action_pick_model(self) -> None:
         self._pick("model", "model.name")
