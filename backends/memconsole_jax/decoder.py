@@ -38,7 +38,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        y = recomputed(_product, x, self.weight[...])
+        y = recomputed(product, x, self.weight[...])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -167,7 +167,7 @@ class Decoder(nnx.Module):
     def embed(self, tokens: Array, positions: Array) -> Array:
         """Input of the first block, (B, T, C) in float32."""
         a = self.architecture
-        x = self.embedding(tokens)
+        x = self.embedding(tokens).astype(jnp.float32)
         if a.scale_embeddings:
             x = x * math.sqrt(a.hidden_size)
         return x if self.positions is None else x + self.positions(positions)
@@ -297,7 +297,7 @@ def gated(gate: Array, up: Array, name: str) -> Array:
     return recomputed(lambda g, u: _ACTIVATIONS[name](g) * u, gate, up)
 
 
-def _product(x: Array, weight: Array) -> Array:
+def product(x: Array, weight: Array) -> Array:
     """``x @ W.T`` in the dtype of x. Under `recomputed` and without a transposed copy, so that the
     backward pass keeps neither a cast nor a turned copy of every layer's weights."""
     return jnp.einsum("...i,oi->...o", x, weight.astype(x.dtype))

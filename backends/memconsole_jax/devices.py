@@ -171,6 +171,8 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
         )
     if o.fused_loss:
         lines.append("✓ Chunked cross-entropy enabled - the full logits never exist")
+    if o.lora_rank:
+        lines.append(f"✓ LoRA adapters of rank {o.lora_rank} on a frozen base")
     if o.optimizer != "adamw":
         lines.append(f"✓ Optimizer: {o.optimizer}")
     lines.append("✓ One compiled training step; weights and optimizer state updated in place")

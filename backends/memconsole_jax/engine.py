@@ -16,14 +16,16 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_jax import devices, generate, precision
 from memconsole_jax.decoder import assemble
 from memconsole_jax.fused_loss import MASKED, plain_nats
 from memconsole_jax.optimizers import transformation
-from memconsole_jax.stacking import Stack, stacks
+from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import Trained, evaluation_step, mean_gradients, train_step
+from memconsole_trainer import adapters
+from memconsole_trainer.adapters import InitialAdapters, trained_parameters
 from memconsole_trainer.engine import (
     Batch,
     DeviceFacts,
@@ -78,14 +80,27 @@ class JaxEngine:
         """Compiles from shapes alone before anything is allocated: the compiler's own memory is then
         neither counted nor held beside the model's."""
         self._plan, self._architecture, self._total_steps = plan, architecture, total_steps
-        self._stacks = stacks(architecture)
-        self.parameters = sum(p.size for p in parameters(architecture))
-        self.trainable_parameters = sum(p.size for p in parameters(architecture) if p.used)
+        self._trained_stacks = stacked(trained_parameters(plan, architecture))
+        self._kept_stacks = {
+            n: s for n, s in stacks(architecture).items() if n not in self._trained_stacks
+        }
+        self._stacks = self._trained_stacks | self._kept_stacks
+        members = {n: sum(p.size for p in s.members) for n, s in self._stacks.items()}
+        self.parameters = sum(members.values())
+        self.trainable_parameters = sum(members[n] for n in self._trained_stacks)
         self._sample = jax.jit(generate.sample, static_argnums=0)
         self._compile()
         if self._host is not None:
             self._host.start()
-        trained, self._kept = self._load(weights.tensor)
+        self._base: NDArray[np.uint8] | None = None
+        if plan.optimize.lora_rank:
+            base = adapters.Fingerprinted(weights)
+            self._kept = self._load(self._kept_stacks, base.tensor)
+            self._base = base.fingerprint()
+            weights = InitialAdapters(plan, architecture)
+        else:
+            self._kept = self._load(self._kept_stacks, weights.tensor)
+        trained = self._load(self._trained_stacks, weights.tensor)
         self._trained = Trained(trained, self._initialize(trained))
 
     def _compile(self) -> None:
@@ -95,8 +110,8 @@ class JaxEngine:
         def shaped(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-        trained = {n: shaped(s.shape) for n, s in self._stacks.items() if s.used}
-        kept = {n: shaped(s.shape) for n, s in self._stacks.items() if not s.used}
+        trained = {n: shaped(s.shape) for n, s in self._trained_stacks.items()}
+        kept = {n: shaped(s.shape, self._dtype(n)) for n, s in self._kept_stacks.items()}
         update = transformation(plan, architecture)
         self._initialize = jax.jit(update.init).lower(trained).compile()
         state = jax.tree.map(
@@ -184,8 +199,12 @@ class JaxEngine:
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         yield "optimizer.step", np.array(self._step, np.int64)
+        if self._base is not None:
+            yield adapters.FINGERPRINT, self._base
         for name, stack in self._stacks.items():
-            weights = self._trained.weights if stack.used else self._kept
+            if self._base is not None and name in self._kept:
+                continue
+            weights = self._kept if name in self._kept else self._trained.weights
             for canonical, row in stack.split(_host(weights[name])):
                 yield f"model.{canonical}", row
         for leaf in self._optimizer_leaves():
@@ -194,12 +213,20 @@ class JaxEngine:
 
     def load_state(self, source: StateSource) -> None:
         self.synchronize()
+        if self._base is not None:
+            adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         self._step = int(source.tensor("optimizer.step"))
         self._unread.clear()
         self._in_flight.clear()
         self._trained = Trained({}, self._trained.optimizer)  # free before loading
-        self._kept = {}
-        weights, self._kept = self._load(lambda name: source.tensor(f"model.{name}"))
+
+        def stored(name: str) -> NDArray[np.generic]:
+            return source.tensor(f"model.{name}")
+
+        if self._base is None:
+            self._kept = {}
+            self._kept = self._load(self._kept_stacks, stored)
+        weights = self._load(self._trained_stacks, stored)
         loaded = []
         for leaf in self._optimizer_leaves():
             array = np.empty(leaf.array.shape, leaf.array.dtype)
@@ -245,13 +272,20 @@ class JaxEngine:
             "program_bytes": analysis.generated_code_size_in_bytes,
         }
 
-    def _load(self, tensor: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Trained and kept arrays, one stack on the host at a time."""
-        trained: dict[str, jax.Array] = {}
-        kept: dict[str, jax.Array] = {}
-        for name, stack in self._stacks.items():
-            (trained if stack.used else kept)[name] = self._put(stack.gather(tensor))
-        return trained, kept
+    def _load(self, found: Mapping[str, Stack], tensor: Any) -> dict[str, jax.Array]:
+        """The arrays of `found`, one on the host at a time."""
+        return {
+            name: self._put(stack.gather(tensor).astype(self._dtype(name), copy=False))
+            for name, stack in found.items()
+        }
+
+    def _dtype(self, name: str) -> Any:
+        """The storage type of an array: 16 bits in a frozen base that is computed with in 16 bits."""
+        frozen = bool(self._plan.optimize.lora_rank) and name in self._kept_stacks
+        member = self._stacks[name].members[0]
+        return (
+            jnp.bfloat16 if frozen and adapters.stored_in_bf16(self._plan, member) else jnp.float32
+        )
 
     def _put(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._device)

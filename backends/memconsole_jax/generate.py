@@ -10,7 +10,8 @@ from flax import nnx
 from jax import Array, lax
 
 from memconsole.plan.architecture import Architecture
-from memconsole_jax.decoder import Decoder, all_rotations, assemble, layer_view, local_layers
+from memconsole_jax.decoder import Decoder, all_rotations, layer_view, local_layers
+from memconsole_jax.lora import assembled
 
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""
@@ -36,7 +37,7 @@ def sample(
     `temperature` 0 takes the likeliest token; `top_k` 0 means all tokens. The token at a position
     depends on seed, position and what precedes it only.
     """
-    decoder = assemble(a, weights)
+    decoder = assembled(a, weights)
     size = prompt.shape[0]
     empty = jnp.zeros((a.layers, size, a.kv_heads, a.head_size))
     key = jax.random.key(seed)

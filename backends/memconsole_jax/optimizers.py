@@ -16,7 +16,8 @@ import optax
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_jax.quantized_adam import scale_by_quantized_adam
-from memconsole_jax.stacking import stacks
+from memconsole_jax.stacking import stacked
+from memconsole_trainer.adapters import trained_parameters
 from memconsole_trainer.blockwise import is_quantized
 
 Tree = dict[str, jax.Array]
@@ -25,9 +26,9 @@ Tree = dict[str, jax.Array]
 def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTransformation:
     """The update rule of `optimize.optimizer` over stacked arrays. Raises `PlanError`."""
     t, name = plan.train, plan.optimize.optimizer
-    used = [s for s in stacks(architecture).values() if s.used]
-    decays = {s.name: s.decays for s in used}
-    layered = {s.name for s in used if s.layered}
+    trained = list(stacked(trained_parameters(plan, architecture)).values())
+    decays = {s.name: s.decays for s in trained}
+    layered = {s.name for s in trained if s.layered}
     decay = (
         optax.add_decayed_weights(t.weight_decay, mask=decays)
         if t.weight_decay
@@ -36,7 +37,7 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
     if name == "adamw":
         return optax.chain(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon), decay)
     if name == "adamw-8bit":
-        narrow = {s.name: s.layered for s in used if is_quantized(s.members[0])}
+        narrow = {s.name: s.layered for s in trained if is_quantized(s.members[0])}
         rule = scale_by_quantized_adam(t.beta1, t.beta2, t.epsilon, narrow)
         return optax.chain(rule, decay)
     if name == "lion":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,8 +57,13 @@ class Stack:
 
 def stacks(architecture: Architecture) -> dict[str, Stack]:
     """Every array of the model by stacked name, in canonical order of first appearance."""
+    return stacked(parameters(architecture))
+
+
+def stacked(found: Iterable[Parameter]) -> dict[str, Stack]:
+    """The arrays that hold `found`, by stacked name."""
     members: dict[str, list[Parameter]] = {}
-    for parameter in parameters(architecture):
+    for parameter in found:
         members.setdefault(stacked_name(parameter), []).append(parameter)
     return {n: Stack(n, tuple(m), m[0].layer is not None) for n, m in members.items()}
 

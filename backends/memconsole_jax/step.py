@@ -16,8 +16,8 @@ from jax import Array, lax
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_jax import checkpointing, precision
-from memconsole_jax.decoder import assemble
 from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
+from memconsole_jax.lora import assembled
 from memconsole_jax.optimizers import clip_factor
 
 Tree = dict[str, Array]
@@ -38,7 +38,7 @@ def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Los
     nats = chunked_nats if chunked else plain_nats
 
     def loss(trained: Tree, kept: Tree, inputs: Array, targets: Array) -> Array:
-        decoder = assemble(architecture, {**trained, **kept})
+        decoder = assembled(architecture, {**trained, **kept})
         return nats(decoder.hidden(inputs, dtype, around), decoder.head_weight, targets)
 
     return loss

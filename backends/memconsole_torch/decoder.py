@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision."""
         a = self.architecture
         length = tokens.shape[1]
-        x = self.embedding(tokens)  # (B, T, H)
+        x = self.embedding(tokens).float()  # (B, T, H)
         if a.scale_embeddings:
             x = x * a.hidden_size**0.5  # rounded to the embedding's fp32, as transformers does
         if a.positions == "learned":
@@ -188,11 +188,12 @@ class RMSNorm(torch.autograd.Function):
         return (wide * inverse * weight).to(dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, inverse = ctx.saved_tensors
         normed = x.float() * inverse
         gradient = gradient.float()
-        weight_gradient = (gradient * normed).flatten(0, -2).sum(0)
+        trained = ctx.needs_input_grad[1]
+        weight_gradient = (gradient * normed).flatten(0, -2).sum(0) if trained else None
         inner = gradient * weight
         along = (inner * normed).mean(-1, keepdim=True)
         x_gradient = (inner - normed * along) * inverse

@@ -19,11 +19,13 @@ from memconsole_torch import (
     compilation,
     devices,
     fused_loss,
+    lora,
     optimizers,
     precision,
     pretrained,
 )
 from memconsole_torch.generate import generate
+from memconsole_trainer import adapters
 from memconsole_trainer.engine import (
     Batch,
     DeviceFacts,
@@ -88,6 +90,8 @@ class TorchEngine:
             lines.append("Chunked cross-entropy enabled - the full logits never exist")
         if o.compile:
             lines.append("torch.compile enabled - the first steps compile")
+        if o.lora_rank:
+            lines.append(f"LoRA adapters of rank {o.lora_rank} on a frozen base")
         lines.append(f"Optimizer: {o.optimizer}")
         return lines
 
@@ -106,7 +110,13 @@ class TorchEngine:
             )
         self._memory.start()
         self._plan, self._total_steps = plan, total_steps
-        self._decoder = pretrained.load(architecture, weights, self._device)
+        self._base: NDArray[np.uint8] | None = None
+        if plan.optimize.lora_rank:
+            base = adapters.Fingerprinted(weights)
+            self._decoder = lora.load(plan, architecture, base, self._device)
+            self._base = base.fingerprint()
+        else:
+            self._decoder = pretrained.load(architecture, weights, self._device)
         self._trained = [p for p in self._decoder.parameters() if p.requires_grad]
         self._optimizer = optimizers.create(plan, self._decoder)
         self._loss = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
@@ -194,13 +204,15 @@ class TorchEngine:
             )
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        """Every tensor needed to continue exactly, one at a time.
+        """Every tensor needed to continue exactly, one at a time; of an adapted model not the base.
 
         On a CPU the arrays are the live tensors: write or copy them before the next step. There is
         no random state: nothing random happens in a step.
         """
         for name, tensor in self._named_state():
             yield name, tensor.detach().cpu().numpy()
+        if self._base is not None:
+            yield adapters.FINGERPRINT, self._base
         yield _STEP, np.asarray(self._step, dtype=np.int64)
 
     def load_state(self, source: StateSource) -> None:
@@ -210,12 +222,15 @@ class TorchEngine:
         """
         mine = dict(self._named_state())
         stored = set(source.names())
-        wrong = sorted(stored.symmetric_difference({*mine, _STEP}))
+        expected = {*mine, _STEP} | ({adapters.FINGERPRINT} if self._base is not None else set())
+        wrong = sorted(stored.symmetric_difference(expected))
         if wrong:
             where = "lacks" if wrong[0] not in stored else "has an unexpected"
             raise pretrained.WeightsError(
                 f"checkpoint {where} {wrong[0]} ({len(wrong)} tensors differ)"
             )
+        if self._base is not None:
+            adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         for name, tensor in mine.items():
             pretrained.copy_into(tensor, source.tensor(name), name)
         self._step = int(source.tensor(_STEP))
@@ -233,7 +248,8 @@ class TorchEngine:
 
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._decoder.named_parameters():
-            yield f"model.{name}", tensor
+            if self._base is None or tensor.requires_grad:
+                yield f"model.{name}", tensor
         for name, tensor in optimizers.slots(self._optimizer, self._decoder):
             yield f"optimizer.{name}", tensor
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memconsole.plan.architecture import parameters
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch.decoder import Decoder
 from memconsole_torch.quantized_adam import QuantizedAdamW
+from memconsole_trainer.adapters import trained_parameters
 from memconsole_trainer.blockwise import is_quantized
 
 
 def create(plan: Plan, decoder: Decoder) -> Optimizer:
     """The optimizer of `optimize.optimizer` over the trained weights. Raises `PlanError`."""
     t, name = plan.train, plan.optimize.optimizer
-    groups = _groups(decoder, t.weight_decay)
+    groups = _groups(plan, decoder)
     device = next(decoder.parameters()).device
     fused = device.type in ("cpu", "cuda")
     optimizer: Optimizer
@@ -46,7 +46,8 @@ def create(plan: Plan, decoder: Decoder) -> Optimizer:
         return Adafactor(groups)
     elif name == "adamw-8bit":
         own = dict(decoder.named_parameters())
-        narrow = [own[p.name] for p in parameters(decoder.architecture) if is_quantized(p)]
+        trained = trained_parameters(plan, decoder.architecture)
+        narrow = [own[p.name] for p in trained if is_quantized(p)]
         return QuantizedAdamW(groups, (t.beta1, t.beta2), t.epsilon, narrow)
     else:
         raise PlanError(
@@ -158,13 +159,13 @@ class Adafactor(Optimizer):
         return gradient * (row / row.mean()).rsqrt()[:, None] * column.rsqrt()
 
 
-def _groups(decoder: Decoder, decay: float) -> list[dict[str, Any]]:
+def _groups(plan: Plan, decoder: Decoder) -> list[dict[str, Any]]:
     own = dict(decoder.named_parameters())
-    used = [p for p in parameters(decoder.architecture) if p.used]
-    decayed = [own[p.name] for p in used if p.decays]
-    plain = [own[p.name] for p in used if not p.decays]
+    trained = trained_parameters(plan, decoder.architecture)
+    decayed = [own[p.name] for p in trained if p.decays]
+    plain = [own[p.name] for p in trained if not p.decays]
     return [
-        {"params": decayed, "weight_decay": decay},
+        {"params": decayed, "weight_decay": plan.train.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
 

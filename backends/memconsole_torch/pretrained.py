@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,13 +17,21 @@ from memconsole_trainer.huggingface import HuggingFaceWeights, WeightsError
 __all__ = ["HuggingFaceWeights", "WeightsError", "copy_into", "load"]
 
 
-def load(architecture: Architecture, weights: WeightSource, device: torch.device) -> Decoder:
-    """A decoder on `device` holding fp32 `weights`.
+def load(
+    architecture: Architecture,
+    weights: WeightSource,
+    device: torch.device,
+    change: Callable[[Decoder], None] | None = None,
+) -> Decoder:
+    """A decoder on `device` holding `weights`, in fp32 unless `change` says otherwise.
 
-    Memory is allocated on the device at once; each tensor passes through the host alone.
+    Memory is allocated on the device at once; each tensor passes through the host alone. `change` is
+    called before, while the decoder has shapes only.
     """
     with torch.device("meta"):
         decoder = Decoder(architecture)
+    if change is not None:
+        change(decoder)
     decoder.to_empty(device=device)
     own = dict(decoder.named_parameters())
     for parameter in parameters(architecture):

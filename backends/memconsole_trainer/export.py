@@ -164,6 +164,7 @@ def main() -> int:
         return 2
     try:
         found = trained.read(Path(sys.argv[1]))
+        found.check_base()
         names = export(found.architecture, found, found.tokenizer_file, Path(sys.argv[2]))
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)

@@ -26,15 +26,19 @@ class InitialWeights:
 
         Raises KeyError for a name the architecture does not have.
         """
-        parameter = self._parameters[name]
-        if parameter.std == 0.0:
-            return np.full(parameter.shape, parameter.fill, dtype=np.float32)
-        values = np.empty(parameter.shape, dtype=np.float32)
-        generator(self._seed, name).standard_normal(dtype=np.float32, out=values)
-        values *= np.float32(parameter.std)
-        if parameter.fill:
-            values += np.float32(parameter.fill)
-        return values
+        return drawn(self._parameters[name], self._seed)
+
+
+def drawn(parameter: Parameter, seed: int) -> NDArray[np.float32]:
+    """The initial values of one weight."""
+    if parameter.std == 0.0:
+        return np.full(parameter.shape, parameter.fill, dtype=np.float32)
+    values = np.empty(parameter.shape, dtype=np.float32)
+    generator(seed, parameter.name).standard_normal(dtype=np.float32, out=values)
+    values *= np.float32(parameter.std)
+    if parameter.fill:
+        values += np.float32(parameter.fill)
+    return values
 
 
 def generator(seed: int, name: str) -> np.random.Generator:

@@ -24,7 +24,7 @@ def main() -> int:
         found = trained.read(options.run)
         tokenizer = found.tokenizer()
         engine = engine_factory(found.plan.backend)(found.plan, None)
-        engine.build(found.plan, found.architecture, 1, found)
+        found.build(engine)
     except (PlanError, ValueError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2

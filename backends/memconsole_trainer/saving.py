@@ -77,7 +77,7 @@ class Saver:
             state,
             self._attempt.is_newest,
             lambda written: self._attempt.progress("checkpoint", p.step, written),
-            expected_bytes=4 * job.engine.parameters,
+            expected_bytes=4 * job.engine.trainable_parameters,
         )
 
     def _wait_for_room(self, error: OSError, deadline: float) -> None:

@@ -22,10 +22,10 @@ from memconsole_trainer.data.prepared import Prepared, make_tokenizer, prepare
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import BatchShape, BatchStream
-from memconsole_trainer.engine import Engine, EngineFactory, WeightSource
-from memconsole_trainer.huggingface import HuggingFaceWeights, has_weights
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.engine import Engine, EngineFactory
+from memconsole_trainer.huggingface import has_weights
 from memconsole_trainer.progress import Progress
+from memconsole_trainer.starting import starting_weights, weights_directory
 
 
 class StopRequestedError(Exception):
@@ -65,7 +65,7 @@ def set_up(attempt: Attempt) -> Job:
     source = open_source(plan, architecture.vocab_size)
     split = Split(source.count, plan.data.validation_fraction)
     say.phase("tokenizer")
-    directory = _weights_directory(plan)
+    directory = weights_directory(plan)
     beside = directory / "tokenizer.json" if directory else None
     tokenizer = make_tokenizer(
         plan,
@@ -104,11 +104,9 @@ def set_up(attempt: Attempt) -> Job:
         # Before the model, so that what the data holds is not taken for the model's.
         stream.fill(say.tick)
         say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
-        weights: WeightSource = InitialWeights(architecture, plan.train.seed)
-        if directory is not None and has_weights(directory):
-            weights = HuggingFaceWeights(directory, architecture)
-        elif directory is not None:
+        if directory is not None and not has_weights(directory):
             say.warning(f"{directory} holds no safetensors: training starts from new weights")
+        weights = starting_weights(plan, architecture)
         engine.build(plan, architecture, state.total_steps, weights)
         if stored is not None:
             engine.load_state(stored)
@@ -222,8 +220,3 @@ def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: Stored | None
     if stored:
         lines = [*lines, f"Resuming from {stored.path.name}"]
     print(summary.platform(lines), flush=True)
-
-
-def _weights_directory(plan: Plan) -> Path | None:
-    found = catalog.model_directory(plan)
-    return Path(found) if found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
 from memconsole.runs.directory import RunDirectory
+from memconsole_trainer.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.checkpoint import Checkpoints, Stored
+from memconsole_trainer.engine import Engine, WeightSource
+from memconsole_trainer.starting import starting_weights
 from memconsole_trainer.tokenizer import Tokenizer, load
 
 
@@ -30,8 +34,37 @@ class Trained:
     checkpoint: Stored
     tokenizer_file: Path
 
+    @property
+    def adapted(self) -> bool:
+        """Whether the checkpoint holds adapters, and the rest is the model training started from."""
+        return self.plan.optimize.lora_rank > 0
+
     def tensor(self, name: str) -> NDArray[np.generic]:
-        """The trained tensor of a canonical parameter name."""
+        """The trained tensor of a canonical parameter name, adapters merged."""
+        if not self.adapted:
+            return self._stored(name)
+        return Merged(self.plan, self.architecture, self._base, self._stored).tensor(name)
+
+    def check_base(self) -> None:
+        """Raise `WeightsError` if what the adapters were trained on is not there any more."""
+        if self.adapted:
+            base = Fingerprinted(self._base)
+            for parameter in parameters(self.architecture):
+                base.tensor(parameter.name)
+            check_base(base.fingerprint(), self.checkpoint.tensor(FINGERPRINT))
+
+    def build(self, engine: Engine) -> None:
+        """Make `engine` hold what was trained, as it was trained."""
+        start: WeightSource = self._base if self.adapted else self
+        engine.build(self.plan, self.architecture, 1, start)
+        if self.adapted:
+            engine.load_state(self.checkpoint)
+
+    @functools.cached_property
+    def _base(self) -> WeightSource:
+        return starting_weights(self.plan, self.architecture)
+
+    def _stored(self, name: str) -> NDArray[np.generic]:
         return self.checkpoint.tensor(f"model.{name}")
 
     def tokenizer(self) -> Tokenizer:

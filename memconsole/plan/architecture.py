@@ -18,7 +18,7 @@ Family = Literal["gpt2", "llama", "gemma", "gemma3"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "silu"]
 Positions = Literal["learned", "rope"]
-Role = Literal["embedding", "position", "norm", "bias", "matrix", "head", "auxiliary"]
+Role = Literal["embedding", "position", "norm", "bias", "matrix", "head", "auxiliary", "adapter"]
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

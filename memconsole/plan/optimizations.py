@@ -163,7 +163,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         help="train low-rank adapters only; no gradient or state for the base",
         costs="fewer trainable parameters",
         values=_fixed(0, 8, 16, 64),
-        trains={},
+        trains=EVERYWHERE,
         changes=_lora_changes,
     ),
     Optimization(
