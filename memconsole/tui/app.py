@@ -187,7 +187,8 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             self.notice("no run is being watched; l launches this plan, a lists all runs")
             return
         if not isinstance(self.screen, RunScreen):
-            self.ensure_following()
+            if self.run_view.snapshot is None:
+                self.ensure_following()
             await self._show(RunScreen())
 
     async def action_show_runs(self) -> None:
