@@ -43,9 +43,11 @@ TOGGLES: dict[str, dict[str, str]] = {
     "chunked cross-entropy": {"optimize.fused_loss": "true"},
     "accumulation 4 x 4 rows": {"optimize.accumulation_steps": "4", "train.batch_size": "4"},
     "accumulation 16 x 1 row": {"optimize.accumulation_steps": "16", "train.batch_size": "1"},
+    "8-bit AdamW": {"optimize.optimizer": "adamw-8bit"},
     "lion": {"optimize.optimizer": "lion"},
     "adafactor": {"optimize.optimizer": "adafactor"},
     "sgd": {"optimize.optimizer": "sgd"},
+    "LoRA rank 8 on a frozen base": {"optimize.lora_rank": "8", "optimize.freeze_base": "true"},
     "sequence length 128": {"data.sequence_length": "128"},
     "checkpointing + chunked loss + accumulation 4": {
         "optimize.gradient_checkpointing": "full",

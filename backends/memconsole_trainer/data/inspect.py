@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.sources import ROWS, TABLES
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data import hdf5, sources
 from memconsole_trainer.data.documents import Documents
@@ -77,10 +78,10 @@ def _first_text(documents: Documents) -> str:
 
 def _columns(path: Path) -> tuple[str, ...]:
     suffix = path.suffix.lower()
-    if path.is_file() and suffix in sources.HDF5:
+    if path.is_file() and suffix in ROWS:
         return tuple(hdf5.describe(path))
-    if path.is_file() and suffix in sources.TABLES:
-        features = sources.load_table(sources.TABLES[suffix], [path]).features
+    if path.is_file() and suffix in TABLES:
+        features = sources.load_table(TABLES[suffix], [path]).features
         return tuple(f"{name} {kind}" for name, kind in sources.column_types(features).items())
     return ()
 

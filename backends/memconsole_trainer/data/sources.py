@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memconsole.plan import catalog, stdlib
+from memconsole.plan.catalog.sources import ROWS, SKIPPED_FOLDERS, TABLES, TEXT
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
 from memconsole_trainer.data.documents import (
     ColumnDocuments,
@@ -17,23 +18,6 @@ from memconsole_trainer.data.documents import (
     StreamDocuments,
 )
 from memconsole_trainer.data.hdf5 import TokenRows, open_hdf5
-
-TABLES = {
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-}
-HDF5 = frozenset({".h5", ".hdf5"})
-_TEXT_ENDINGS = """
-    txt text md rst py pyi c h cc cpp hpp cs java js ts tsx go rs rb php swift kt scala sh sql html css tex
-    toml yaml yml ini cfg org log
-"""
-TEXT = frozenset(f".{ending}" for ending in _TEXT_ENDINGS.split())
-"""What is read from a directory; a single file may have any name."""
-_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
@@ -70,7 +54,7 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
     if not path.is_file():
         raise PlanError(f'data.source = "{path}": no such file or directory', "data.source")
     suffix = path.suffix.lower()
-    if suffix in HDF5:
+    if suffix in ROWS:
         return open_hdf5(path, column, vocab_size, data.max_examples)
     if suffix in TABLES:
         return _table(TABLES[suffix], [path], column, data)
@@ -82,7 +66,7 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
 
 def _text_files(root: Path) -> Iterator[Path]:
     for folder, names, entries in os.walk(root):
-        names[:] = sorted(n for n in names if n not in _SKIPPED_FOLDERS and not n.startswith("."))
+        names[:] = sorted(n for n in names if n not in SKIPPED_FOLDERS and not n.startswith("."))
         for entry in sorted(entries):
             path = Path(folder, entry)
             if not entry.startswith(".") and path.suffix.lower() in TEXT and path.stat().st_size:
@@ -90,7 +74,10 @@ def _text_files(root: Path) -> Iterator[Path]:
 
 
 def load_table(kind: str, files: list[Path]) -> Any:
-    """The rows of `files` as a memory-mapped `datasets.Dataset`. Raises `DataError`."""
+    """The rows of `files`, tables of one format, as a memory-mapped `datasets.Dataset`.
+
+    Raises `DataError`.
+    """
     from datasets import load_dataset  # 1.5 s: only where a table is read
     from datasets.utils.logging import disable_progress_bar
 
@@ -98,7 +85,8 @@ def load_table(kind: str, files: list[Path]) -> Any:
     options: dict[str, Any] = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}
     names = [str(p) for p in files]
     try:
-        return load_dataset(kind, data_files=names, split="train", **options)
+        builder = "json" if kind == "jsonl" else kind
+        return load_dataset(builder, data_files=names, split="train", **options)
     except Exception as error:
         raise DataError(f"{names[0]}: cannot be read as {kind}: {_reason(error)}") from error
 
