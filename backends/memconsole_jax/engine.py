@@ -275,17 +275,29 @@ class JaxEngine:
     def _load(self, found: Mapping[str, Stack], tensor: Any) -> dict[str, jax.Array]:
         """The arrays of `found`, one on the host at a time."""
         return {
-            name: self._put(stack.gather(tensor).astype(self._dtype(name), copy=False))
+            name: self._put(self._stored(name, stack.gather(tensor)))
             for name, stack in found.items()
         }
 
+    def _stored(self, name: str, array: NDArray[np.float32]) -> Any:
+        """`array` as it is kept: a frozen base that is computed with in 16 bits is rounded to them.
+
+        XLA for CPUs would widen a whole 16-bit base to fp32 in each step, beside it: there the
+        rounded values stay in fp32.
+        """
+        if not self._is_rounded(name):
+            return array
+        if self.device.kind == "cpu":
+            return adapters.bf16_rounded(array)
+        return array.astype(jnp.bfloat16)
+
     def _dtype(self, name: str) -> Any:
-        """The storage type of an array: 16 bits in a frozen base that is computed with in 16 bits."""
+        narrow = self._is_rounded(name) and self.device.kind != "cpu"
+        return jnp.bfloat16 if narrow else jnp.float32
+
+    def _is_rounded(self, name: str) -> bool:
         frozen = bool(self._plan.optimize.lora_rank) and name in self._kept_stacks
-        member = self._stacks[name].members[0]
-        return (
-            jnp.bfloat16 if frozen and adapters.stored_in_bf16(self._plan, member) else jnp.float32
-        )
+        return frozen and adapters.stored_in_bf16(self._plan, self._stacks[name].members[0])
 
     def _put(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._device)

@@ -5,8 +5,8 @@ A (r, in) and B (out, r); alpha = 2r, so that the factor is 2 whatever the rank 
 likewise, so that the learning rate need not follow the rank). A starts normal with standard deviation
 1/r, B at zero: the model starts as it was.
 
-The base is frozen. With 16-bit compute its matrices and embeddings are stored in bf16, norms in fp32;
-adapters are always fp32. A checkpoint holds adapters, optimizer state and the base's fingerprint: the
+The base is frozen. With 16-bit compute its matrices and embeddings are rounded to bf16 and stored so,
+norms in fp32; adapters are always fp32. A checkpoint holds adapters, optimizer state and the base's fingerprint: the
 base itself comes again from where it came from.
 """
 
@@ -47,7 +47,7 @@ def trained_parameters(plan: Plan, architecture: Architecture) -> list[Parameter
 
 
 def stored_in_bf16(plan: Plan, parameter: Parameter) -> bool:
-    """Whether a frozen weight is stored in 16 bits."""
+    """Whether a frozen weight is rounded to 16 bits, and stored so where the backend computes with them."""
     return plan.optimize.precision != "fp32" and parameter.role != "norm"
 
 

@@ -79,7 +79,9 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
     shards = plan.device.count if o.sharding == "fsdp" else 1
     frozen = o.freeze_base or o.lora_rank > 0
     trained = _adapters(s, o.lora_rank) if frozen else s.used
-    stored = s.total * (compute if frozen else 4) + (4 * trained.elements if frozen else 0)
+    # XLA for CPUs would widen a 16-bit base in each step: the JAX backend stores it in fp32 there.
+    narrow = frozen and not (plan.backend == "jax" and kind == "cpu")
+    stored = s.total * (compute if narrow else 4) + (4 * trained.elements if frozen else 0)
     gathered = 0
     if shards > 1:
         gathered = compute * (2 * s.block.elements + s.outside.elements)

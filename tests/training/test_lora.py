@@ -168,9 +168,9 @@ def test_the_estimate_counts_these_weights(backend: str) -> None:
             held = sum(
                 x.nbytes for x in [*engine._kept.values(), *engine._trained.weights.values()]
             )
-        # Norms stay fp32, whatever the compute precision.
+        # Norms stay fp32, whatever the compute precision; on a CPU JAX keeps everything so.
         norms = sum(p.size for p in parameters(MODELS["llama"]) if p.role == "norm")
-        assert held == step.weights + (2 * norms if composed else 0)
+        assert held == step.weights + (2 * norms if composed and backend == "torch" else 0)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
