@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from memconsole_trainer import adapters
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.huggingface import WeightsError
 from memconsole_trainer.initialize import InitialWeights, drawn, generator
+from memconsole_trainer.trained import Trained
 
 torch.set_num_threads(1)
 MODELS = {
@@ -268,3 +270,26 @@ def test_jax_keeps_the_base_where_it_is() -> None:
     assert {n: x.unsafe_buffer_pointer() for n, x in engine._kept.items()} == before
     # Nothing of the base's size is computed: no gradient of the head, none of a block's matrices.
     assert engine.compiled_memory()["output_bytes"] < 2 * 12 * engine.trainable_parameters
+
+
+def test_what_a_run_trained_is_sampled_and_exported_with_its_adapters() -> None:
+    plan, architecture = plan_with("torch"), MODELS["llama"]
+    start = InitialWeights(architecture, plan.train.seed)
+    engine = built(plan, weights=start)
+    for step in range(3):
+        engine.train_step(batch(plan, step))
+    state: Any = State(engine)
+    found = Trained(plan, architecture, state, Path("tokenizer.json"))
+    found.check_base()
+    again = torch_engine.create(plan, None)
+    found.build(again)
+    rows = batch(plan, 0)
+    assert again.evaluate([rows]).nats == engine.evaluate([rows]).nats
+    merged = built(
+        plan_with("torch", {"optimize.lora_rank": 0, "optimize.freeze_base": False}), weights=found
+    )
+    assert merged.evaluate([rows]).nats == pytest.approx(engine.evaluate([rows]).nats, rel=1e-5)
+    assert merged.evaluate([rows]).nats != built(plan, weights=start).evaluate([rows]).nats
+    other = Trained(plans.replace(plan, {"train.seed": 1}), architecture, state, Path())
+    with pytest.raises(WeightsError, match="base model's weights have changed"):
+        other.check_base()
