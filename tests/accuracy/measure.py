@@ -113,7 +113,13 @@ def measure_cpu(plans: int, write: bool) -> None:
         runtime = numbers.runtime(backend, "cpu")
         residuals, idle, errors = [], [], []
         for settings in RUNS:
-            wanted = ("device.name=cpu", "train.max_steps=6", f"backend={backend}", *settings)
+            wanted = (
+                "device.name=cpu",
+                "train.max_steps=8",
+                "train.log_every=1",
+                f"backend={backend}",
+                *settings,
+            )
             plan = apply_settings(Plan(), wanted)
             report = _train(wanted)
             measured = report["memory"]["measured"]
@@ -121,7 +127,7 @@ def measure_cpu(plans: int, write: bool) -> None:
             residuals.append(measured["peak_bytes"] - table.peak_bytes + runtime.workspace_bytes)
             idle.append(measured["host_bytes"] - table.host_bytes + runtime.host_bytes)
             errors.append(table.peak_bytes / measured["peak_bytes"] - 1)
-            rate = report["steps"][-1]["tokens_per_second"]
+            rate = max(step["tokens_per_second"] for step in report["steps"])
             estimated = plan.tokens_per_step / step_seconds(
                 plan, architecture_of(plan), budget(plan, None)
             )
@@ -136,11 +142,15 @@ def measure_cpu(plans: int, write: bool) -> None:
             "workspace_bytes": max(0, int(statistics.median(residuals))),
             "host_bytes": int(statistics.median(idle)),
         }
-    print(f"speed: {statistics.median(shares):.2f} of the estimate (median)")
+    # Whatever else runs on the machine only slows a run down, so the fastest says most.
+    print(
+        f"speed: {max(shares):.2f} of the estimate at best, {statistics.median(shares):.2f} median"
+    )
     if write:
         for backend, found in document.items():
-            _write("runtime", backend, {"cpu": found})
-        factor = statistics.median(shares)
+            source = f"median over {len(RUNS)} real runs of `python tests/accuracy/measure.py cpu --write`"
+            _write("runtime", backend, {"cpu": {**found, "source": source}})
+        factor = max(shares)
         old = numbers.speed("cpu")
         _write(
             "speed",
@@ -149,6 +159,8 @@ def measure_cpu(plans: int, write: bool) -> None:
                 "flops_share": round(old.flops_share * factor, 4),
                 "bandwidth_share": round(old.bandwidth_share * factor, 4),
                 "step_overhead_seconds": round(old.step_overhead_seconds / factor, 6),
+                "source": "fastest of the real runs of `python tests/accuracy/measure.py cpu --write` on "
+                f"{os.cpu_count()} cores",
             },
         )
 
