@@ -1,9 +1,9 @@
-# install · run · test · bench · screenshots
+# install · run · test · soak · bench · accuracy · screenshots
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install run test bench screenshots clean
+.PHONY: install run test soak bench accuracy screenshots clean
 
 install: .venv/.installed
 
@@ -27,6 +27,14 @@ test: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -m "not slow"
+
+soak: .venv/.installed-dev
+	$(BIN)/python -m pytest -m slow --timeout 1800
+
+accuracy: .venv/.installed-dev
+	$(BIN)/python tests/accuracy/measure.py torch
+	$(BIN)/python tests/accuracy/measure.py xla
+	$(BIN)/python tests/accuracy/measure.py cpu
 
 bench: .venv/.installed
 	$(BIN)/python tests/accuracy/savings.py

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from memconsole.cli.tables import columns
+from memconsole.plan.plan import PlanError
 from memconsole.sanitize import clean, clean_line
 from memconsole.units import format_bytes, format_count
 
@@ -32,15 +33,16 @@ def inspect_command(
     It is read by a process of its own, as the trainer would read it.
     """
     argv = [sys.executable, "-P", "-m", "memconsole_trainer.data", source, *assignments]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True)
     try:
         found: dict[str, Any] = json_module.loads(done.stdout)
     except ValueError:
-        raise click.ClickException(
-            f"{source}: its reader ended with code {done.returncode}"
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise PlanError(
+            clean_line(f"{source}: its reader ended with code {done.returncode}: {last}")
         ) from None
     if "error" in found:
-        raise click.ClickException(clean_line(found["error"]))
+        raise PlanError(clean_line(found["error"]))
     if as_json:
         click.echo(json_module.dumps(found, indent=2))
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from memconsole.runs.directory import RunDirectory, find_run
+from memconsole.runs.directory import RunDirectory, RunError, find_run
 from memconsole.runs.follow import status
 from memconsole.runs.snapshot import LIVE
 from memconsole.sanitize import clean
@@ -19,17 +19,17 @@ CHUNK = 1 << 16
 @click.command()
 @click.argument("run", default="latest")
 @click.option("-f", "--follow", "watch", is_flag=True, help="Go on while it trains.")
-@click.option("--attempt", type=int, help="An earlier attempt; the newest otherwise.")
+@click.option("--attempt", type=click.IntRange(1), help="An earlier attempt; the newest otherwise.")
 @click.option("--raw", is_flag=True, help="Bytes as they are, control characters included.")
 def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
     """Print RUN's output."""
     found = find_run(run)
-    number = attempt or found.newest_attempt()
+    number = found.newest_attempt() if attempt is None else attempt
     if number is None:
-        raise click.ClickException(f"{found.id} has no attempt yet")
+        raise RunError(f"{found.id} has no attempt yet")
     log = found.attempt_path(number) / "out.log"
     if not log.exists():
-        raise click.ClickException(f"{found.id}: attempt {number} has no output")
+        raise RunError(f"{found.id}: attempt {number} has no output")
     for text in _texts(log, found if watch else None, raw=raw):
         click.echo(text, nl=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memconsole.runs.snapshot import RunSnapshot, Verdict
+from memconsole.runs.snapshot import RunSnapshot
 from memconsole.units import format_bytes, format_count, format_duration
 
 WIDTH = 80
@@ -20,11 +20,11 @@ class ProgressLines:
         self._attempt = 0
         self._step = -1
         self._step_at = float("-inf")
-        self._epochs = 0
-        self._evaluations = 0
+        self._epoch = 0
+        self._evaluated = -1
         self._sample = -1
         self._checkpoint = -1
-        self._warnings = 0
+        self._warned: tuple[str, ...] = ()
 
     def new(self, run: RunSnapshot) -> Iterator[str]:
         """Lines for what happened since the last call."""
@@ -41,14 +41,18 @@ class ProgressLines:
             self._phase = run.phase
             if run.phase not in ("train", "evaluate", "checkpoint", "sample"):
                 yield f"{run.phase}{': ' + run.phase_detail if run.phase_detail else ''}"
-        for warning in run.warnings[self._warnings :]:
-            yield f"warning: {warning}"
-        self._warnings = len(run.warnings)
+        for warning in run.warnings:
+            if warning not in self._warned:
+                yield f"warning: {warning}"
+        self._warned = run.warnings
         due = run.elapsed_seconds - self._step_at >= self._between
         if due and run.step > self._step and run.loss is not None:
             self._step, self._step_at = run.step, run.elapsed_seconds
             yield step_line(run)
-        for evaluation in run.evaluations[self._evaluations :]:
+        for evaluation in run.evaluations:
+            if evaluation.step <= self._evaluated:
+                continue
+            self._evaluated = evaluation.step
             bits = evaluation.bits_per_byte
             unigram = evaluation.metrics.get("unigram_loss")
             yield (
@@ -56,13 +60,14 @@ class ProgressLines:
                 + (f"  {bits:.3f} bits/byte" if bits is not None else "")
                 + (f"  (unigram model {unigram:.4f})" if unigram is not None else "")
             )
-        self._evaluations = len(run.evaluations)
-        for epoch in run.epochs[self._epochs :]:
+        for epoch in run.epochs:
+            if epoch.epoch <= self._epoch:
+                continue
+            self._epoch = epoch.epoch
             yield (
                 f"epoch {epoch.epoch}  train loss {_loss(epoch.train_loss)}  "
                 f"validation loss {_loss(epoch.validation_loss)}  {epoch.minutes:.2f} min"
             )
-        self._epochs = len(run.epochs)
         if run.sample and run.sample.step > self._sample:
             self._sample = run.sample.step
             text = " ".join((run.sample.prompt + run.sample.text).split())
@@ -130,8 +135,7 @@ def summary(run: RunSnapshot) -> str:
 def _headline(run: RunSnapshot) -> str:
     if run.state == "finished":
         return "TRAINING COMPLETE"
-    verdict = run.verdict or Verdict(reason="unknown", evidence="")
-    words = verdict.reason.replace("_", " ")
+    words = run.verdict.reason.replace("_", " ") if run.verdict else run.state
     return f"TRAINING {run.state.upper()}" + (f": {words}" if words != run.state else "")
 
 

@@ -25,6 +25,7 @@ from memconsole.start import check_launch, start
 from memconsole.units import format_bytes
 
 POLL_SECONDS = 0.5
+BAD_PLAN = 2
 RESUMABLE = 75
 
 
@@ -122,5 +123,7 @@ def follow(run: RunDirectory, *, json: bool = False) -> int:
 
 
 def exit_code(snapshot: RunSnapshot) -> int:
-    """0 finished, 75 stopped and resumable, 1 otherwise."""
+    """0 finished, 75 stopped and resumable, 2 a plan the trainer refused, 1 otherwise."""
+    if snapshot.verdict is not None and snapshot.verdict.reason == "bad_plan":
+        return BAD_PLAN
     return {"finished": 0, "stopped": RESUMABLE}.get(snapshot.state, 1)

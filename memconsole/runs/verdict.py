@@ -212,7 +212,7 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
         }[reason]
         if evidence.error is not None and reason != "fenced":
             words = evidence.error.message.splitlines()[0] if evidence.error.message else words
-        return _made(evidence, reason, f"exit code {code}: {words}", exit_code=code)
+        return _made(evidence, reason, f"{words} (exit code {code})", exit_code=code)
     if evidence.error is not None:
         return _by_error(evidence, evidence.error, code)
     # Shells and launchers turn a child's signal into 128 + its number.

@@ -1,0 +1,73 @@
+"""Progress lines say each thing once; the summary says how the run stands."""
+
+import msgspec
+
+from memconsole.cli.progress import ProgressLines, summary
+from memconsole.cli.train import exit_code
+from memconsole.plan.plan import Plan
+from memconsole.runs.events import Ended, Epoch, Evaluation
+from memconsole.runs.snapshot import RunSnapshot, Verdict
+
+RUN = RunSnapshot(
+    id="20260101-000000-abcdef", name="a run", state="running", plan=Plan(), attempt=1, created_wall=0.0
+)  # fmt: skip
+
+
+def evaluation(step: int) -> Evaluation:
+    metrics = {"unigram_loss": 6.5}
+    return Evaluation(
+        step=step, loss=5.0, bits_per_byte=2.0, tokens=10, seconds=1.0, metrics=metrics
+    )
+
+
+def changed(**fields: object) -> RunSnapshot:
+    return msgspec.structs.replace(RUN, **fields)
+
+
+def test_each_evaluation_and_epoch_is_told_once_though_the_lists_are_capped() -> None:
+    lines = ProgressLines()
+    told = []
+    for last in range(1, 300):
+        window = tuple(evaluation(step) for step in range(max(1, last - 127), last + 1))
+        epochs = tuple(
+            Epoch(epoch=n, train_loss=4.0, validation_loss=5.0, minutes=1.0)
+            for n in range(max(1, last - 9), last + 1)
+        )
+        told += list(lines.new(changed(evaluations=window, epochs=epochs)))
+    assert sum("validation loss 5.0000  2.000 bits/byte" in line for line in told) == 299
+    assert sum(line.startswith("epoch ") for line in told) == 299
+
+
+def test_a_warning_is_told_once() -> None:
+    lines = ProgressLines()
+    assert "warning: a" in list(lines.new(changed(warnings=("a",))))
+    assert list(lines.new(changed(warnings=("a", "b")))) == ["warning: b"]
+
+
+def test_the_summary_of_a_live_run_claims_no_end() -> None:
+    text = summary(RUN)
+    assert "TRAINING RUNNING" in text
+    assert "unknown" not in text
+
+
+def test_the_summary_of_a_finished_run_has_its_figures() -> None:
+    ended = Ended(
+        step=10, best_validation_loss=5.0, final_validation_loss=5.0, final_train_loss=4.5,
+        total_minutes=2.0, average_epoch_minutes=1.0, epochs=2,
+    )  # fmt: skip
+    text = summary(
+        changed(state="finished", ended=ended, evaluations=(evaluation(10),), loss=4.5, step=10)
+    )
+    assert "TRAINING COMPLETE" in text
+    for figure in ("5.0000", "4.5000", "6.5000", "2.00 minutes"):
+        assert figure in text
+
+
+def test_exit_codes_say_how_a_run_ended() -> None:
+    def ended(state: str, reason: str) -> RunSnapshot:
+        return changed(state=state, verdict=Verdict(reason=reason, evidence=""))
+
+    assert exit_code(ended("finished", "finished")) == 0
+    assert exit_code(ended("failed", "crashed")) == 1
+    assert exit_code(ended("failed", "bad_plan")) == 2
+    assert exit_code(ended("stopped", "stopped")) == 75
