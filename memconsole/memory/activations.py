@@ -35,9 +35,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=1024)
-def torch_block(
-    a: Architecture, precision: str, checkpointing: str, kind: str, adapters: bool
-) -> Block:
+def torch_block(a: Architecture, precision: str, checkpointing: str, kind: str, rank: int) -> Block:
     """A block of the torch decoder on a `kind` of device."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
     c = 4 if precision == "fp32" else 2
@@ -56,14 +54,15 @@ def torch_block(
     )  # gate, activated gate, up, product; or up, activated up
     post = 2 * (c * h + 4) if a.post_norms else 0
     everything = 2 * norm + attention + mlp + post
-    if adapters and c == 2:  # fp32 adapters keep their own fp32 copy of each matrix's input
-        everything += 4 * ((5 if a.gated_mlp else 4) * h + q + f)
+    # Adapters read the inputs their matrices read, and keep what A makes of them for B.
+    everything += c * rank * _matrices(a)
     # Selective checkpointing keeps outputs: of every matmul, of attention and its log-sum-exp.
     outputs = c * (q + 2 * k + 2 * h + (2 if a.gated_mlp else 1) * f + q) + 4 * a.heads
+    outputs += c * _adapter_outputs(a, rank)
     kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
     # Recomputing takes the kept outputs as it passes them, so that they are there once; the last matmul is
     # not run again, and its output stays unless a norm behind it reads it.
-    left = c * h if checkpointing == "selective" and not a.post_norms else 0
+    left = c * h if checkpointing == "selective" and (rank or not a.post_norms) else 0
     return Block(
         element=c,
         everything=everything,
@@ -77,10 +76,20 @@ def torch_block(
     )
 
 
+def _matrices(a: Architecture) -> int:
+    return 7 if a.gated_mlp else 6
+
+
+def _adapter_outputs(a: Architecture, rank: int) -> int:
+    """Elements per token of everything that adapters' matrices make (Hu et al. 2021): A x and B A x."""
+    if not rank:
+        return 0
+    outputs = a.query_width + 2 * a.key_width + 2 * a.hidden_size
+    return outputs + (2 if a.gated_mlp else 1) * a.intermediate_size + rank * _matrices(a)
+
+
 @lru_cache(maxsize=1024)
-def jax_block(
-    a: Architecture, precision: str, checkpointing: str, kind: str, adapters: bool
-) -> Block:
+def jax_block(a: Architecture, precision: str, checkpointing: str, kind: str, rank: int) -> Block:
     """A block of the JAX decoder under scan. Scores exist for one chunk of queries at a time, see
     `jax_moments.score_bytes`. XLA on a CPU computes 16-bit types in fp32 and stores them so."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
@@ -92,10 +101,9 @@ def jax_block(
     mlp = c * f * (3 if a.gated_mlp else 2)  # gate, up, product; or up, activated up
     post = 2 * c * h if a.post_norms else 0
     everything = 2 * norm + attention + mlp + post
-    if adapters and c == 2:
-        everything += 4 * ((5 if a.gated_mlp else 4) * h + q + f)
+    everything += c * rank * _matrices(a)
     outputs = c * (2 * q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
-    outputs += c * h if a.post_norms else 0
+    outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank)
     kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
     return Block(
         element=c,

@@ -25,7 +25,7 @@ def moments(step: Step) -> Iterator[Moment]:
     """Every moment of a step, an evaluation and a checkpoint that can be the largest of its phase."""
     a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
     overlap = xla(step.kind)
-    block = jax_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank > 0)
+    block = jax_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
     stream = 4 * a.hidden_size * t
     wide = block.element * a.intermediate_size * t
     kept = block.kept * t * s.layers

@@ -9,11 +9,13 @@ from memconsole.plan.plan import OptimizeChoice
 
 BLOCK = 256
 """Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
+TABLE_BYTES = 2 * 2**16 + 2 * 4 * 2**8
+"""From rounded values to codes and back, signed and unsigned."""
 COMPRESSED_SHARE = 0.35
 """Of the state kept in place by `optimizer_offload = compress`."""
 SLICE = 2**17
 """Elements an 8-bit step widens at a time on a CPU; elsewhere eight times as many."""
-SLICE_BYTES = {"torch": 18, "jax": 32}
+SLICE_BYTES = {"torch": 16, "jax": 32}
 """Temporaries of one such element: the moments in fp32, and what narrowing them needs."""
 
 
@@ -55,7 +57,9 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
         return 0 if fused else 4 * trained.elements
     if optimizer == "adamw-8bit":
         most = SLICE if kind == "cpu" else 8 * SLICE
-        return SLICE_BYTES[backend] * min(trained.largest, most)
+        # torch's buffers have a slice's size whatever the weights, and tables of codes beside them.
+        widened = min(trained.largest, most) if backend == "jax" else most
+        return SLICE_BYTES[backend] * widened + TABLE_BYTES
     if backend == "torch":
         return 4 * (trained.pair_twice if optimizer == "adafactor" else trained.pair)
     return 0  # XLA updates donated arrays in place

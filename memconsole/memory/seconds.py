@@ -105,7 +105,7 @@ def _traffic(plan: Plan, a: Architecture, kind: str) -> float:
     o = plan.optimize
     s = sizes(a)
     block_of = jax_block if plan.backend == "jax" else torch_block
-    block = block_of(a, o.precision, "none", kind, False)
+    block = block_of(a, o.precision, "none", kind, 0)
     per_token = s.layers * (block.kept + block.kept_scores * plan.data.sequence_length)
     element = block.element
     logits = a.vocab_size * (24 if element == 4 else 20)
@@ -131,7 +131,7 @@ def _transfers(plan: Plan, a: Architecture) -> float:
         seconds += 2 * state_bytes(o.optimizer, sizes(a).used) / link
     if o.activation_offload:
         block_of = jax_block if plan.backend == "jax" else torch_block
-        kept = block_of(a, o.precision, o.gradient_checkpointing, "gpu", False).kept * a.layers
+        kept = block_of(a, o.precision, o.gradient_checkpointing, "gpu", 0).kept * a.layers
         seconds += 2 * kept * plan.micro_batch_tokens * o.accumulation_steps / PINNED_LINK * 0.5
     return seconds
 

@@ -20,7 +20,7 @@ CHUNK_TOKENS = 1024
 def moments(step: Step) -> Iterator[Moment]:
     """Every moment of a step, an evaluation and a checkpoint that can be the largest of its phase."""
     a, s, o, t, c = step.architecture, step.sizes, step.plan.optimize, step.tokens, step.compute
-    block = torch_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank > 0)
+    block = torch_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
     h = a.hidden_size
     stream = 4 * h * t  # the residual stream and its gradient are fp32
     hidden = c * h * t
@@ -65,7 +65,7 @@ def moments(step: Step) -> Iterator[Moment]:
     norm = _norm_backward(step)
     yield at("backward", model + copies.kept, early, saved, 0, norm)
     # In a block the widest moment is behind the MLP's last matmul, whose weight has its gradient then.
-    one = -(-4 * s.block.elements // step.shards)
+    one = step.gradients // s.layers if step.frozen else -(-4 * s.block.elements // step.shards)
     down = 0 if step.frozen or standing else 4 * s.block.largest
     work = max(backward, backward // 2 + temporary.block) + stream + reduce
     in_use = max(copies.kept, copies.one)
@@ -97,10 +97,12 @@ class _WeightCopies:
 
     def __init__(self, step: Step) -> None:
         s, o = step.sizes, step.plan.optimize
-        each = 0 if step.compute == 4 or step.frozen else 2
-        self.one = each * s.block_matrices
+        each = 0 if step.compute == 4 else 2
+        # A frozen base is stored in 16 bits already; its adapters are not.
+        matrices = o.lora_rank * s.block.adapter_width if step.frozen else s.block_matrices
+        self.one = each * matrices
         self.blocks = self.one * s.layers
-        self.head = each * step.head
+        self.head = 0 if step.frozen else each * step.head
         # Checkpointing drops them with everything else and casts a block's again when it recomputes.
         self.kept = self.blocks if o.gradient_checkpointing == "none" else 0
         self.kept_head = 0 if o.fused_loss else self.head

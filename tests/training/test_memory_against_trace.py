@@ -88,7 +88,7 @@ def test_a_torch_block_keeps_exactly_the_tensors_the_formula_lists(
             live.append(tracker.live - weights)
             del hidden
     counted = (live[1] - live[0]) / 2
-    block = torch_block(architecture, width, mode, "cpu", False)
+    block = torch_block(architecture, width, mode, "cpu", 0)
     copies = 2 * sizes(architecture).block_matrices if width == "bf16" else 0
     expected = block.kept * rows * length + copies
     small = 16 * architecture.hidden_size + 16 * architecture.head_size + copies // 20
@@ -119,3 +119,17 @@ def test_accumulating_in_torch_adds_the_gradient_that_the_trace_shows() -> None:
     added = formula(more, architecture)["loss"] - formula(once, architecture)["loss"]
     assert added == pytest.approx(traced, rel=0.1)
     assert added >= step_of(more, architecture, "cpu").gradients
+
+
+@pytest.mark.parametrize(("seed", "mode"), [(0, "none"), (4, "selective"), (9, "full")])
+def test_adapters_on_a_frozen_base_are_priced_as_they_are_traced(seed: int, mode: str) -> None:
+    architecture, plan = draw(random.Random(seed), "torch")
+    adapted = {
+        "optimize.lora_rank": 16,
+        "optimize.freeze_base": True,
+        "optimize.gradient_checkpointing": mode,
+    }
+    plan = replace(plan, adapted)
+    traced, expected = trace(plan, architecture).peaks, formula(plan, architecture)
+    truth = max(traced[phase] for phase in TRAINING)
+    assert max(expected[phase] for phase in TRAINING) == pytest.approx(truth, rel=0.03)
