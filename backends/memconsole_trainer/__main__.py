@@ -30,7 +30,7 @@ def run(attempt: Attempt) -> int:
         trainer.train()
     except StopRequestedError:
         code, reason = ExitCode.STOPPED, "stopped"
-        step = job.progress.step if job else 0
+        step = job.progress.step if job else attempt.step
         attempt.emit(events.Stopped(step=step, reason="stop requested"), durable=True)
         print(f"Stopped at step {step:,}; resumable", flush=True)
     except FencedError as error:
@@ -46,8 +46,8 @@ def run(attempt: Attempt) -> int:
     finally:
         if job is not None:
             job.stream.close()
-    saved = trainer.saver.last if trainer else None
-    step = job.progress.step if job else 0
+    saved = trainer.saver.last if trainer else attempt.checkpoint
+    step = job.progress.step if job else attempt.step
     attempt.finish(code, step, reason, str(saved) if saved else None)
     return int(code)
 

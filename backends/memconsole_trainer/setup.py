@@ -15,7 +15,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
 from memconsole_trainer import progress, summary
-from memconsole_trainer.checkpoint import Checkpoints, Stored
+from memconsole_trainer.checkpoint import Checkpoints, Stored, step_of
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.prepared import Prepared, make_tokenizer, prepare
@@ -51,6 +51,8 @@ class Job:
 def set_up(attempt: Attempt) -> Job:
     """Prepare the attempt, telling each phase. Raises `StopRequestedError`, `PlanError`, `DataError`."""
     say = Announcer(attempt)
+    committed = attempt.run.committed_checkpoints()
+    _at(attempt, committed[-1] if committed else None)
     say.phase("import")
     plan = attempt.run.read_plan()
     check(plan)
@@ -59,6 +61,7 @@ def set_up(attempt: Attempt) -> Job:
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
     checkpoints.sweep()
     stored = checkpoints.newest(say.warning, say.tick)
+    _at(attempt, stored.path if stored else None)
     _started(attempt, plan, engine, stored)
 
     say.phase("data", plan.data.source)
@@ -198,6 +201,12 @@ class Announcer:
     def warning(self, message: str) -> None:
         print(f"warning: {message}", flush=True)
         self._attempt.emit(events.Warning(message=message))
+
+
+def _at(attempt: Attempt, checkpoint: Path | None) -> None:
+    """Stand where `checkpoint` does, so that an attempt that ends in its set-up says so."""
+    attempt.step = step_of(checkpoint) if checkpoint else 0
+    attempt.checkpoint = str(checkpoint) if checkpoint else None
 
 
 def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: Stored | None) -> None:

@@ -52,6 +52,8 @@ class Attempt:
         self.path = run_directory.attempt_path(number)
         self.stop_requests = 0
         self.step = 0
+        self.checkpoint: str | None = None
+        """The newest one, for the last word of an attempt that ends before it trains."""
         self._pid = os.getpid()
         self._locks: list[locks.Lock] = []
         self._writing = threading.RLock()

@@ -213,6 +213,22 @@ def test_a_stop_in_any_phase_leaves_something_that_resumes_to_the_same_end(
     assert len(told(run, events.Epoch)) == 1
 
 
+@pytest.mark.parametrize("phase", ["import", "data", "build"])
+def test_an_attempt_that_ends_in_its_set_up_says_where_the_run_stands(
+    phase: str, text: Path
+) -> None:
+    run = create_run(plan(text))
+    assert attempt(run, lambda now, step: step >= 4) == 75
+    checkpoint = final(run)["checkpoint"]
+    assert attempt(run, lambda now, step: now == phase) == 75
+    assert told(run, events.Stopped)[-1].step == 4
+    assert (final(run)["step"], final(run)["checkpoint"]) == (4, checkpoint)
+    changed = run.plan_path.read_text().replace("learning_rate = 0.003", "learning_rate = 0.004")
+    run.plan_path.write_text(changed)
+    assert attempt(run) == 78
+    assert (final(run)["step"], final(run)["checkpoint"]) == (4, checkpoint)
+
+
 def test_a_finished_run_resumed_is_finished_at_once(text: Path) -> None:
     run = create_run(plan(text, train__epochs=1))
     assert attempt(run) == 0
