@@ -19,7 +19,8 @@ def run(attempt: Attempt) -> int:
     """Train and leave the last word. Returns the exit code."""
     from memconsole_trainer.checkpoint import FencedError
     from memconsole_trainer.data.documents import DataError
-    from memconsole_trainer.loop import Trainer
+    from memconsole_trainer.huggingface import WeightsError
+    from memconsole_trainer.loop import NonFiniteLossError, Trainer
     from memconsole_trainer.setup import StopRequestedError, set_up
 
     job = trainer = None
@@ -39,7 +40,7 @@ def run(attempt: Attempt) -> int:
     except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
         cause = attempt.report(error)
         code, reason = exit_code_of(cause), _REASONS.get(cause, cause)
-        if isinstance(error, PlanError | DataError):
+        if isinstance(error, PlanError | DataError | WeightsError | NonFiniteLossError):
             print(f"memconsole: {error}", file=sys.stderr, flush=True)
         else:
             traceback.print_exc()

@@ -188,7 +188,7 @@ def _files(directory: Path) -> list[TensorFile]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise WeightsError(f"{index}: not a safetensors index") from None
         if any(not isinstance(n, str) or Path(n).name != n for n in names):
             raise WeightsError(f"{index}: names files outside its directory")
@@ -200,6 +200,8 @@ def _files(directory: Path) -> list[TensorFile]:
         return [TensorFile(directory / name) for name in names]
     except FileNotFoundError as error:
         raise WeightsError(f"{directory}: {Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise WeightsError(f"{error.filename}: cannot be read: {error.strerror}") from None
     except TensorFileError as error:
         raise WeightsError(str(error)) from None
 

@@ -16,6 +16,12 @@ from memconsole_trainer.watch import Watch
 
 SAMPLE_TEMPERATURE = 0.8
 SAMPLE_TOP_K = 50
+_ADVICE = {
+    "fp32": "Lower train.learning_rate, or lengthen train.warmup_steps",
+    "bf16": "Lower train.learning_rate, or use optimize.precision = fp32",
+    "fp16": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
+}
+"""What may help against a loss that is not finite, by precision."""
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -111,8 +117,8 @@ class Trainer:
             step = next(m.step for m in metrics if not math.isfinite(m.loss))
             raise NonFiniteLossError(
                 f"the loss of step {step} is not finite; the last good checkpoint is "
-                f"{self.saver.last.name if self.saver.last else 'none'}. Lower train.learning_rate, "
-                "or use optimize.precision = bf16 or fp32"
+                f"{self.saver.last.name if self.saver.last else 'none'}. "
+                + _ADVICE[self._plan.optimize.precision]
             )
         self._watch.memory(now_and_then=True)
 

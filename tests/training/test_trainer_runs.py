@@ -254,7 +254,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(text: Path) -> 
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
-    text: Path,
+    text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wild = plan(text, train__learning_rate=10.0, train__grad_clip=0.0, optimize__optimizer="sgd")
     run = create_run(replace(wild, {"train.warmup_steps": 0, "train.epochs": 20}))
@@ -263,6 +263,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     error = told(run, events.Error)[0]
     assert error.cause == "nan"
     assert "train.learning_rate" in error.message
+    assert "fp32" not in error.message  # it is fp32 already
+    assert "Traceback" not in capsys.readouterr().err
     assert told(run, events.Step)[-1].loss is None
     for path in run.committed_checkpoints():
         for name in ("model-00001.safetensors", "optimizer-00001.safetensors"):
@@ -298,6 +300,30 @@ def test_bad_data_and_bad_plans_have_their_exit_codes(text: Path, tmp_path: Path
     run = create_run(plan(text, data__tokenizer=str(tmp_path / "none.json"), data__vocab_size=300))
     assert attempt(run) == 78
     assert final(run)["reason"] == "bad_plan"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing shard", "index"])
+def test_damaged_pretrained_weights_are_a_bad_plan_in_one_line(
+    damage: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    index = folder / "model.safetensors.index.json"
+    if damage == "truncated":
+        (folder / "model.safetensors").write_bytes(b"\x80" + bytes(7) + b"{")
+    elif damage == "missing shard":
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": "a.safetensors"}}))
+    else:
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": ["a.safetensors"]}}))
+    run = create_run(plan(text, model__name=str(folder), model__target_params=None))
+    assert attempt(run) == 78
+    printed = capsys.readouterr().err.strip().splitlines()
+    assert len(printed) == 1
+    assert printed[0].startswith(f"memconsole: {folder}")
+    assert told(run, events.Error)[0].cause == "bad_plan"
 
 
 def test_running_out_of_memory_is_told_as_such(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
