@@ -7,6 +7,12 @@ import math
 from memconsole.plan.plan import Plan
 
 
+def warmup_steps(plan: Plan, total_steps: int) -> int:
+    """Steps of warm-up: the plan's, but a tenth of a run of which they would be more than half."""
+    wanted = plan.train.warmup_steps
+    return wanted if 2 * wanted <= total_steps else total_steps // 10
+
+
 def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     """Learning rate of optimizer step `step`, counted from 0, of `total_steps`.
 
@@ -15,7 +21,7 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     Hutter 2017, eq. 5) to `minimum_learning_rate · peak` at the last step, and stays there.
     """
     t = plan.train
-    warmup = min(t.warmup_steps, max(total_steps - 1, 0))
+    warmup = warmup_steps(plan, total_steps)
     if step < warmup:
         return t.learning_rate * (step + 1) / warmup
     if t.schedule == "constant":

@@ -25,6 +25,7 @@ from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine, EngineFactory
 from memconsole_trainer.huggingface import has_weights
 from memconsole_trainer.progress import Progress
+from memconsole_trainer.schedule import warmup_steps
 from memconsole_trainer.starting import starting_weights, weights_directory
 
 
@@ -99,6 +100,12 @@ def set_up(attempt: Attempt) -> Job:
     )
     if stored is None:
         state = progress.start(plan, data.steps_per_epoch(shape))
+        warmup = warmup_steps(plan, state.total_steps)
+        if warmup != plan.train.warmup_steps:
+            say.warning(
+                f"train.warmup_steps = {plan.train.warmup_steps:,} is more than half of the "
+                f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"
+            )
     else:
         state = resumed(stored, fingerprints)
     buffer = plan.data.shuffle_buffer

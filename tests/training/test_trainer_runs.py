@@ -229,6 +229,19 @@ def test_an_attempt_that_ends_in_its_set_up_says_where_the_run_stands(
     assert (final(run)["step"], final(run)["checkpoint"]) == (4, checkpoint)
 
 
+def test_a_warm_up_cut_short_is_told_once(text: Path) -> None:
+    run = create_run(plan(text, train__warmup_steps=13, train__epochs=1, train__max_steps=20))
+    assert attempt(run, lambda phase, step: step >= 3) == 75
+    assert attempt(run) == 0
+    told_of = [w.message for w in told(run, events.Warning) if "warmup_steps" in w.message]
+    assert told_of == [
+        "train.warmup_steps = 13 is more than half of the 20 steps of this run: the warm-up takes 2"
+    ]
+    rates = {s.step: s.learning_rate for s in told(run, events.Step)}
+    assert rates[1] == pytest.approx(1.5e-3)
+    assert rates[3] == pytest.approx(3e-3)
+
+
 def test_a_finished_run_resumed_is_finished_at_once(text: Path) -> None:
     run = create_run(plan(text, train__epochs=1))
     assert attempt(run) == 0

@@ -18,7 +18,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.plan.sizing import size
 from memconsole_trainer.host_memory import HostMemory, resident, tree_rss_bytes
 from memconsole_trainer.initialize import InitialWeights
-from memconsole_trainer.schedule import learning_rate
+from memconsole_trainer.schedule import learning_rate, warmup_steps
 
 
 def with_schedule(schedule: str, warmup: int = 10, minimum: float = 0.1) -> Plan:
@@ -43,6 +43,15 @@ def test_the_cosine_schedule_has_its_known_points() -> None:
     assert learning_rate(10_000, plan, 111) == pytest.approx(1e-4)
     assert learning_rate(35, with_schedule("linear"), 111) == pytest.approx(1e-3 * (1 - 0.9 / 4))
     assert learning_rate(110, with_schedule("constant"), 111) == 1e-3
+
+
+def test_a_warm_up_of_more_than_half_the_run_takes_a_tenth_of_it() -> None:
+    plan = with_schedule("linear", warmup=100, minimum=0.0)
+    assert [warmup_steps(plan, n) for n in (1, 9, 50, 101, 199, 200)] == [0, 0, 5, 10, 19, 100]
+    rates = [learning_rate(step, plan, 50) for step in range(50)]
+    assert rates.index(max(rates)) == 4
+    assert rates[49] == 0
+    assert learning_rate(99, plan, 200) == pytest.approx(1e-3)
 
 
 @given(
