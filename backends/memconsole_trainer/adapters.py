@@ -48,7 +48,7 @@ def trained_parameters(plan: Plan, architecture: Architecture) -> list[Parameter
 
 def stored_in_bf16(plan: Plan, parameter: Parameter) -> bool:
     """Whether a frozen weight is rounded to 16 bits, and stored so where the backend computes with them."""
-    return plan.optimize.precision != "fp32" and parameter.role != "norm"
+    return plan.optimize.precision != "fp32" and parameter.role not in ("norm", "bias")
 
 
 class InitialAdapters:

@@ -128,6 +128,19 @@ def test_it_composes_with_everything_else() -> None:
     np.testing.assert_allclose(ours, plain, rtol=0.02)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_mixed_precision_trains_adapters_of_every_family(kind: str) -> None:
+    """A norm's bias stays in the precision of the norm."""
+    losses = []
+    for backend in ("torch", "jax"):
+        plan = plan_with(backend, {"optimize.precision": "bf16"})
+        engine = built(plan, kind)
+        for step in range(4):
+            engine.train_step(batch(plan, step))
+        losses.append([m.loss for m in engine.take_metrics()])
+    np.testing.assert_allclose(*losses, rtol=0.01)
+
+
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_the_first_loss_is_the_bases(backend: str) -> None:
     architecture, rows = MODELS["llama"], batch(plan_with(backend), 0)
