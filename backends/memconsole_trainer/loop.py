@@ -125,7 +125,7 @@ class Trainer:
     def _end_epoch(self, state: dict[str, object]) -> None:
         p, t = self._progress, self._plan.train
         self._read_losses()
-        if not t.evaluate_every:
+        if p.validation_step != p.step:
             self._evaluate()
         self._watch.count()
         said = events.Epoch(

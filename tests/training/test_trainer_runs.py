@@ -195,7 +195,9 @@ def test_max_steps_decides_the_length_alone_and_repeats_short_data(text: Path) -
     run = create_run(plan(text, train__max_steps=25, train__epochs=1, train__evaluate_every=10))
     assert attempt(run) == 0
     assert final(run)["step"] == 25
-    assert [e.step for e in told(run, events.Evaluation)] == [10, 20, 25]
+    each = next(p.steps_per_epoch for p in told(run, events.Phase) if p.steps_per_epoch)
+    evaluated = [e.step for e in told(run, events.Evaluation)]
+    assert evaluated == sorted({10, 20, 25, each, 2 * each})
     assert told(run, events.Step)[-1].epoch >= 2
 
 
@@ -240,6 +242,17 @@ def test_a_warm_up_cut_short_is_told_once(text: Path) -> None:
     rates = {s.step: s.learning_rate for s in told(run, events.Step)}
     assert rates[1] == pytest.approx(1.5e-3)
     assert rates[3] == pytest.approx(3e-3)
+
+
+def test_every_epoch_ends_with_an_evaluation_of_its_last_step(text: Path) -> None:
+    run = create_run(plan(text, train__evaluate_every=4))
+    assert attempt(run) == 0
+    evaluated = {e.step: e.loss for e in told(run, events.Evaluation)}
+    each = final(run)["step"] // 2
+    assert each % 4
+    assert sorted({4, 8, each, 12, 16, 2 * each}) == list(evaluated)
+    losses = [e.validation_loss for e in told(run, events.Epoch)]
+    assert losses == [evaluated[each], evaluated[2 * each]]
 
 
 def test_a_finished_run_resumed_is_finished_at_once(text: Path) -> None:
