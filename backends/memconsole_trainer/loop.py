@@ -93,18 +93,18 @@ class Trainer:
             return
         seconds = self._watch.lap()
         p = self._progress
-        counted = [(m.loss, self._unread.pop(m.step)) for m in metrics]
+        counted = [(m, self._unread.pop(m.step)) for m in metrics]
         tokens = sum(count for _, count in counted)
-        finite = all(math.isfinite(loss) for loss, _ in counted)
+        finite = all(math.isfinite(m.loss) for m in metrics)
         if finite:
-            for loss, count in counted:
-                p.add_loss(loss, count)
+            for m, count in counted:
+                p.add_loss(m.loss, count, (m.step - 1) % self._plan.train.log_every == 0)
         last = metrics[-1]
         norm = last.gradient_norm
         said = events.Step(
             step=last.step,
             epoch=p.epoch,
-            loss=sum(loss * count for loss, count in counted) / max(tokens, 1) if finite else None,
+            loss=p.window_loss if finite else None,
             learning_rate=last.learning_rate,
             gradient_norm=norm if math.isfinite(norm) else None,
             tokens=p.tokens,
@@ -164,7 +164,7 @@ class Trainer:
             step=p.step,
             best_validation_loss=p.best_validation_loss,
             final_validation_loss=p.validation_loss,
-            final_train_loss=p.final_train_loss,
+            final_train_loss=p.window_loss,
             total_minutes=p.elapsed_seconds / 60,
             average_epoch_minutes=p.average_epoch_minutes,
             epochs=len(p.epoch_minutes),

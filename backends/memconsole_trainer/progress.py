@@ -29,16 +29,20 @@ class Progress(msgspec.Struct, kw_only=True):
     epoch_seconds: float = 0.0
     elapsed_seconds: float = 0.0
     epoch_minutes: list[float] = []
-    last_epoch_loss: float | None = None
-    """Mean train loss of the last epoch that is over."""
+    window_nats: float = 0.0
+    window_tokens: int = 0
     validation_loss: float | None = None
     validation_step: int = 0
     best_validation_loss: float | None = None
 
-    def add_loss(self, loss: float, tokens: int) -> None:
-        """Count one step's mean loss over `tokens` into the epoch's."""
+    def add_loss(self, loss: float, tokens: int, begins_window: bool = False) -> None:
+        """Count one step's mean loss over `tokens` into the epoch's and the log window's."""
         self.epoch_nats += loss * tokens
         self.epoch_tokens += tokens
+        if begins_window:
+            self.window_nats, self.window_tokens = 0.0, 0
+        self.window_nats += loss * tokens
+        self.window_tokens += tokens
 
     @property
     def epoch_loss(self) -> float | None:
@@ -47,7 +51,6 @@ class Progress(msgspec.Struct, kw_only=True):
 
     def end_epoch(self, data: dict[str, Any]) -> None:
         """Go on to the next epoch, whose pipeline begins at `data`."""
-        self.last_epoch_loss = self.epoch_loss
         self.epoch_minutes = [*self.epoch_minutes, self.epoch_seconds / 60]
         self.epoch += 1
         self.data = data
@@ -61,9 +64,13 @@ class Progress(msgspec.Struct, kw_only=True):
         return self.epoch > plan.train.epochs
 
     @property
-    def final_train_loss(self) -> float | None:
-        """Of the epoch at hand, or of the last one where that has not begun."""
-        return self.last_epoch_loss if self.epoch_loss is None else self.epoch_loss
+    def window_loss(self) -> float | None:
+        """Nats per token since the log window began.
+
+        Windows begin at fixed steps, whatever was saved or stopped in between, so that a resumed run
+        says of a step what an uninterrupted one says.
+        """
+        return self.window_nats / self.window_tokens if self.window_tokens else None
 
     @property
     def average_epoch_minutes(self) -> float | None:

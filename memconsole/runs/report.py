@@ -88,6 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryReport
     best_validation_loss: float | None
     final_train_loss: float | None
+    """Mean over the last log window; `epochs` hold the means of whole epochs."""
     unigram_loss: float | None
     """Of the train tokens' unigram model on the validation tokens: what a model must beat."""
     total_minutes: float
@@ -293,6 +294,7 @@ def _report(run: RunDirectory, story: _Story, why: VerdictLine) -> Report:
 
 
 def _final_train_loss(story: _Story) -> float | None:
+    """Of the last log window, which the last step tells too."""
     ended = story.state.ended
     if ended is not None and ended.final_train_loss is not None:
         return ended.final_train_loss

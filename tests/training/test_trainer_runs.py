@@ -22,6 +22,7 @@ from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
 from memconsole.runs.directory import RunDirectory, create_run
 from memconsole.runs.eventlog import EventReader
+from memconsole.runs.report import report
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.checkpoint import weights_digest
 
@@ -253,6 +254,24 @@ def test_every_epoch_ends_with_an_evaluation_of_its_last_step(text: Path) -> Non
     assert sorted({4, 8, each, 12, 16, 2 * each}) == list(evaluated)
     losses = [e.validation_loss for e in told(run, events.Epoch)]
     assert losses == [evaluated[each], evaluated[2 * each]]
+
+
+def test_the_final_train_loss_is_what_the_last_step_says(
+    text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, broken = (create_run(plan(text, train__log_every=4)) for _ in range(2))
+    assert attempt(run) == 0
+    printed = capsys.readouterr().out
+    steps = {s.step: s.loss for s in told(run, events.Step)}
+    ended, last = told(run, events.Ended)[0], told(run, events.Epoch)[-1]
+    assert ended.final_train_loss == steps[ended.step] == report(run).final_train_loss
+    assert ended.final_train_loss != last.train_loss
+    assert f"Final Training Loss:         {ended.final_train_loss:.6f} (last steps)" in printed
+    assert f"Train Loss:     {last.train_loss:.6f} (mean of the epoch)" in printed
+    assert attempt(broken, lambda phase, step: step >= 7) == 75
+    assert attempt(broken) == 0
+    resumed = {s.step: s.loss for s in told(broken, events.Step)}
+    assert {step: resumed[step] for step in steps} == steps
 
 
 def test_a_finished_run_resumed_is_finished_at_once(text: Path) -> None:
