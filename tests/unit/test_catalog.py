@@ -236,11 +236,20 @@ def test_a_folder_counts_what_the_trainer_would_read(tmp_path: Path) -> None:
     (tmp_path / "deep" / "a.jsonl").write_text("12345")
     entry = data_at(tmp_path)
     assert (entry.format, entry.documents, entry.bytes) == ("directory", 1, 5)
-    (tmp_path / "b.md").write_text("123")
+    (tmp_path / "README.md").write_text("123")
     (tmp_path / "image.png").write_text("1234567")
     os.utime(tmp_path, ns=(1, 1))
     entry = data_at(tmp_path)
+    assert (entry.documents, entry.bytes) == (1, 5)
+    (tmp_path / "deep" / "a.jsonl").rename(tmp_path / "deep" / "a.jsonl.old")
+    os.utime(tmp_path, ns=(2, 2))
+    entry = data_at(tmp_path)
     assert (entry.documents, entry.bytes) == (1, 3)
+    (tmp_path / "table.parquet").write_text("1234567")
+    (tmp_path / "b.md").write_text("12")
+    os.utime(tmp_path, ns=(3, 3))
+    with pytest.raises(PlanError, match=r"several kinds \(1 \.parquet, 1 text\)"):
+        data_at(tmp_path)
 
 
 def test_a_huge_folder_has_no_known_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,39 @@ def test_tables_are_read_through_their_text_column(suffix: str, tmp_path: Path) 
         opened(path, text_column="n")
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_what_lies_beside_tables_in_a_folder_does_not_hide_them(
+    suffix: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    write_table(folder / f"a{suffix}")
+    write_table(folder / "deep" / f"b{suffix}")
+    for name in ("README.md", "LICENSE.txt", "dataset.yml", "dataset_info.json"):
+        (folder / name).write_text('{"about": "this data"}')
+    assert texts(opened(folder, text_column="body")) == ["one", "two\nlines", "three"] * 2
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        (["a.jsonl", "b.csv"], r"1 \.csv, 1 \.jsonl"),
+        (["a.csv", "b.tsv"], r"1 \.csv, 1 \.tsv"),
+        (["a.parquet", "b.json"], r"1 \.json, 1 \.parquet"),
+        (["a.parquet", "story.txt", "story.md"], r"1 \.parquet, 2 text"),
+        (["a.h5", "readme.md", "b.py"], r"1 \.h5, 1 text"),
+    ],
+)
+def test_a_folder_of_several_kinds_is_refused_with_the_kinds(
+    names: list[str], kinds: str, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("some")
+    with pytest.raises(PlanError, match=rf"several kinds \({kinds}\): give one file or") as caught:
+        opened(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_damaged_table_is_bad_data_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     write_table(path)

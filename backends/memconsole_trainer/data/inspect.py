@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog.sources import ROWS, TABLES
+from memconsole.plan.catalog.sources import ROWS, TABLES, folder
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data import hdf5, sources
 from memconsole_trainer.data.documents import Documents
@@ -88,5 +88,6 @@ def _columns(path: Path) -> tuple[str, ...]:
 
 def _size(path: Path) -> int | None:
     if path.is_dir():
-        return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+        found = folder(path)
+        return found.bytes if found else None
     return path.stat().st_size if path.is_file() else None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from memconsole.plan import catalog, stdlib
-from memconsole.plan.catalog.sources import ROWS, SKIPPED_FOLDERS, TABLES, TEXT
+from memconsole.plan.catalog.sources import ROWS, TABLES, folder
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
 from memconsole_trainer.data.documents import (
     ColumnDocuments,
@@ -42,15 +40,11 @@ def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
 def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Documents | TokenRows:
     """A file or directory. Raises as `open_source`."""
     if path.is_dir():
-        files = list(_text_files(path))
-        if files:
-            return _nonempty(FileDocuments(files, data.max_examples), str(path))
-        tables = sorted(p for p in path.rglob("*") if p.suffix.lower() in TABLES)
-        if not tables:
-            raise PlanError(f"{path}: holds no text files and no tables", "data.source")
-        kind = TABLES[tables[0].suffix.lower()]
-        same = [p for p in tables if TABLES[p.suffix.lower()] == kind]
-        return _table(kind, same, column, data)
+        found = folder(path)
+        assert found is not None
+        if found.format == "text":
+            return _nonempty(FileDocuments(found.files, data.max_examples), str(path))
+        return _table(found.format, list(found.files), column, data)
     if not path.is_file():
         raise PlanError(f'data.source = "{path}": no such file or directory', "data.source")
     suffix = path.suffix.lower()
@@ -62,15 +56,6 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
         if b"\0" in file.read(4096):
             raise DataError(f"{path}: holds binary data, not text")
     return _nonempty(FileDocuments([path], data.max_examples), str(path))
-
-
-def _text_files(root: Path) -> Iterator[Path]:
-    for folder, names, entries in os.walk(root):
-        names[:] = sorted(n for n in names if n not in SKIPPED_FOLDERS and not n.startswith("."))
-        for entry in sorted(entries):
-            path = Path(folder, entry)
-            if not entry.startswith(".") and path.suffix.lower() in TEXT and path.stat().st_size:
-                yield path
 
 
 def load_table(kind: str, files: list[Path]) -> Any:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,6 +54,17 @@ BYTES_PER_TOKEN: dict[DatasetFormat, float] = {
 }
 """File bytes per token before the data is read: between code and English text with a small BPE;
 parquet is usually compressed about twofold. HDF5 rows are not text: no guess."""
+_SAME = {".ndjson": ".jsonl", ".hdf5": ".h5"}
+_BESIDE = re.compile(
+    r"(readme|licen[cs]e|copying|notice|changelog|changes|contributing|citation|authors|security"
+    r"|code_of_conduct|requirements|dataset_card|data_card)([-_. ]|$)"
+)
+"""Files that tell about a folder's data, by the beginning of their name."""
+_CONFIGURATION = re.compile(
+    r"(config|dataset_infos?|metadata|schema|settings|state|manifest|package|package-lock|tsconfig"
+    r"|jsconfig|composer|tokenizer|tokenizer_config|special_tokens_map|generation_config)$"
+)
+"""JSON files that are not tables."""
 MOST_FILES = 20_000
 """Entries of a folder looked at for its size; a larger one's size is not known before the run."""
 HUB_PREFIX = "hf://"
@@ -103,10 +115,11 @@ def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
     if not source:
         raise _missing(source, catalog, FileNotFoundError())
     if stat.S_ISDIR(status.st_mode):
-        files, size = _folder(path, status.st_mtime_ns)
-        if files == 0:
-            raise _error(source, f"holds no text files and no {' '.join(TABLES)} files")
-        return _file(source, path, "directory", size, files)
+        found = _remembered(path, status.st_mtime_ns)
+        if found is None:
+            return _file(source, path, "directory", None, None)
+        entry = _file(source, path, "directory", found.bytes, len(found.files))
+        return msgspec.structs.replace(entry, bytes_per_token=BYTES_PER_TOKEN[found.format])
     if not stat.S_ISREG(status.st_mode):
         raise _error(source, "neither a file nor a folder")
     suffix = path.suffix.lower()
@@ -135,32 +148,78 @@ def _file(
     )
 
 
-@lru_cache(maxsize=64)
-def _folder(path: Path, changed: int) -> tuple[int | None, int | None]:
-    """Data files below `path` and their bytes; (None, None) where there are too many to look at.
+class Folder(NamedTuple):
+    """The data files of a folder, all of one format, in a fixed order."""
 
-    Text files where there are any, else the tables, as the trainer reads a folder. `changed` is the
-    folder's modification time: it only keys the cache.
+    format: DatasetFormat
+    """text, or the tables'."""
+    files: tuple[Path, ...]
+    bytes: int
+
+
+def folder(path: Path, most: int | None = None) -> Folder | None:
+    """What of a folder is its data, for its size and for the trainer alike; None where it has more
+    than `most` entries.
+
+    Text files, or tables of one kind, beside which a README, a licence and configuration count for
+    nothing. Hidden, empty and unreadable files are passed over. Raises `PlanError` for a mixture,
+    of which a part would have to be dropped.
     """
-    texts: list[int] = []
-    tables: list[int] = []
+    found: dict[str, list[tuple[Path, int]]] = {}
     seen = 0
-    for folder, names, entries in os.walk(path):
-        names[:] = [n for n in names if n not in SKIPPED_FOLDERS and not n.startswith(".")]
+    for where, names, entries in os.walk(path):
+        names[:] = sorted(n for n in names if n not in SKIPPED_FOLDERS and not n.startswith("."))
         seen += len(names) + len(entries)
-        if seen > MOST_FILES:
-            return None, None
-        for entry in entries:
-            suffix = Path(entry).suffix.lower()
-            if not entry.startswith(".") and (suffix in TEXT or suffix in TABLES):
-                try:
-                    size = Path(folder, entry).stat().st_size
-                except OSError:
-                    continue
-                if size:
-                    (texts if suffix in TEXT else tables).append(size)
-    sizes = texts or tables
-    return len(sizes), sum(sizes)
+        if most is not None and seen > most:
+            return None
+        for entry in sorted(entries):
+            kind = _kind(entry)
+            if kind is None or entry.startswith("."):
+                continue
+            file = Path(where, entry)
+            try:
+                status = file.stat()
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_size:
+                found.setdefault(kind, []).append((file, status.st_size))
+    beside, configuration = found.pop("beside", []), found.pop("configuration", [])
+    if not found:
+        # Nothing else is there: then these are the data.
+        found = {".json": configuration} if configuration and not beside else {"text": []}
+    if len(found) > 1:
+        listed = ", ".join(f"{len(files):,} {kind}" for kind, files in sorted(found.items()))
+        raise _error(
+            str(path),
+            f"holds files of several kinds ({listed}): give one file or a folder of one kind",
+        )
+    kind, files = next(iter(found.items()))
+    if kind == "text":
+        files = sorted(files + beside)
+    if kind in ROWS:
+        raise _error(str(path), f"holds {len(files):,} {kind} files: give one of them")
+    if not files:
+        raise _error(str(path), f"holds no text files and no {' '.join(TABLES)} files")
+    form: DatasetFormat = TABLES.get(kind, "text")
+    return Folder(form, tuple(file for file, _ in files), sum(size for _, size in files))
+
+
+def _kind(name: str) -> str | None:
+    """What the file `name` is in a folder: text, a suffix of a table, or of no account beside tables."""
+    stem, suffix = os.path.splitext(name.lower())
+    if suffix in (".yml", ".yaml") or (suffix in (".md", ".txt") and _BESIDE.match(stem)):
+        return "beside"
+    if suffix == ".json" and _CONFIGURATION.match(stem):
+        return "configuration"
+    if suffix in TEXT:
+        return "text"
+    return _SAME.get(suffix, suffix) if suffix in TABLES or suffix in ROWS else None
+
+
+@lru_cache(maxsize=64)
+def _remembered(path: Path, changed: int) -> Folder | None:
+    """`folder`, until the folder's modification time `changed` does."""
+    return folder(path, MOST_FILES)
 
 
 def _missing(source: str, catalog: Mapping[str, DatasetEntry], error: Exception) -> PlanError:
