@@ -228,6 +228,24 @@ def test_a_file_that_shrinks_or_vanishes_while_training_is_bad_data(tmp_path: Pa
         source.read(0, 1)
 
 
+def test_a_dangling_link_is_passed_over_and_an_unreadable_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("some words")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "c.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    assert "".join(texts(opened(tmp_path))) == "some words"
+
+    def refuse(*arguments: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    for module in ("sources", "documents"):
+        monkeypatch.setattr(f"memconsole_trainer.data.{module}.open", refuse, raising=False)
+    for path in (tmp_path, tmp_path / "a.txt"):
+        with pytest.raises(DataError, match=r"a\.txt: cannot be read: Permission denied"):
+            opened(path)
+
+
 def test_changed_data_changes_the_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     prints = set()

@@ -52,9 +52,13 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
         return open_hdf5(path, column, vocab_size, data.max_examples)
     if suffix in TABLES:
         return _table(TABLES[suffix], [path], column, data)
-    with open(path, "rb") as file:
-        if b"\0" in file.read(4096):
-            raise DataError(f"{path}: holds binary data, not text")
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    if b"\0" in head:
+        raise DataError(f"{path}: holds binary data, not text")
     return _nonempty(FileDocuments([path], data.max_examples), str(path))
 
 
