@@ -43,6 +43,7 @@ class Trainer:
         self.saver = Saver(attempt, job, self._watch)
         self._unread: dict[int, int] = {}
         self._unigram: float | None = None
+        self._sampled: int | None = None
         self._compiled = False
 
     def train(self) -> events.Ended:
@@ -175,9 +176,11 @@ class Trainer:
         return ended
 
     def _evaluate(self) -> None:
-        """Loss over the held-out rows, then a sampled text."""
+        """Loss over the held-out rows, if there are any, then a sampled text."""
         job, p = self._job, self._progress
         if not len(job.data.validation):
+            if self._sampled != p.step:
+                self._sample()
             return
         limit = self._plan.train.evaluation_batches
         with self._watch.aside("evaluate"):
@@ -209,6 +212,7 @@ class Trainer:
 
     def _sample(self) -> None:
         job, step = self._job, self._progress.step
+        self._sampled = step
         tokenizer = job.data.tokenizer
         end = tokenizer.end_of_text if tokenizer else None
         prompt = job.data.validation.prompt or [end or 0]

@@ -274,6 +274,20 @@ def test_the_final_train_loss_is_what_the_last_step_says(
     assert {step: resumed[step] for step in steps} == steps
 
 
+def test_one_short_file_is_validated_and_sampled(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("".join(p.read_text() + "\n" for p in text.iterdir()))
+    run = create_run(plan(tmp_path / "one.txt", train__epochs=1))
+    assert attempt(run) == 0
+    evaluation = told(run, events.Evaluation)[-1]
+    assert evaluation.loss > 0
+    assert evaluation.metrics["unigram_loss"] > 0
+    assert len(told(run, events.Sample)) == 1
+    alone = create_run(plan(tmp_path / "one.txt", train__epochs=1, data__validation_fraction=0.0))
+    assert attempt(alone) == 0
+    assert told(alone, events.Evaluation) == []
+    assert [s.step for s in told(alone, events.Sample)] == [final(alone)["step"]]
+
+
 def test_a_finished_run_resumed_is_finished_at_once(text: Path) -> None:
     run = create_run(plan(text, train__epochs=1))
     assert attempt(run) == 0

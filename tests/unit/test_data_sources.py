@@ -63,6 +63,19 @@ def test_a_long_file_is_cut_after_lines_and_nothing_is_lost(tmp_path: Path) -> N
     assert max(len(p.encode()) for p in pieces) <= 2 * PIECE_BYTES
 
 
+@pytest.mark.parametrize("size", [4_000, 20_000, 90_000, 300_000])
+def test_a_lone_file_has_enough_pieces_to_hold_some_out(size: int, tmp_path: Path) -> None:
+    text = "".join(f"Line {i} of a short text.\n" + "\n" * (i % 7 == 0) for i in range(20_000))
+    (tmp_path / "short.txt").write_text(text[:size])
+    source = opened(tmp_path / "short.txt")
+    pieces = texts(source)
+    assert "".join(pieces) == text[:size]
+    assert 10 <= len(pieces) <= 16
+    assert min(len(piece) for piece in pieces) >= 100
+    assert all(piece.endswith("\n") for piece in pieces[:-1])
+    assert 0 < Split(source.count, 0.05).held_out(0, len(pieces)).sum() < 3
+
+
 def test_a_long_line_is_never_cut_inside_a_character(tmp_path: Path) -> None:
     text = "x" + "日本語" * 60_000
     (tmp_path / "long.txt").write_text(text)

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 PIECE_BYTES = 64 * 1024
 """Longer files are cut near this size, so that one long file still splits into train and held out."""
+LONE_PIECES = 16
+"""A file that is the only one is cut into about as many, unless they become too long or too short."""
+LEAST_PIECE_BYTES = 256
 
 
 class DataError(ValueError):
@@ -35,9 +38,9 @@ class Documents(Protocol):
 
 
 class FileDocuments:
-    """Plain files, each a document, or several when longer than `PIECE_BYTES`.
+    """Plain files, each a document, or several when longer than `PIECE_BYTES` or the only one.
 
-    Pieces end after a line where there is one, and never inside a UTF-8 character.
+    Pieces end after a paragraph or a line where there is one, and never inside a UTF-8 character.
     """
 
     block_size = 1
@@ -47,12 +50,12 @@ class FileDocuments:
         digest = hashlib.sha256()
         for path in files:
             try:
-                cuts = _cuts(path)
+                cuts = _cuts(path, lone=len(files) == 1)
                 with open(path, "rb") as file:
                     head = file.read(4096)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-            digest.update(f"{path.name}\0{cuts[-1]}\0".encode("utf-8", "surrogateescape") + head)
+            digest.update(f"{path.name}\0{cuts}\0".encode("utf-8", "surrogateescape") + head)
             self._pieces.extend(zip([path] * len(cuts), cuts, cuts[1:], strict=False))
             if max_examples is not None and len(self._pieces) >= max_examples:
                 del self._pieces[max_examples:]
@@ -148,19 +151,28 @@ def _published(stream: Any) -> int | None:
         return None
 
 
-def _cuts(path: Path) -> list[int]:
-    """Byte offsets at which the pieces of `path` begin, and its size."""
+def _cuts(path: Path, lone: bool) -> list[int]:
+    """Byte offsets at which the pieces of `path` begin, and its size.
+
+    A file that is all there is gets at least about ten pieces, so that some can be held out.
+    """
     size = path.stat().st_size
+    length = PIECE_BYTES
+    if lone:
+        length = min(max(size // LONE_PIECES, LEAST_PIECE_BYTES), PIECE_BYTES)
     cuts = [0]
-    if size <= PIECE_BYTES:
-        return [0, size]
     with open(path, "rb") as file:
-        while size - cuts[-1] > PIECE_BYTES + PIECE_BYTES // 2:
-            target = cuts[-1] + PIECE_BYTES
+        while size - cuts[-1] > 2 * length:
+            target = cuts[-1] + length
             file.seek(target)
-            ahead = file.read(PIECE_BYTES // 2)
-            line = ahead.find(b"\n") + 1
-            if not line:
-                line = next((i for i, byte in enumerate(ahead[:4]) if byte & 0xC0 != 0x80), 0)
-            cuts.append(target + line)
+            cuts.append(target + _break(file.read(length // 2)))
     return [*cuts, size]
+
+
+def _break(ahead: bytes) -> int:
+    """Where to cut: after a paragraph, else a line, else a word, else between characters."""
+    for end in (b"\n\n", b"\n", b" "):
+        found = ahead.find(end)
+        if found >= 0:
+            return found + len(end)
+    return next((i for i, byte in enumerate(ahead[:4]) if byte & 0xC0 != 0x80), 0)
