@@ -20,7 +20,7 @@ from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.prepared import Prepared, make_tokenizer, prepare
 from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine, EngineFactory
 from memconsole_trainer.huggingface import has_weights
@@ -67,7 +67,7 @@ def set_up(attempt: Attempt) -> Job:
 
     say.phase("data", plan.data.source)
     source = open_source(plan, architecture.vocab_size)
-    split = Split(source.count, plan.data.validation_fraction)
+    split = split_of(source, plan.data.validation_fraction)
     say.phase("tokenizer")
     directory = weights_directory(plan)
     beside = directory / "tokenizer.json" if directory else None

@@ -22,7 +22,7 @@ def directory() -> Path:
 def files() -> tuple[Path, ...]:
     """Every non-empty ``.py`` file of the standard library, sorted by relative path.
 
-    The trainer reads exactly these, one file a document; the estimate adds up their sizes.
+    The trainer reads exactly these and holds out whole ones; the estimate adds up their sizes.
     """
     return tuple(path for path, _ in _listing(directory()))
 

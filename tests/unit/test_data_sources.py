@@ -22,7 +22,7 @@ from memconsole_trainer.data.documents import (
 )
 from memconsole_trainer.data.hdf5 import Hdf5Texts, TokenRows
 from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.split import Split, split_of
 from memconsole_trainer.data.tokens import TextBlocks
 from memconsole_trainer.data.validation import from_texts
 from memconsole_trainer.tokenizer import train
@@ -74,6 +74,38 @@ def test_a_lone_file_has_enough_pieces_to_hold_some_out(size: int, tmp_path: Pat
     assert min(len(piece) for piece in pieces) >= 100
     assert all(piece.endswith("\n") for piece in pieces[:-1])
     assert 0 < Split(source.count, 0.05).held_out(0, len(pieces)).sum() < 3
+
+
+def test_a_file_of_many_is_trained_on_or_held_out_as_a_whole(tmp_path: Path) -> None:
+    for number in range(30):
+        lines = 6000 if number % 5 == 0 else 5
+        text = "".join(f"file {number} line {i} of some text\n" for i in range(lines))
+        (tmp_path / f"{number:02d}.txt").write_text(text)
+    source = opened(tmp_path)
+    assert source.count > 30
+    split = split_of(source, 0.3)
+    held = split.held_out(0, source.count)
+    assert 0 < held.sum() < source.count
+    sides: dict[str, set[bool]] = {}
+    for text, out in zip(texts(source), held, strict=True):
+        sides.setdefault(text.split(" line")[0], set()).add(bool(out))
+    assert len(sides) == 30
+    assert all(len(side) == 1 for side in sides.values())
+    parts = [split.held_out(i, min(i + 7, source.count)) for i in range(0, source.count, 7)]
+    np.testing.assert_array_equal(np.concatenate(parts), held)
+    blocks = TextBlocks(source, split, train(source.read(0, 1), 300), 8, 8)
+    size = sum(len(text) for text, out in zip(texts(source), held, strict=True) if not out)
+    assert blocks.train_bytes() == size
+
+
+def test_of_a_large_and_a_small_file_the_small_one_is_held_out(tmp_path: Path) -> None:
+    for names in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{names[0]}.txt").write_text("some words\n" * 60_000)
+        (tmp_path / f"{names[1]}.txt").write_text("other words\n" * 100)
+        source = opened(tmp_path)
+        held = split_of(source, 0.05).held_out(0, source.count)
+        kept = [text[:5] for text, out in zip(texts(source), held, strict=True) if out]
+        assert kept == ["other"]
 
 
 def test_a_long_line_is_never_cut_inside_a_character(tmp_path: Path) -> None:

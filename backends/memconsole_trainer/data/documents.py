@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 PIECE_BYTES = 64 * 1024
 """Longer files are cut near this size, so that one long file still splits into train and held out."""
 LONE_PIECES = 16
@@ -47,8 +49,9 @@ class FileDocuments:
 
     def __init__(self, files: Sequence[Path], max_examples: int | None = None) -> None:
         self._pieces: list[tuple[Path, int, int]] = []
+        numbers: list[int] = []
         digest = hashlib.sha256()
-        for path in files:
+        for number, path in enumerate(files):
             try:
                 cuts = _cuts(path, lone=len(files) == 1)
                 with open(path, "rb") as file:
@@ -57,11 +60,16 @@ class FileDocuments:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
             digest.update(f"{path.name}\0{cuts}\0".encode("utf-8", "surrogateescape") + head)
             self._pieces.extend(zip([path] * len(cuts), cuts, cuts[1:], strict=False))
+            numbers.extend([number] * (len(cuts) - 1))
             if max_examples is not None and len(self._pieces) >= max_examples:
                 del self._pieces[max_examples:]
                 break
         self.count: int | None = len(self._pieces)
-        self.total_bytes: int | None = sum(stop - start for _, start, stop in self._pieces)
+        self.sizes = np.array([stop - start for _, start, stop in self._pieces], dtype=np.int64)
+        """Bytes of each piece."""
+        self.files = np.array(numbers[: len(self._pieces)], dtype=np.int64)
+        """Number of the file each piece is of."""
+        self.total_bytes: int | None = int(self.sizes.sum())
         self.fingerprint = digest.hexdigest()
 
     def read(self, start: int, stop: int) -> list[str]:

@@ -97,9 +97,9 @@ def _sample(blocks: TokenBlocks) -> Iterator[Tokens]:
 
 def _extrapolated(plan: Plan, source: Documents, blocks: TextBlocks, seen: int) -> tuple[int, bool]:
     """Total train tokens from those seen, and whether they are all."""
-    train_share = 1.0 - plan.data.validation_fraction
-    if source.total_bytes is not None and blocks.encoded_bytes:
-        return round(seen / blocks.encoded_bytes * source.total_bytes * train_share), False
+    train_bytes = blocks.train_bytes()
+    if train_bytes is not None and blocks.encoded_bytes:
+        return round(seen / blocks.encoded_bytes * train_bytes), False
     if blocks.count is not None:
         return round(seen / SAMPLED_BLOCKS * blocks.count), False
     assert isinstance(source, StreamDocuments)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from memconsole_trainer.data.documents import FileDocuments
 
 _KEY = 0x6D656D636F6E736F
 _SCAN = 1 << 20
@@ -12,16 +16,26 @@ _SCAN = 1 << 20
 class Split:
     """Documents whose hash falls below `fraction` are held out, whatever the seed and the order.
 
+    With `files`, the file number of each document (count,), whole files are held out: it is their
+    number that is hashed. A single file is split by document.
+
     Of a known `count` of at least two documents at least one is held out and at least one is not,
     unless `fraction` is 0.
     """
 
-    def __init__(self, count: int | None, fraction: float) -> None:
-        self.count = count
+    def __init__(
+        self, count: int | None, fraction: float, files: NDArray[np.int64] | None = None
+    ) -> None:
         self.fraction = fraction
+        self._files = None if files is None or len(files) == 0 or files[-1] == 0 else files
+        self.count = count if self._files is None else int(self._files[-1]) + 1
+        """Of what is split: documents, or files."""
         self._forced: tuple[int, bool] | None = None
-        if count is None or count < 2 or fraction == 0.0:
-            return
+        if self.count is not None and self.count >= 2 and fraction > 0.0:
+            self._force(self.count)
+
+    def _force(self, count: int) -> None:
+        """Take one in, or leave one out, where the hashes alone would leave a side empty."""
         lowest, highest = [], []
         for start in range(0, count, _SCAN):
             values = _hash(start, min(start + _SCAN, count))
@@ -29,13 +43,29 @@ class Split:
             highest.append((int(values.max()), start + int(values.argmax())))
             if self._below(min(lowest)[0]) and not self._below(max(highest)[0]):
                 return
-        if not self._below(min(lowest)[0]):
-            self._forced = (min(lowest)[1], True)
-        else:
-            self._forced = (max(highest)[1], False)
+        held = not self._below(min(lowest)[0])
+        if self._files is None:
+            self._forced = ((min(lowest) if held else max(highest))[1], held)
+            return
+        # Files differ in size: take the one that comes closest to the share asked for.
+        pieces = np.bincount(self._files)
+        wanted = (self.fraction if held else 1.0 - self.fraction) * len(self._files)
+        order = np.lexsort((_hash(0, count), np.abs(pieces - wanted)))
+        self._forced = (int(order[0]), held)
 
     def held_out(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Whether each of the documents `start` to `stop` is held out."""
+        if self._files is None:
+            return self._held_out(start, stop)
+        numbers = self._files[start:stop]
+        if len(numbers) == 0:
+            return np.zeros(0, dtype=np.bool_)
+        first = int(numbers[0])
+        whole = self._held_out(first, int(numbers[-1]) + 1)
+        mask: NDArray[np.bool_] = whole[numbers - first]
+        return mask
+
+    def _held_out(self, start: int, stop: int) -> NDArray[np.bool_]:
         if self.fraction == 0.0 or (self.count is not None and self.count < 2):
             return np.zeros(stop - start, dtype=np.bool_)
         mask = _hash(start, stop) < np.uint64(self._limit())
@@ -48,6 +78,12 @@ class Split:
 
     def _below(self, value: int) -> bool:
         return value < self._limit()
+
+
+def split_of(source: Any, fraction: float) -> Split:
+    """The split of a source of documents or token rows."""
+    files = source.files if isinstance(source, FileDocuments) else None
+    return Split(source.count, fraction, files)
 
 
 def _hash(start: int, stop: int) -> NDArray[np.uint64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from memconsole_trainer.data.documents import Documents, StreamDocuments
+from memconsole_trainer.data.documents import Documents, FileDocuments, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.tokenizer import Tokenizer, Tokens, token_dtype
@@ -55,6 +55,12 @@ class TextBlocks:
         self.stride = stride
         self.encoded_bytes = 0
         self.encoded_documents = 0
+
+    def train_bytes(self) -> int | None:
+        """UTF-8 bytes of the train documents, where files tell."""
+        if not isinstance(self._source, FileDocuments):
+            return None
+        return int(self._source.sizes[~self._split.held_out(0, len(self._source.sizes))].sum())
 
     def block(self, index: int) -> Tokens:
         start = index * self._size
