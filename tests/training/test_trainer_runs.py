@@ -445,6 +445,13 @@ def test_token_rows_train_without_a_tokenizer(tmp_path: Path) -> None:
     assert told(run, events.Evaluation)[0].bits_per_byte is None
     sample = told(run, events.Sample)[0]
     assert all(0 <= int(word) < 300 for word in sample.text.split())
+    wide = create_run(
+        plan(tmp_path / "rows.h5", data__sequence_length=8, train__epochs=1, data__streaming=False)
+    )
+    assert attempt(wide) == 0
+    held = told(wide, events.Evaluation)[0].tokens
+    seen = told(wide, events.Step)[-1].tokens
+    assert held + seen == 120 * 16  # two windows a row, each target once
     too_long = create_run(plan(tmp_path / "rows.h5", data__sequence_length=32))
     assert attempt(too_long) == 78
     assert "hold 17 tokens; use 16" in told(too_long, events.Error)[0].message

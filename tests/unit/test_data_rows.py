@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from memconsole_trainer.data.rows import array_rows, streamed_rows
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import MASKED, BatchShape, BatchStream, make_batch
-from memconsole_trainer.data.tokens import ArrayRows, row_count
+from memconsole_trainer.data.tokens import ArrayRows, row_count, windows
 from memconsole_trainer.tokenizer import Tokens
 
 
@@ -222,6 +222,22 @@ def test_waiting_for_data_may_be_interrupted() -> None:
         stream.next(stop)
     released.set()
     stream.close()
+
+
+@given(st.integers(2, 12), st.integers(0, 30), st.integers(1, 12))
+def test_windows_of_wide_rows_cover_every_target_and_stay_inside_their_row(
+    row_tokens: int, more: int, stride: int
+) -> None:
+    width, stride = row_tokens + more, min(stride, row_tokens - 1)
+    rows = np.arange(3 * width).reshape(3, width)
+    cut = windows(rows, row_tokens, stride)
+    assert cut.shape[1] == row_tokens
+    assert ((cut // width) == (cut[:, :1] // width)).all()
+    assert (np.diff(cut, axis=1) == 1).all()
+    targets, times = np.unique(cut[:, 1:], return_counts=True)
+    assert targets.tolist() == rows[:, 1:].reshape(-1).tolist()
+    if stride == row_tokens - 1 and more % stride == 0:
+        assert times.max() == 1
 
 
 @given(st.integers(2, 400), st.floats(0.001, 0.5))

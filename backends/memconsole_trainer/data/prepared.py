@@ -92,20 +92,21 @@ def prepare(
 ) -> Prepared:
     """Everything else. `tick` is called now and then and may raise.
 
-    Raises `PlanError` for rows of another length than the plan's and `DataError` for data without
+    Raises `PlanError` for rows shorter than the plan's and `DataError` for data without
     anything to train on.
     """
     length = plan.data.sequence_length
     blocks: TokenBlocks
     if isinstance(source, TokenRows):
-        if source.width not in (length, length + 1):
+        if source.width < length:
             raise PlanError(
                 f"data.sequence_length = {length}: the rows of {source.path} hold {source.width} "
                 f"tokens; use {source.width - 1} (inputs and targets overlap in all but one)",
                 "data.sequence_length",
             )
-        blocks = RowBlocks(source, split, architecture.vocab_size)
-        held_out = validation.from_rows(source, split, architecture.vocab_size)
+        size, row_tokens = architecture.vocab_size, min(source.width, length + 1)
+        blocks = RowBlocks(source, split, size, row_tokens, plan.stride)
+        held_out = validation.from_rows(source, split, size, row_tokens)
     else:
         assert tokenizer is not None
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from memconsole_trainer.data.documents import Documents, FileDocuments, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
@@ -92,10 +95,31 @@ class TextBlocks:
         return self._tokenizer.encode(train)
 
 
-class RowBlocks:
-    """Rows that are already tokens; each row stays one row."""
+def windows(rows: NDArray[Any], row_tokens: int, stride: int) -> NDArray[Any]:
+    """Rows (n, width ≥ row_tokens) as (n · windows of one row, row_tokens), a window every `stride`
+    tokens and none across two rows.
 
-    def __init__(self, rows: TokenRows, split: Split, vocab_size: int) -> None:
+    The last window of a row ends where the row does: no target is lost, a few come twice.
+    """
+    starts = window_starts(rows.shape[1], row_tokens, stride)
+    if len(starts) == 1:
+        return rows
+    picked: NDArray[Any] = rows[:, starts[:, None] + np.arange(row_tokens)]
+    return picked.reshape(-1, row_tokens)
+
+
+def window_starts(width: int, row_tokens: int, stride: int) -> NDArray[np.int64]:
+    """Where the windows of a row of `width` tokens begin."""
+    last = width - row_tokens
+    return np.unique(np.append(np.arange(0, last, stride, dtype=np.int64), last))
+
+
+class RowBlocks:
+    """Rows that are already tokens; each row stays one row, or becomes several where it is wider."""
+
+    def __init__(
+        self, rows: TokenRows, split: Split, vocab_size: int, row_tokens: int, stride: int
+    ) -> None:
         self._source = rows
         self._split = split
         self._size = rows.block_size
@@ -104,26 +128,28 @@ class RowBlocks:
         assert rows.count is not None
         self._rows = rows.count
         self.count: int | None = -(-rows.count // self._size)
-        self.row_tokens = rows.width
-        self.stride = rows.width
+        self.row_tokens = self.stride = row_tokens
+        self._stride = stride
+        self._windows = len(window_starts(rows.width, row_tokens, stride))
 
     def block(self, index: int) -> Tokens:
         start = index * self._size
         stop = min(start + self._size, self._rows)
-        rows = self._source.rows(start, stop)
-        return rows[~self._split.held_out(start, stop)].astype(self._dtype).reshape(-1)
+        rows = self._source.rows(start, stop)[~self._split.held_out(start, stop)]
+        cut = windows(rows.astype(self._dtype), self.row_tokens, self._stride)
+        return cut.reshape(-1)
 
     def iterate(self, start: int) -> Iterator[Tokens]:
         for index in range(start, self.count or 0):
             yield self.block(index)
 
     def train_tokens(self) -> int:
-        """Tokens of all train rows, without reading them."""
+        """Tokens of all windows of the train rows, without reading them."""
         rows = 0
         for start in range(0, self._rows, 1 << 20):
             stop = min(start + (1 << 20), self._rows)
             rows += int((~self._split.held_out(start, stop)).sum())
-        return rows * self.row_tokens
+        return rows * self._windows * self.row_tokens
 
 
 def row_count(tokens: int, row_tokens: int, stride: int) -> int:

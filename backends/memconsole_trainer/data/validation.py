@@ -13,7 +13,7 @@ from memconsole_trainer.data.documents import Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
-from memconsole_trainer.data.tokens import ArrayRows
+from memconsole_trainer.data.tokens import ArrayRows, windows
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.tokenizer import Tokenizer, Tokens, token_dtype
 
@@ -79,24 +79,24 @@ def from_texts(source: Documents, split: Split, tokenizer: Tokenizer, length: in
     )
 
 
-def from_rows(source: TokenRows, split: Split, vocab_size: int) -> Validation:
-    """The held-out rows of a file of token rows."""
+def from_rows(source: TokenRows, split: Split, vocab_size: int, row_tokens: int) -> Validation:
+    """The held-out rows of a file of token rows, in windows of `row_tokens`."""
     parts, total, count = [], 0, source.count or 0
     for start in range(0, count, source.block_size):
         stop = min(start + source.block_size, count)
         held = split.held_out(start, stop)
         if held.any():
             rows = source.rows(start, stop)[held].astype(token_dtype(vocab_size))
-            parts.append(rows.reshape(-1))
+            parts.append(windows(rows, row_tokens, row_tokens - 1).reshape(-1))
             total += rows.size
         if total >= MOST_TOKENS:
             break
     joined = np.concatenate(parts) if parts else np.empty(0, dtype=token_dtype(vocab_size))
     return Validation(
-        rows=ArrayRows(joined, source.width, source.width),
+        rows=ArrayRows(joined, row_tokens, row_tokens),
         tokens=total,
         bytes_per_target=None,
-        prompt=joined[: min(PROMPT_TOKENS, source.width - 1)].tolist(),
+        prompt=joined[: min(PROMPT_TOKENS, row_tokens - 1)].tolist(),
     )
 
 
