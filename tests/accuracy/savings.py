@@ -1,8 +1,7 @@
 """What each optimization really saves: short real runs with and without it, estimate beside measurement.
 
 ``make bench`` writes savings.json next to this file and prints the README's table. Memory is what the
-run itself reports (on a CPU the growth of anonymous memory); speed is that of the fastest step, the one
-least disturbed by whatever else the machine does, relative to the plain run of the same backend.
+run itself reports (on a CPU the growth of anonymous memory).
 """
 
 from __future__ import annotations
@@ -71,8 +70,6 @@ def measure(backend: str, changes: dict[str, str], state: str) -> dict[str, Any]
     return {
         "estimated_bytes": report["memory"]["estimated"]["peak_bytes"],
         "measured_bytes": report["memory"]["measured"]["peak_bytes"],
-        "tokens_per_second": max(s["tokens_per_second"] for s in report["steps"][1:]),
-        "final_loss": report["steps"][-1]["loss"],
     }
 
 
@@ -81,13 +78,13 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
     backends = list(results)
     head = ["optimization"]
     for backend in backends:
-        head += [f"{backend}: estimated MiB", "measured MiB", "saves", "speed", "loss, step 4"]
+        head += [f"{backend}: estimated MiB", "measured MiB", "saves"]
     rows = [head, ["---", *["---:"] * (len(head) - 1)]]
     for toggle in results[backends[0]]:
         row = [toggle]
         for backend in backends:
             if toggle not in results[backend]:
-                row += ["n/a"] * 5
+                row += ["n/a"] * 3
                 continue
             one, plain = results[backend][toggle], results[backend]["plain"]
             saved = 1 - one["measured_bytes"] / plain["measured_bytes"]
@@ -95,8 +92,6 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
                 f"{one['estimated_bytes'] / MIB:,.0f}",
                 f"{one['measured_bytes'] / MIB:,.0f}",
                 "" if toggle == "plain" else f"{saved:.0%}",
-                f"{one['tokens_per_second'] / plain['tokens_per_second']:.2f}x",
-                f"{one['final_loss']:.4f}",
             ]
         rows.append(row)
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

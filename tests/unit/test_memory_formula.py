@@ -163,7 +163,9 @@ def test_checkpointing_never_raises_the_activations_kept_by_the_forward_pass(
         for p in [plans.replace(plan, {"optimize.gradient_checkpointing": mode})]
     ]
     assert kept[2] <= min(kept[0], kept[1])
-    if not plan.optimize.lora_rank:  # selective keeps the outputs of base and adapter, not their sum
+    if (
+        not plan.optimize.lora_rank
+    ):  # selective keeps the outputs of base and adapter, not their sum
         assert kept[1] <= kept[0]
 
 
