@@ -82,7 +82,7 @@ async def watching(run: str, columns: int, rows: int, name: str, theme: str | No
             await pilot.press("a")
             await pilot.pause(1.0)
             await shoot(app, pilot, f"runs-{columns}x{rows}")
-            await pilot.press("v")
+            await pilot.press("g")
             await pilot.pause(1.0)
             await shoot(app, pilot, f"devices-{columns}x{rows}")
 

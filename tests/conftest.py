@@ -1,6 +1,7 @@
-"""For every test: a state folder of its own, and one thread, which is fastest for tiny models."""
+"""For every test: a state folder of its own, one thread (fastest for tiny models), plain signals."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -9,6 +10,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for name in ("NO_COLOR", "SSH_CONNECTION"):
     os.environ.pop(name, None)
+# Under nohup, or in the background of a shell, these are ignored, and children would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
