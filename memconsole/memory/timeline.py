@@ -1,0 +1,60 @@
+"""What a trace or a compiler found out about a plan's memory: the records a tracer sends to the console."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ExactPhase(msgspec.Struct, frozen=True, kw_only=True):
+    """Live bytes at the largest moment of one phase."""
+
+    total_bytes: int
+    components: dict[str, int] = {}
+    """Bytes of the components that were told apart, by their names in `table.COMPONENTS`; what is left
+    of the total is theirs whom the tracer could not tell apart."""
+
+
+class Exact(msgspec.Struct, frozen=True, kw_only=True):
+    """Traced or compiled memory of one plan on one kind of device."""
+
+    phases: dict[str, ExactPhase]
+    """By the names in `table.PHASES`. A program compiled as a whole has one number for its whole training
+    step: it stands under `program_phase`, and no other phase of the step is here."""
+    program_phase: str = ""
+    reserved_bytes: int | None = None
+    """What the framework's allocator would hold; None where nothing replayed it."""
+    least_bytes: int | None = None
+    """The smallest allocator capacity in which the step completes; None where not searched."""
+    host_bytes: int = 0
+    """Bytes the program keeps in host memory (offloaded state and activations)."""
+    source: str
+    """What found this, with versions: "torch 2.13.0, traced" or "XLA 0.10.2 for TPU v5e"."""
+    caveat: str = ""
+    """What may differ on the real device, in one sentence."""
+    out_of_memory: bool = False
+    """The compiler refused the program for this device; the total is what it said it needs."""
+    seconds: float = 0.0
+    """What finding it took."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a tracer's standard input (JSON)."""
+
+    id: int
+    plan: str
+    """The plan file's text."""
+    kind: str
+    """cpu | gpu | rocm | apple | tpu"""
+    target: str = ""
+    """The catalog device compiled for, as its name in the catalog; empty for this machine's own."""
+    urgent: bool = True
+    """False for neighbours of the present plan: they wait, and a newer urgent question drops them."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a tracer's standard output (JSON)."""
+
+    id: int
+    exact: Exact | None = None
+    problem: str = ""
+    """Why there is none, in one sentence that says what to install or change."""
