@@ -1,0 +1,198 @@
+"""How well an estimate meets its truth: the records `make accuracy` writes and the table it makes of them.
+
+A part of `make accuracy` is a script that compares estimates with one kind of truth and ends with
+``write(Part(...))``; a part whose truth is not at hand on this machine ends with `unavailable(...)`, and
+what it wrote last, elsewhere, stays.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+FOLDER = Path(__file__).with_name("results")
+README = Path(__file__).resolve().parents[2] / "README.md"
+BEGIN, END = "<!-- accuracy -->", "<!-- /accuracy -->"
+"""The README's section between these is written by `into_readme`."""
+UNAVAILABLE = 3
+"""Exit status of a part whose truth cannot be asked here."""
+MIB = 2**20
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan, estimated and measured."""
+
+    plan: str
+    estimated_bytes: int
+    measured_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Estimate over truth, less one: negative where the estimate is too low."""
+        return self.estimated_bytes / self.measured_bytes - 1
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row must reach, as shares; None: not asked."""
+
+    median: float | None = None
+    """Most that the middle absolute error may be."""
+    under: float | None = None
+    """Most that any estimate may be too low."""
+    within: float | None = None
+    """Most that any estimate may be off, either way."""
+
+    def __str__(self) -> str:
+        asked = (
+            ("median ≤ {:.2g} %", self.median),
+            ("none under by > {:.2g} %", self.under),
+            ("all within {:.2g} %", self.within),
+        )
+        return ", ".join(text.format(100 * limit) for text, limit in asked if limit is not None)
+
+
+class Errors(msgspec.Struct, frozen=True, kw_only=True, tag="errors"):
+    """A row of the table: one kind of estimate against one kind of truth."""
+
+    estimate: str
+    """With its tier, such as ``torch ~``."""
+    truth: str
+    bar: Bar
+    cases: tuple[Case, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(abs(case.error) for case in self.cases)
+
+    @property
+    def under(self) -> float:
+        """The lowest estimate's error; 0 where none is too low."""
+        return min(0.0, *(case.error for case in self.cases))
+
+    @property
+    def over(self) -> float:
+        return max(0.0, *(case.error for case in self.cases))
+
+    @property
+    def met(self) -> bool:
+        b = self.bar
+        return (
+            bool(self.cases)
+            and (b.median is None or self.median <= b.median)
+            and (b.under is None or -self.under <= b.under)
+            and (b.within is None or max(-self.under, self.over) <= b.within)
+        )
+
+    def cells(self) -> list[str]:
+        counted = f"{len(self.cases)} plans"
+        shown = (f"{self.median:.1%}", f"{self.under:+.1%}", f"{self.over:+.1%}")
+        return [self.estimate, self.truth, counted, *shown, str(self.bar), _word(self.met)]
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True, tag="latency"):
+    """A row of the table about time: how long many actions took."""
+
+    estimate: str
+    truth: str
+    count: int
+    median_seconds: float
+    p99_seconds: float
+    worst_seconds: float
+    limit_seconds: float
+    """What the 99th percentile must stay below."""
+
+    @property
+    def met(self) -> bool:
+        return self.p99_seconds < self.limit_seconds
+
+    def cells(self) -> list[str]:
+        times = (self.median_seconds, self.p99_seconds, self.worst_seconds)
+        middle, high, worst = (f"{1000 * seconds:.1f} ms" for seconds in times)
+        bar = f"p99 < {1000 * self.limit_seconds:g} ms"
+        return [
+            self.estimate, self.truth, f"{self.count:,} presses", middle, f"p99 {high}",
+            f"worst {worst}", bar, _word(self.met),
+        ]  # fmt: skip
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one script measured, once."""
+
+    name: str
+    """Of the file in results/, such as ``torch-formula``."""
+    command: str
+    rows: tuple[Errors | Latency, ...]
+    date: str = ""
+    machine: str = ""
+    versions: dict[str, str] = {}
+    note: str = ""
+    """One sentence the README puts under the table."""
+
+
+HEAD = ("estimate", "truth", "over", "median", "worst under", "worst over", "bar", "met")
+
+
+def write(part: Part, packages: Iterable[str] = (), machine: str = "") -> None:
+    """Store `part` with today's date, this machine and the versions of `packages`; print its rows."""
+    versions = {name: metadata.version(name) for name in packages}
+    here = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    part = msgspec.structs.replace(
+        part,
+        date=part.date or time.strftime("%Y-%m-%d", time.gmtime()),
+        machine=part.machine or machine or here,
+        versions=part.versions or {"python": platform.python_version(), **versions},
+    )
+    FOLDER.mkdir(exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(part), indent=1)
+    (FOLDER / f"{part.name}.json").write_bytes(text + b"\n")
+    print(table([part]))
+
+
+def unavailable(what: str) -> NoReturn:
+    """End a part whose truth is not at hand here; `what` says why, or what to install."""
+    print(f"not measured here: {what}", file=sys.stderr)
+    sys.exit(UNAVAILABLE)
+
+
+def stored() -> list[Part]:
+    """Everything measured so far, by file name."""
+    files = sorted(FOLDER.glob("*.json"))
+    return [msgspec.json.decode(file.read_bytes(), type=Part) for file in files]
+
+
+def table(parts: Iterable[Part]) -> str:
+    """The rows of `parts` as Markdown."""
+    rows = [list(HEAD), ["---", "---", *["---:"] * 4, "---", "---"]]
+    rows += [row.cells() for part in parts for row in part.rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def section(parts: Iterable[Part]) -> str:
+    """The README's section: the table, and where and with what each part was measured."""
+    parts = list(parts)
+    lines = [table(parts), ""]
+    for part in parts:
+        versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
+        line = f"- `{part.command}`: {part.date}, {part.machine}; {versions}."
+        lines.append(line + (f" {part.note}" if part.note else ""))
+    return "\n".join(lines)
+
+
+def into_readme(parts: Iterable[Part], readme: Path = README) -> None:
+    """Put the section between the README's markers. Raises `ValueError` where they are missing."""
+    text = readme.read_text(encoding="utf-8")
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    readme.write_text(f"{text[:begin]}\n{section(parts)}\n{text[end:]}", encoding="utf-8")
+
+
+def _word(met: bool) -> str:
+    return "yes" if met else "no"
