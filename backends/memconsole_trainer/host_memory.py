@@ -12,6 +12,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 
 _STATUS = "/proc/self/status"
@@ -55,7 +56,12 @@ class HostMemory:
             self._baseline = resident().anonymous
         self.reset_peak()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="host-memory", daemon=True)
+            self._thread = threading.Thread(
+                target=_watch,
+                args=(weakref.ref(self), self._stop, self._period),
+                name="host-memory",
+                daemon=True,
+            )
             self._thread.start()
 
     def growth_bytes(self) -> int:
@@ -104,13 +110,19 @@ class HostMemory:
     def _sample_tree(self) -> None:
         self._peak_tree = max(self._peak_tree, tree_rss_bytes())
 
-    def _watch(self) -> None:
-        next_tree = time.monotonic()
-        while not self._stop.wait(self._period):
-            self._sample()
-            if time.monotonic() >= next_tree:
-                self._sample_tree()
-                next_tree = time.monotonic() + 5.0
+
+def _watch(memory: weakref.ref[HostMemory], stop: threading.Event, period: float) -> None:
+    """Sample every `period` seconds until stopped, or until nobody holds the memory's owner."""
+    next_tree = time.monotonic()
+    while not stop.wait(period):
+        watched = memory()
+        if watched is None:
+            return
+        watched._sample()
+        if time.monotonic() >= next_tree:
+            watched._sample_tree()
+            next_tree = time.monotonic() + 5.0
+        del watched
 
 
 def resident() -> Resident:

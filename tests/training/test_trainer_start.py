@@ -153,3 +153,14 @@ def test_children_count_into_the_tree() -> None:
     child.kill()
     child.communicate()
     assert grown > 70 * MIB
+
+
+def test_the_watching_thread_ends_with_its_memory() -> None:
+    memory = HostMemory(period_seconds=0.01)
+    memory.start()
+    thread = memory._thread
+    assert thread is not None
+    assert thread.is_alive()
+    del memory
+    thread.join(10)
+    assert not thread.is_alive()
