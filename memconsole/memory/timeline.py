@@ -37,6 +37,29 @@ class Exact(msgspec.Struct, frozen=True, kw_only=True):
     """What finding it took."""
 
 
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """Live bytes at one moment of a phase, each a sum of coefficients times the sizes in `affine.TERMS`."""
+
+    total: tuple[int, ...]
+    components: dict[str, tuple[int, ...]]
+    """Parts of the total, by their names in `table.COMPONENTS`."""
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Every moment of a plan's step that can be its phase's largest, for any batch and length that
+    `affine.covers`; `affine.evaluate` makes an `Exact` of it."""
+
+    key: str
+    """`affine.structure_key` of the plans that it speaks for."""
+    phases: dict[str, tuple[Moment, ...]]
+    only: tuple[int, int] | None = None
+    """The one micro-batch and length it holds for, where sizes could not be told apart."""
+    reserved_share: float | None = None
+    """The allocator's bytes over the live peak, as replayed at the sizes that were asked for."""
+    source: str
+    caveat: str = ""
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a tracer's standard input (JSON)."""
 
@@ -56,5 +79,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     exact: Exact | None = None
+    timeline: Timeline | None = None
+    """The same for other batches and lengths, from tracers that know."""
     problem: str = ""
     """Why there is none, in one sentence that says what to install or change."""
