@@ -1,0 +1,246 @@
+"""The tracer process of the torch backend: questions on standard input, exact memory on standard output.
+
+    python -m memconsole_torch.trace
+
+Reads `Question` and writes `Answer` records, a line of JSON each, until standard input closes. A new urgent
+question ends the trace of a neighbour and drops the neighbours that wait.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+import msgspec
+import torch
+
+from memconsole.memory import affine, allocator
+from memconsole.memory.coefficients import runtime
+from memconsole.memory.timeline import Answer, Exact, Question, Timeline
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole_torch import trace_step
+from memconsole_torch.trace_liveness import Liveness
+from memconsole_torch.trace_timeline import (
+    Coefficient,
+    TellingSizes,
+    UntoldSizeError,
+    coefficients,
+    moments,
+    telling_sizes,
+)
+
+KINDS = ("cpu", "gpu", "rocm", "apple")
+DROPPED = "a newer question came first"
+_CAVEATS = {
+    "cpu": "",
+    "gpu": "CUDA's kernels were stood in for, their workspaces taken from PyTorch's sources",
+    "rocm": "ROCm's kernels were taken to allocate as CUDA's do",
+    "apple": "MPS was traced by PyTorch's operators: what its graphs allocate inside is not seen",
+}
+_COMPILED = "torch.compile's fusions are not traced: it needs less"
+_KEPT = 32
+"""Structures whose recordings are remembered."""
+
+
+class DroppedError(Exception):
+    """Something more urgent came."""
+
+
+@dataclass
+class Recording:
+    """One structure's trace: its timeline, and the events that the allocator replays."""
+
+    timeline: Timeline
+    events: list[int]
+    sizes: list[Coefficient]
+
+
+class Tracer:
+    """Answers questions, and remembers what it traced."""
+
+    def __init__(self) -> None:
+        self._recordings: dict[tuple[str, tuple[int, int] | None], Recording] = {}
+
+    def answer(self, question: Question, interrupt: Callable[[], None] | None = None) -> Answer:
+        """The exact memory of the question's plan, or why there is none. Passes on what `interrupt` raises."""
+        started = time.monotonic()
+        try:
+            if question.kind not in KINDS:
+                raise PlanError(
+                    f'kind "{question.kind}": the torch backend traces {" | ".join(KINDS)}'
+                )
+            plan = loads(question.plan)
+            check(plan)
+            check_trainable(plan)
+            architecture = catalog.architecture(plan)
+            recording = self.recording(plan, architecture, question.kind, interrupt)
+            exact = _exact(recording, plan, question.kind, interrupt)
+        except PlanError as error:
+            return Answer(id=question.id, problem=str(error))
+        seconds = time.monotonic() - started
+        timeline = recording.timeline
+        if exact.reserved_bytes is not None:
+            peak = max(phase.total_bytes for phase in exact.phases.values())
+            timeline = msgspec.structs.replace(timeline, reserved_share=exact.reserved_bytes / peak)
+        return Answer(
+            id=question.id,
+            exact=msgspec.structs.replace(exact, seconds=seconds),
+            timeline=timeline,
+        )
+
+    def recording(
+        self,
+        plan: Plan,
+        architecture: Architecture,
+        kind: str,
+        interrupt: Callable[[], None] | None = None,
+    ) -> Recording:
+        """The trace of the plan's structure, or at its very sizes where sizes could not be told apart."""
+        key = affine.structure_key(plan, architecture, kind)
+        own = (plan.train.batch_size, plan.data.sequence_length)
+        for only in (None, own):
+            if (key, only) in self._recordings:
+                return self._recordings[key, only]
+        made = record(plan, architecture, kind, interrupt)
+        self._recordings[key, made.timeline.only] = made
+        if len(self._recordings) > _KEPT:
+            del self._recordings[next(iter(self._recordings))]
+        return made
+
+
+def record(
+    plan: Plan,
+    architecture: Architecture,
+    kind: str,
+    interrupt: Callable[[], None] | None = None,
+) -> Recording:
+    """Trace the plan's structure."""
+    if (
+        architecture.positions == "learned"
+        and plan.data.sequence_length > architecture.max_positions
+    ):
+        raise PlanError(f"the model has {architecture.max_positions} positions")
+    telling = telling_sizes(plan, architecture)
+    if telling is not None:
+        live = trace_step.trace(plan, architecture, kind, telling, check=interrupt)
+        try:
+            return _recording(plan, architecture, kind, live, telling)
+        except UntoldSizeError as error:
+            print(f"traced at its own sizes: {error}", file=sys.stderr)
+    live = trace_step.trace(plan, architecture, kind, check=interrupt)
+    return _recording(plan, architecture, kind, live, None)
+
+
+def _recording(
+    plan: Plan, architecture: Architecture, kind: str, live: Liveness, sizes: TellingSizes | None
+) -> Recording:
+    found = coefficients(live, sizes, kind)
+    own = (plan.train.batch_size, plan.data.sequence_length)
+    caveats = (_CAVEATS[kind], _COMPILED if plan.optimize.compile else "")
+    timeline = Timeline(
+        key=affine.structure_key(plan, architecture, kind),
+        phases=moments(live, found),
+        only=None if sizes else own,
+        source=f"torch {torch.__version__.partition('+')[0]}, traced",
+        caveat="; ".join(filter(None, caveats)),
+    )
+    return Recording(timeline, [e for e in live.events if isinstance(e, int)], found)
+
+
+def _exact(
+    recording: Recording, plan: Plan, kind: str, interrupt: Callable[[], None] | None
+) -> Exact:
+    batch, length = plan.train.batch_size, plan.data.sequence_length
+    exact = affine.evaluate(recording.timeline, batch, length)
+    if kind not in ("gpu", "rocm"):
+        return exact
+    if interrupt is not None:
+        interrupt()
+    values = affine.sizes(batch, length)
+    sizes = [c.factor * values[c.term] for c in recording.sizes]
+    # The matmul libraries' workspace comes from the same allocator and stays.
+    sizes.append(runtime("torch", kind).workspace_bytes)
+    events = [len(sizes), *recording.events]
+    replayed = allocator.replay(events, sizes)
+    return msgspec.structs.replace(
+        exact,
+        reserved_bytes=replayed.reserved_bytes,
+        least_bytes=allocator.least_capacity(events, sizes),
+    )
+
+
+def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer the questions of a stream until it ends."""
+    arrived: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(questions, arrived), daemon=True).start()
+    tracer, waiting = Tracer(), deque[Question]()
+    encoder = msgspec.json.Encoder()
+
+    def say(answer: Answer) -> None:
+        answers.write(encoder.encode(answer) + b"\n")
+        answers.flush()
+
+    def take(question: Question) -> None:
+        """Put a question where it belongs: an urgent one before all, and neighbours dropped for it."""
+        if question.urgent:
+            while waiting:
+                say(Answer(id=waiting.popleft().id, problem=DROPPED))
+        waiting.append(question)
+
+    def interrupt() -> None:
+        """End a neighbour's trace when something urgent, or the end, has come."""
+        while not arrived.empty():
+            question = arrived.get()
+            if question is None:
+                raise EOFError
+            take(question)
+            if question.urgent:
+                raise DroppedError
+
+    while True:
+        if not waiting:
+            question = arrived.get()
+            if question is None:
+                return
+            take(question)
+            continue
+        question = waiting.popleft()
+        try:
+            say(tracer.answer(question, interrupt))
+        except DroppedError:
+            say(Answer(id=question.id, problem=DROPPED))
+        except EOFError:
+            return
+
+
+def _read(questions: IO[bytes], arrived: queue.SimpleQueue[Question | None]) -> None:
+    decoder = msgspec.json.Decoder(Question)
+    for line in questions:
+        try:
+            arrived.put(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            print(f"not a question: {error}", file=sys.stderr)
+    arrived.put(None)
+
+
+def main() -> None:
+    """Serve on the process's own streams; whatever prints goes to standard error."""
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Live tensor bytes of a PyTorch computation, event by event, without a GPU.
+
+A dispatch mode sees every operator. Each storage counts from the operator that first shows it until its
+last reference dies, which is what a caching allocator would call allocated. Works on real and on fake tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+COPIES_INPUT = frozenset({aten.logsumexp.default})
+"""Operators whose kernel holds a copy of its input that no dispatch shows (their resident memory was measured)."""
+Workspace = Callable[..., list[int]]
+"""Bytes that an operator's kernel allocates besides its outputs, of the operator's arguments."""
+Override = Callable[..., Any]
+"""Stands in for an operator; gets its arguments, gives its results."""
+
+
+class Storage:
+    """One allocation: its bytes, and what is known of where it came from."""
+
+    __slots__ = ("component", "copy_of", "nbytes", "phase", "recomputed", "wide", "within")
+
+    def __init__(self, nbytes: int, phase: str, within: str | None) -> None:
+        self.nbytes = nbytes
+        self.phase = phase
+        self.within = within
+        """The part of the step that made it, by the component its results belong to."""
+        self.component: str | None = None
+        """What it was declared to be, by its name in `table.COMPONENTS`."""
+        self.copy_of: Storage | None = None
+        """What it holds in another type."""
+        self.recomputed = False
+        """Made in the backward pass with gradients on: a checkpointed block runs again."""
+        self.wide = False
+        """Its rows run over the vocabulary."""
+
+
+class Liveness(TorchDispatchMode):
+    """Counts live storage bytes while active and records each allocation and release.
+
+    `peaks` holds the highest count of each phase; `events` the index of each storage in `storages` plus
+    one when it is allocated, the same negative when it is released, and a name when a phase begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden: bool = True,
+        vocabulary: int = 0,
+        overrides: dict[Any, Override] | None = None,
+        workspaces: dict[Any, Workspace] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """`hidden`: count what kernels hold inside, too. `vocabulary`: tells gradients of logits.
+        `check`: called before each operator; may raise."""
+        super().__init__()
+        self.live = 0
+        self.peaks: dict[str, int] = {}
+        self.at_peak: dict[str, str] = {}
+        """The operator at which each phase's peak was reached."""
+        self.storages: list[Storage] = []
+        self.events: list[int | str] = []
+        self.within: str | None = None
+        """What is computed now, by the component its results belong to."""
+        self._phase = "build"
+        self._hidden = hidden
+        self._vocabulary = vocabulary
+        self._overrides = overrides or {}
+        self._workspaces = workspaces or {}
+        self._check = check
+        self._seen: dict[int, tuple[weakref.finalize[Any, Any], Storage]] = {}
+
+    @property
+    def phase(self) -> str:
+        return self._phase
+
+    @phase.setter
+    def phase(self, name: str) -> None:
+        if name != self._phase:
+            self._phase = name
+            self.events.append(name)
+            self.peaks[name] = max(self.peaks.get(name, 0), self.live)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self._check is not None:
+            self._check()
+        override = self._overrides.get(func, func)
+        result = override(*args, **(kwargs or {}))
+        unseen = self._unseen(func, args) if self._hidden else []
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                self.count(leaf)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                made = self.count(leaf)
+                if made is not None:
+                    self._describe(made, func, args, leaf)
+        if unseen:
+            self._pass_through(unseen)
+        total = self.live + sum(unseen)
+        if total > self.peaks.get(self._phase, 0):
+            self.peaks[self._phase] = total
+            self.at_peak[self._phase] = str(func)
+        return result
+
+    def count(self, tensor: torch.Tensor) -> Storage | None:
+        """Count a tensor's storage unless it already is; what is new is returned."""
+        if tensor.device.type == "meta":
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._seen:
+            return None
+        record = self._allocate(storage.nbytes())
+        release = weakref.finalize(storage, self._forget, key, len(self.storages))
+        self._seen[key] = release, record
+        return record
+
+    def storage(self, tensor: torch.Tensor) -> Storage:
+        """The record of a tensor's storage, counted if it was not."""
+        made = self.count(tensor)
+        return made or self._seen[tensor.untyped_storage()._cdata][1]
+
+    def declare(self, tensor: torch.Tensor, component: str) -> None:
+        """Say what a tensor's storage is, from its allocation on."""
+        self.storage(tensor).component = component
+
+    def hold(self, nbytes: int, component: str) -> Callable[[], None]:
+        """Count bytes that no tensor shows, until the returned function is called."""
+        record = self._allocate(nbytes)
+        record.component = component
+        index = len(self.storages)
+        return lambda: self._release(index)
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Take a tensor's bytes for a part of what is counted already."""
+        record = self.storage(tensor)
+        self.live -= record.nbytes
+        record.nbytes = 0
+
+    def start(self) -> None:
+        """Forget the peaks so far; what is live goes on being counted."""
+        self.peaks.clear()
+        self.at_peak.clear()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Count peaks under another phase's name; the live bytes at its start count too."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def _allocate(self, nbytes: int) -> Storage:
+        record = Storage(nbytes, self._phase, self.within)
+        self.storages.append(record)
+        self.events.append(len(self.storages))
+        self.live += nbytes
+        return record
+
+    def _release(self, index: int) -> None:
+        self.events.append(-index)
+        self.live -= self.storages[index - 1].nbytes
+
+    def _forget(self, key: int, index: int) -> None:
+        self._seen.pop(key, None)
+        self._release(index)
+
+    def _unseen(self, func: Any, args: tuple[Any, ...]) -> list[int]:
+        if func in COPIES_INPUT:
+            return [args[0].nbytes]
+        workspace = self._workspaces.get(func)
+        return [] if workspace is None else workspace(*args)
+
+    def _pass_through(self, sizes: list[int]) -> None:
+        """Allocate what a kernel holds inside, and release it."""
+        first = len(self.storages) + 1
+        for nbytes in sizes:
+            record = self._allocate(nbytes)
+            record.component = self.within or "workspace"
+        for index in range(first, len(self.storages) + 1):
+            self._release(index)
+
+    def _describe(self, made: Storage, func: Any, args: tuple[Any, ...], tensor: Any) -> None:
+        if func is aten._to_copy.default:
+            made.copy_of = self.storage(args[0])
+        if self._phase == "backward":
+            made.recomputed = torch.is_grad_enabled()
+            shape = tensor.shape
+            made.wide = len(shape) > 1 and shape[-1] == self._vocabulary

@@ -1,0 +1,225 @@
+"""The torch engine's own training step, evaluation and checkpoint on fake tensors, with every allocation recorded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memconsole.memory.affine import MASK_ALIGNMENT
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+from memconsole_torch import devices, fused_loss, lora, pretrained, trace_devices
+from memconsole_torch import engine as torch_engine
+from memconsole_torch.trace_liveness import Liveness
+from memconsole_trainer import adapters
+from memconsole_trainer.engine import Batch
+
+STEPS = 2
+EVALUATED = 2
+"""Micro-batches of the traced evaluation: from the second on the previous one's hidden states are there."""
+
+
+class Sizes:
+    """What a step is traced at: micro-batch, sequence length and rows of a chunk of the loss."""
+
+    def __init__(self, batch: int, length: int, chunk: int = fused_loss.CHUNK_TOKENS) -> None:
+        self.batch, self.length, self.chunk = batch, length, chunk
+
+
+def trace(
+    plan: Plan,
+    architecture: Architecture,
+    kind: str = "cpu",
+    sizes: Sizes | None = None,
+    *,
+    steps: int = STEPS,
+    hidden: bool = True,
+    check: Callable[[], None] | None = None,
+) -> Liveness:
+    """Run `steps` steps, an evaluation and a checkpoint; `.peaks` is by the phases of the memory table.
+
+    `kind` is what the engine shall believe it runs on. `sizes` replace the plan's own. `hidden`: count
+    what kernels hold inside, too. `check` is called before each operator and may raise.
+    """
+    length = plan.data.sequence_length
+    sizes = sizes or Sizes(plan.train.batch_size, length)
+    few = plan.micro_batch_tokens <= architecture.vocab_size
+    live = Liveness(
+        hidden=hidden,
+        vocabulary=architecture.vocab_size,
+        overrides=trace_devices.overrides() | trace_devices.device_overrides(kind),
+        workspaces=trace_devices.workspaces(kind, few) if hidden else {},
+        check=check,
+    )
+    micro_batches = plan.optimize.accumulation_steps
+    changes: dict[str, Any] = {
+        "device.name": "cpu",
+        "data.sequence_length": sizes.length,
+        "train.batch_size": sizes.batch,
+        "optimize.accumulation_steps": min(2, micro_batches),
+    }
+    plan = replace(plan, changes)
+    aligned = length % MASK_ALIGNMENT == 0
+    gc.collect()
+    with trace_devices.emulated(kind, aligned=aligned), _without_data(sizes), FakeTensorMode():
+        engine = torch_engine.TorchEngine(plan, torch.device("cpu"))
+        engine._memory = _NoMemory()
+        with live:
+            engine.build(plan, architecture, 10, _NoWeights())
+            _declare(live, engine)
+            live.start()
+            # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
+            held = micro_batches if kind == "cpu" else 0
+            engine._to_device = partial(_rows, live, sizes, held == 0)  # type: ignore[method-assign]
+            with _phases(engine, live):
+                for _ in range(steps):
+                    _train(engine, live, plan, sizes, held)
+                live.phase = "evaluation"
+                release = live.hold(8 * held * sizes.batch * sizes.length, "data")
+                engine.evaluate([_batch(EVALUATED)])
+                release()
+            live.phase = "checkpoint"
+            # A tensor at a time goes to the host; the device holds what it held.
+            sum(1 for _ in engine._named_state())
+            live.phase = "end"
+    live.peaks.pop("end", None)
+    return live
+
+
+def _train(engine: Any, live: Liveness, plan: Plan, sizes: Sizes, held: int) -> None:
+    live.phase = "forward"
+    release = live.hold(8 * held * sizes.batch * sizes.length, "data")
+    engine.train_step(_batch(plan.optimize.accumulation_steps))
+    release()
+    engine._metrics.clear()
+
+
+def _batch(micro_batches: int) -> Batch:
+    """Stands for a batch whose rows `_rows` makes."""
+    nothing = np.zeros((micro_batches, 1, 1), np.int32)
+    return Batch(nothing, nothing)
+
+
+def _rows(live: Liveness, sizes: Sizes, counted: bool, array: Any) -> torch.Tensor:
+    """Token ids (B, T) on the device; where the step's rows are held already, they are not counted again."""
+    tensor = torch.empty(sizes.batch, sizes.length, dtype=torch.int32)
+    if counted:
+        live.declare(tensor, "data")
+    else:
+        live.ignore(tensor)
+    return tensor
+
+
+def _declare(live: Liveness, engine: Any) -> None:
+    for parameter in engine._decoder.parameters():
+        live.declare(parameter, "weights")
+    for state in engine._optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                live.declare(value, "optimizer state")
+
+
+@contextmanager
+def _phases(engine: Any, live: Liveness) -> Iterator[None]:
+    """Name the phases as the engine passes them, and the gradients once they are there."""
+    backward, step, loss = torch.Tensor.backward, engine._optimizer.step, engine._loss
+    forward, chunked = engine._decoder.forward, fused_loss.chunked
+
+    def named(phase: str, function: Callable[..., Any], after: str) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            if live.phase != "evaluation":
+                live.phase = phase
+            try:
+                return function(*arguments, **options)
+            finally:
+                if live.phase != "evaluation":
+                    live.phase = after
+
+        return run
+
+    def in_loss(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            live.within = "logits and loss"
+            try:
+                return function(*arguments, **options)
+            finally:
+                live.within = None
+
+        return run
+
+    def backward_and_declare(*arguments: Any, **options: Any) -> None:
+        backward(*arguments, **options)
+        for parameter in engine._trained:
+            if parameter.grad is not None:
+                live.declare(parameter.grad, "gradients")
+
+    with ExitStack() as stack:
+        change = stack.enter_context
+        change(patch.object(engine._decoder, "forward", named("forward", forward, "forward")))
+        run = named("backward", backward_and_declare, "optimizer step")
+        change(patch.object(torch.Tensor, "backward", run))
+        change(
+            patch.object(engine._optimizer, "step", named("optimizer step", step, "optimizer step"))
+        )
+        change(patch.object(engine, "_loss", in_loss(named("loss", loss, "loss"))))
+        change(patch.object(fused_loss, "chunked", in_loss(chunked)))
+        yield
+
+
+@contextmanager
+def _without_data(sizes: Sizes) -> Iterator[None]:
+    """No weights are made and no numbers are read: a trace needs shapes only."""
+    with ExitStack() as stack:
+        change = stack.enter_context
+        change(patch.object(torch.nn.Module, "to_empty", _to_empty))
+        change(patch.object(pretrained, "copy_into", lambda *_: None))
+        change(patch.object(adapters, "Fingerprinted", _NoFingerprint))
+        change(patch.object(lora, "InitialAdapters", _NoWeights))
+        change(patch.object(torch.Tensor, "tolist", lambda t: [0.0] * t.numel()))
+        change(patch.object(fused_loss.chunked, "__defaults__", (sizes.chunk,)))
+        yield
+
+
+def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
+    """`Module.to_empty`, which cannot swap one fake tensor for another."""
+    for part in module.modules():
+        for name, p in part._parameters.items():
+            if p is not None:
+                empty = torch.empty(p.shape, dtype=p.dtype, device=device)
+                part._parameters[name] = torch.nn.Parameter(empty, requires_grad=p.requires_grad)
+
+
+class _NoWeights:
+    """A weight source without weights."""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def tensor(self, name: str) -> Any:
+        return None
+
+
+class _NoFingerprint(_NoWeights):
+    def fingerprint(self) -> Any:
+        return np.zeros(32, np.uint8)
+
+
+class _NoMemory(devices.DeviceMemory):
+    """Measures nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def observe(self) -> None:
+        pass

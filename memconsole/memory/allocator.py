@@ -1,0 +1,404 @@
+"""PyTorch's CUDA caching allocator replayed over a list of allocations: reserved bytes, and the least capacity.
+
+After c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.11 to 2.13, one stream:
+
+- sizes are rounded up to 512 bytes (kMinBlockSize);
+- up to 1 MiB (kSmallSize) come from a pool of 2 MiB segments (kSmallBuffer), larger ones from another pool:
+  below 10 MiB (kMinLargeAlloc) from segments of 20 MiB (large_segment_size), else from a segment of their
+  own rounded up to 2 MiB (kRoundLarge);
+- the smallest free block that is large enough is taken, at the lowest address; what is left of it becomes a
+  block of its own from 512 bytes in the small pool and beyond 1 MiB in the large one (should_split;
+  max_split_size has no limit by default). Else the block stays whole, and allocated bytes count all of it;
+- neighbours within a segment coalesce when freed;
+- when the device refuses, segments that are wholly free go back, and the request is tried once more.
+
+With `expandable_segments`, which the torch engine turns on, each pool has one range of addresses. Pages of
+2 MiB (small pool) or 20 MiB (large) are mapped where a request needs them, blocks split from 512 bytes on, and
+a refusal unmaps the pages that are wholly free.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+import msgspec
+
+MIN_BLOCK = 512
+SMALL_SIZE = 2**20
+SMALL_BUFFER = 2 * 2**20
+LARGE_BUFFER = 20 * 2**20
+MIN_LARGE = 10 * 2**20
+ROUND_LARGE = 2 * 2**20
+PRECISION = 1 / 512
+"""Of the least capacity, as a share of it, where that is more than a page of the small pool."""
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What a replay came to."""
+
+    completes: bool
+    allocated_bytes: int
+    """The peak of the sizes of blocks in use: torch.cuda.max_memory_allocated."""
+    reserved_bytes: int
+    """The peak of what was had from the device: torch.cuda.max_memory_reserved."""
+
+
+class OutOfMemoryError(Exception):
+    """The device has not enough left, even after everything free was given back."""
+
+
+class Block:
+    """A run of addresses of one segment that is in use, free, or (when expandable) not mapped."""
+
+    __slots__ = ("address", "after", "before", "mapped", "segment", "size", "used")
+
+    def __init__(self, address: int, size: int, segment: int, mapped: bool = True) -> None:
+        self.address, self.size, self.segment = address, size, segment
+        self.mapped, self.used = mapped, False
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+
+def replay(
+    events: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    capacity: int | None = None,
+    expandable: bool = True,
+) -> Replayed:
+    """Run `events` through the allocator: i + 1 allocates `sizes[i]` bytes, -(i + 1) releases them.
+
+    `capacity`: bytes the device can give to the allocator; None is without end.
+    """
+    kind = ExpandableAllocator if expandable else SegmentAllocator
+    allocator = kind(capacity)
+    try:
+        for event in events:
+            if event > 0:
+                allocator.allocate(event, sizes[event - 1])
+            else:
+                allocator.release(-event)
+        completes = True
+    except OutOfMemoryError:
+        completes = False
+    return Replayed(completes, allocator.most_allocated, allocator.most_reserved)
+
+
+def least_capacity(events: Sequence[int], sizes: Sequence[int], *, expandable: bool = True) -> int:
+    """The smallest capacity found in which `events` complete, to within `PRECISION`.
+
+    Between the live peak, below which nothing can complete, and what is reserved without a limit.
+    """
+    free = replay(events, sizes, expandable=expandable)
+    low = free.allocated_bytes - 1 if expandable else _live_peak(events, sizes) - 1
+    high = free.reserved_bytes
+    while high - low > max(SMALL_BUFFER, int(high * PRECISION)):
+        middle = (low + high) // 2
+        if replay(events, sizes, capacity=middle, expandable=expandable).completes:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def rounded(size: int) -> int:
+    """The size of the smallest block that holds `size` bytes."""
+    return max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
+
+
+def _live_peak(events: Sequence[int], sizes: Sequence[int]) -> int:
+    live = most = 0
+    for event in events:
+        live += rounded(sizes[event - 1]) if event > 0 else -rounded(sizes[-event - 1])
+        most = max(most, live)
+    return most
+
+
+class Pool:
+    """Free blocks of one pool by size, then address."""
+
+    def __init__(self, small: bool) -> None:
+        self.small = small
+        self.page = SMALL_BUFFER if small else LARGE_BUFFER
+        self.free: list[tuple[int, int]] = []
+        self.blocks: dict[int, Block] = {}
+        """Free blocks by their address."""
+
+    def put(self, block: Block) -> None:
+        insort(self.free, (block.size, block.address))
+        self.blocks[block.address] = block
+
+    def take(self, block: Block) -> None:
+        del self.free[bisect_left(self.free, (block.size, block.address))]
+        del self.blocks[block.address]
+
+    def best(self, size: int) -> Block | None:
+        """The smallest free block of at least `size` bytes."""
+        at = bisect_left(self.free, (size, -1))
+        return self.blocks[self.free[at][1]] if at < len(self.free) else None
+
+
+class SegmentAllocator:
+    """The allocator with segments of fixed size."""
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
+        self.pools = {True: Pool(True), False: Pool(False)}
+        self.used: dict[int, Block] = {}
+        """Blocks in use by the name they were asked for under."""
+        self._segments = 0
+        self._end = 0
+
+    def allocate(self, name: int, size: int) -> None:
+        """Serve `size` bytes; nothing for none. Raises `OutOfMemoryError`."""
+        if not size:
+            return
+        size = rounded(size)
+        pool = self.pools[size <= SMALL_SIZE]
+        block = self.found(pool, size)
+        if block is None:
+            block = self.grown(pool, size)
+        if block is None:
+            self.give_back()
+            block = self.grown(pool, size)
+        if block is None:
+            raise OutOfMemoryError
+        left = block.size - size
+        if left >= MIN_BLOCK if self.splits_finely(pool) else left > SMALL_SIZE:
+            self._split(pool, block, size)
+        block.used = True
+        self.used[name] = block
+        self.allocated += block.size
+        self.most_allocated = max(self.most_allocated, self.allocated)
+
+    def release(self, name: int) -> None:
+        """Free the block `name`, and join it with free neighbours."""
+        block = self.used.pop(name, None)
+        if block is None:
+            return
+        block.used = False
+        self.allocated -= block.size
+        self.join(self._pool_of(block), block)
+
+    def found(self, pool: Pool, size: int) -> Block | None:
+        """A free block taken from `pool`."""
+        block = pool.best(size)
+        if block is not None:
+            pool.take(block)
+        return block
+
+    def grown(self, pool: Pool, size: int) -> Block | None:
+        """A new segment, or None where the device refuses."""
+        if pool.small:
+            length = SMALL_BUFFER
+        elif size < MIN_LARGE:
+            length = LARGE_BUFFER
+        else:
+            length = -(-size // ROUND_LARGE) * ROUND_LARGE
+        if not self.reserve(length):
+            return None
+        self._segments += 1
+        block = Block(self._end, length, 2 * self._segments + pool.small)
+        self._end += length
+        return block
+
+    def splits_finely(self, pool: Pool) -> bool:
+        return pool.small
+
+    def give_back(self) -> None:
+        """Return every segment that is wholly free to the device."""
+        for pool in self.pools.values():
+            for block in list(pool.blocks.values()):
+                if block.before is None and block.after is None:
+                    pool.take(block)
+                    self.reserved -= block.size
+
+    def reserve(self, size: int) -> bool:
+        """Have `size` bytes from the device, if it has them."""
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            return False
+        self.reserved += size
+        self.most_reserved = max(self.most_reserved, self.reserved)
+        return True
+
+    def join(self, pool: Pool, block: Block) -> Block:
+        """Put `block` back into `pool`, one with its free neighbours."""
+        before, after = block.before, block.after
+        if before is not None and not before.used and before.mapped:
+            pool.take(before)
+            before.size += block.size
+            before.after = after
+            if after is not None:
+                after.before = before
+            block = before
+        if after is not None and not after.used and after.mapped:
+            pool.take(after)
+            block.size += after.size
+            block.after = after.after
+            if after.after is not None:
+                after.after.before = block
+        pool.put(block)
+        return block
+
+    def _pool_of(self, block: Block) -> Pool:
+        return self.pools[block.segment % 2 == 1]
+
+    def _split(self, pool: Pool, block: Block, size: int) -> None:
+        rest = Block(block.address + size, block.size - size, block.segment)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        pool.put(rest)
+
+
+class ExpandableAllocator(SegmentAllocator):
+    """The allocator with one expandable segment for each pool, addresses without end.
+
+    A list of blocks covers each segment; an unmapped one without end is its last.
+    """
+
+    ENDLESS = 2**60
+
+    def __init__(self, capacity: int | None) -> None:
+        super().__init__(capacity)
+        self._unmapped: dict[bool, list[Block]] = {}
+        for small in (True, False):
+            # Addresses of the pools do not meet; a segment's number tells its pool.
+            block = Block(2**61 if small else 0, self.ENDLESS, int(small), mapped=False)
+            self._unmapped[small] = [block]
+
+    def splits_finely(self, pool: Pool) -> bool:
+        return True
+
+    def found(self, pool: Pool, size: int) -> Block | None:
+        """The smallest free block, where one that can still grow counts with what it can grow to."""
+        at = bisect_left(pool.free, (size, -1))
+        if at == len(pool.free):
+            return None
+        best = pool.blocks[pool.free[at][1]]
+        for position in range(at + 1, len(pool.free)):
+            following = pool.blocks[pool.free[position][1]]
+            if self._reach(following) >= self._reach(best):
+                break
+            best = following
+        pool.take(best)
+        return best
+
+    def grown(self, pool: Pool, size: int) -> Block | None:
+        """The lowest addresses that are free or not mapped and hold `size` together, mapped."""
+        unmapped = self._unmapped[pool.small]
+        for gap in unmapped:
+            start = gap.before if gap.before is not None and not gap.before.used else gap
+            if self._room(start, size):
+                return self._map(pool, start, size)
+        raise AssertionError("the last block of a segment has no end")
+
+    def give_back(self) -> None:
+        """Unmap the pages that free blocks cover wholly."""
+        for pool in self.pools.values():
+            for block in list(pool.blocks.values()):
+                self._unmap(pool, block)
+
+    def _reach(self, block: Block) -> int:
+        after = block.after
+        return block.size + (after.size if after is not None and not after.mapped else 0)
+
+    @staticmethod
+    def _room(start: Block, size: int) -> bool:
+        total, block = 0, start
+        while total < size:
+            if block.used:
+                return False
+            total += block.size
+            if block.after is None:
+                break
+            block = block.after
+        return total >= size
+
+    def _map(self, pool: Pool, start: Block, size: int) -> Block | None:
+        """Map from `start` on until it is a free block of at least `size`, taken from `pool`."""
+        block = start
+        if not block.mapped:
+            mapped = self._map_block(pool, block, min(block.size, size))
+            if mapped is None:
+                return None
+            block = mapped
+        while block.size < size:
+            gap = block.after
+            assert gap is not None
+            mapped = self._map_block(pool, gap, min(size - block.size, gap.size))
+            if mapped is None:
+                return None
+            block = mapped
+        pool.take(block)
+        return block
+
+    def _map_block(self, pool: Pool, gap: Block, size: int) -> Block | None:
+        """Map whole pages from the start of `gap`, join them with what is free beside, and give it all."""
+        length = -(-size // pool.page) * pool.page
+        if not self.reserve(length):
+            return None
+        unmapped = self._unmapped[pool.small]
+        at = next(i for i, block in enumerate(unmapped) if block is gap)
+        if length < gap.size:
+            rest = Block(gap.address + length, gap.size - length, gap.segment, mapped=False)
+            rest.before, rest.after = gap, gap.after
+            if gap.after is not None:
+                gap.after.before = rest
+            gap.after, gap.size = rest, length
+            unmapped[at] = rest
+        else:
+            del unmapped[at]
+        gap.mapped = True
+        return self.join(pool, gap)
+
+    def _unmap(self, pool: Pool, block: Block) -> None:
+        """Give back the whole pages within a free block; free remainders stay mapped."""
+        base = 2**61 if pool.small else 0
+        first = base + -(-(block.address - base) // pool.page) * pool.page
+        last = base + (block.address + block.size - base) // pool.page * pool.page
+        if last <= first:
+            return
+        pool.take(block)
+        self.reserved -= last - first
+        end = block.address + block.size
+        if first > block.address:
+            head = block
+            middle = Block(first, last - first, block.segment, mapped=False)
+            middle.before, middle.after = head, block.after
+            if block.after is not None:
+                block.after.before = middle
+            head.size, head.after = first - head.address, middle
+            pool.put(head)
+        else:
+            middle = block
+            middle.mapped, middle.size = False, last - first
+        if end > last:
+            tail = Block(last, end - last, block.segment)
+            tail.before, tail.after = middle, middle.after
+            if middle.after is not None:
+                middle.after.before = tail
+            middle.after = tail
+            pool.put(tail)
+        self._insert_gap(pool, middle)
+
+    def _insert_gap(self, pool: Pool, gap: Block) -> None:
+        """Join an unmapped block with unmapped neighbours."""
+        unmapped = self._unmapped[pool.small]
+        before, after = gap.before, gap.after
+        if before is not None and not before.mapped:
+            unmapped.remove(before)
+            gap.address, gap.size = before.address, gap.size + before.size
+            gap.before = before.before
+            if gap.before is not None:
+                gap.before.after = gap
+        if after is not None and not after.mapped:
+            unmapped.remove(after)
+            gap.size, gap.after = gap.size + after.size, after.after
+            if gap.after is not None:
+                gap.after.before = gap
+        at = bisect_left([block.address for block in unmapped], gap.address)
+        unmapped.insert(at, gap)
