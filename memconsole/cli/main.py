@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from memconsole.cli.options import plan_options
+from memconsole.errors import UserError
 
 COMMANDS = {
     "plan": "the memory table, per-toggle savings, fits or not",
@@ -99,20 +100,13 @@ def cli(
 
 def main() -> Any:
     """Entry point. Errors a person can mend are one line on standard error, exit code 2."""
-    from memconsole.plan.plan import PlanError
-
     try:
         return cli.main(prog_name="memconsole", standalone_mode=True)
-    except PlanError as error:
+    except UserError as error:
         _fail(str(error))
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
-    except Exception as error:
-        # RunError lives in a room that most commands do not import.
-        if type(error).__name__ == "RunError":
-            _fail(str(error))
-        raise
 
 
 def _fail(message: str) -> None:

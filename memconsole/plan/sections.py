@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from memconsole.errors import UserError
+
 BACKENDS = ("torch", "jax")
 MOST = 1_000_000_000_000
 """Upper limit of counts that have no other: sums of bytes stay within 64 bits."""
@@ -18,7 +20,7 @@ Sharding = Literal["none", "fsdp"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-class PlanError(ValueError):
+class PlanError(UserError, ValueError):
     """A plan that cannot be used; the message is one line for the person who wrote it."""
 
     def __init__(self, message: str, key: str | None = None) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from memconsole.errors import UserError
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs import files, locks
@@ -25,7 +26,7 @@ RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
 NAME_CHARACTERS = 80
 
 
-class RunError(Exception):
+class RunError(UserError):
     """Something about a run is not as asked; the message is one line for the person who asked."""
 
 
