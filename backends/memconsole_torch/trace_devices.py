@@ -59,8 +59,6 @@ def device_overrides(kind: str) -> dict[Any, Override]:
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention.default: _efficient,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-        aten._fused_rms_norm.default: _rms_norm,
-        aten._fused_rms_norm_backward.default: _rms_norm_backward,
     }
 
 
@@ -150,9 +148,27 @@ def _norm_on_cuda(self: Any, x: Tensor) -> Tensor:
         y = F.layer_norm(x.float(), weight.shape, weight, self.bias, self.eps)
         return y.to(dtype)
     if x.dtype == weight.dtype and self.bias is None:
-        return aten._fused_rms_norm(x, weight.shape, weight, self.eps)[0].to(dtype)
+        return FusedRMSNorm.apply(x, weight).to(dtype)
     y = decoder.RMSNorm.apply(x, weight, self.eps, dtype)
     return y if self.bias is None else y + self.bias.to(dtype)
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """CUDA's kernel, which keeps x and 1/rms (..., 1); on CPU tensors torch composes it of others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1)))
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight, _ = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted[0] else None,
+            torch.empty_like(weight) if wanted[1] else None,
+        )
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Any, ...]:
@@ -235,21 +251,6 @@ def _embedding_workspace(
         tokens.numel() * (wide // EMBEDDING_ROWS),
         *distinct,
     ]
-
-
-def _rms_norm(
-    x: Tensor, shape: Any, weight: Tensor | None, eps: float | None = None
-) -> tuple[Tensor, ...]:
-    """Output and 1/rms (..., 1)."""
-    statistic = x.new_empty((*x.shape[: -len(shape)], *(1 for _ in shape)), dtype=torch.float32)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), statistic
-
-
-def _rms_norm_backward(
-    gradient: Tensor, x: Tensor, shape: Any, rstd: Tensor, weight: Tensor, wanted: list[bool]
-) -> tuple[Tensor | None, ...]:
-    x_gradient = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return x_gradient if wanted[0] else None, torch.empty_like(weight) if wanted[1] else None
 
 
 def _table(array: Any, device: torch.device) -> Tensor:
