@@ -87,6 +87,7 @@ def _over_chunks(
             normalizer = scores.logsumexp(-1, keepdim=True)
             nats += ((normalizer - scores.gather(1, y)) * counts).sum()
             if by_rows is None and by_weight is None:
+                del scores
                 continue
             gradient = scores.sub_(normalizer).exp_()  # (n, V), the probabilities
             gradient.scatter_add_(1, y, torch.full_like(normalizer, -1.0))
@@ -97,6 +98,7 @@ def _over_chunks(
                 by_weight.addmm_(gradient.T, x)
             elif by_weight is not None:
                 by_weight += gradient.T @ x
+            del scores, gradient  # before the next chunk's are made
     if by_rows is not None:
         by_rows = by_rows.view_as(hidden)
     return nats, by_rows, None if by_weight is None else by_weight.to(weight.dtype)

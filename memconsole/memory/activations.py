@@ -1,6 +1,6 @@
-"""What one decoder block keeps for its backward pass, tensor by tensor, in bytes per token.
+"""What one block of the JAX decoder keeps for its backward pass, tensor by tensor, in bytes per token.
 
-Follows the decoders of both backends operation by operation. Widths in the comments are elements per
+Follows the decoder operation by operation. Widths in the comments are elements per
 token: h hidden, q heads × head_size, k kv_heads × head_size, f intermediate; c bytes of a compute element.
 """
 
@@ -32,48 +32,6 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     backward: int
     """Short-lived gradients at the widest point of the backward pass, per token."""
     backward_scores: int = 0
-
-
-@lru_cache(maxsize=1024)
-def torch_block(a: Architecture, precision: str, checkpointing: str, kind: str, rank: int) -> Block:
-    """A block of the torch decoder on a `kind` of device."""
-    h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
-    c = 4 if precision == "fp32" else 2
-    statistic = 8 if a.norm == "layernorm" else 4
-    grouped = a.heads > a.kv_heads
-    norm = 4 * h + statistic + c * h  # the fp32 stream, its statistic; the next matmuls' input
-    # Flash attention lays its output out as the queries are: after a rotation not as the projection reads
-    # it, which then keeps a copy. Outside the CPU only that kernel (16 bits) reads shared keys in place.
-    repeated = 2 * (q - k) if grouped and kind != "cpu" and c == 4 else 0
-    relaid = q if a.positions == "rope" and (kind == "cpu" or c == 2) else 0
-    attention = c * (2 * q + 2 * k + repeated + relaid) + 4 * a.heads  # … and log-sum-exp
-    if a.query_key_norm:
-        attention += c * (q + k) + 4 * (a.heads + a.kv_heads)
-    mlp = (
-        c * f * (4 if a.gated_mlp else 2)
-    )  # gate, activated gate, up, product; or up, activated up
-    post = 2 * (c * h + 4) if a.post_norms else 0
-    everything = 2 * norm + attention + mlp + post
-    # Adapters read the inputs their matrices read, and keep what A makes of them for B.
-    everything += c * rank * _matrices(a)
-    # Selective checkpointing keeps outputs: of every matmul, of attention and its log-sum-exp.
-    outputs = c * (q + 2 * k + 2 * h + (2 if a.gated_mlp else 1) * f + q) + 4 * a.heads
-    outputs += c * _adapter_outputs(a, rank)
-    kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
-    # Recomputing takes the kept outputs as it passes them, so that they are there once; the last matmul is
-    # not run again, and its output stays unless a norm behind it reads it.
-    left = c * h if checkpointing == "selective" and (rank or not a.post_norms) else 0
-    return Block(
-        element=c,
-        everything=everything,
-        kept=kept,
-        kept_scores=c * a.heads if kind == "apple" and checkpointing == "none" else 0,
-        recomputed=everything - kept + left,
-        recomputed_scores=c * a.heads if kind == "apple" and checkpointing != "none" else 0,
-        passing=4 * h * min(a.layers, 2) + 2 * c * h + c * f * (3 if a.gated_mlp else 2),
-        backward=c * f * (2 if a.gated_mlp else 1) + (c * h if c == 2 else 0),
-        backward_scores=c * a.heads if kind == "apple" else 0,
-    )
 
 
 def _matrices(a: Architecture) -> int:

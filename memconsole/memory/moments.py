@@ -118,7 +118,6 @@ def _adapters(s: Sizes, rank: int) -> Group:
 
 
 def _batch_bytes(plan: Plan, kind: str) -> int:
-    """int32 inputs and targets; torch makes the targets int64 besides. On a CPU the whole step's rows are there."""
-    tokens = plan.micro_batch_tokens
-    held = tokens * (plan.optimize.accumulation_steps if kind == "cpu" else 1)
-    return 8 * held + (0 if plan.backend == "jax" else 8 * tokens)
+    """int32 inputs and targets. On a CPU the whole step's rows are there."""
+    held = plan.optimize.accumulation_steps if kind == "cpu" else 1
+    return 8 * plan.micro_batch_tokens * held

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from memconsole.memory.activations import jax_block, torch_block
+from memconsole.memory.activations import jax_block
 from memconsole.memory.coefficients import speed
 from memconsole.memory.optimizer_state import state_bytes
 from memconsole.memory.sizes import sizes
 from memconsole.memory.table import Budget
+from memconsole.memory.torch_program import kept_per_token
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
@@ -104,10 +105,8 @@ def _traffic(plan: Plan, a: Architecture, kind: str) -> float:
     """Bytes a step moves through device memory besides matmul operands: activations, logits, weights, state."""
     o = plan.optimize
     s = sizes(a)
-    block_of = jax_block if plan.backend == "jax" else torch_block
-    block = block_of(a, o.precision, "none", kind, 0)
-    per_token = s.layers * (block.kept + block.kept_scores * plan.data.sequence_length)
-    element = block.element
+    per_token = s.layers * _kept_per_token(plan, a, "none", kind)
+    element = 4 if o.precision == "fp32" or (plan.backend == "jax" and kind == "cpu") else 2
     logits = a.vocab_size * (24 if element == 4 else 20)
     recompute = {"none": 1.0, "selective": 1.2, "full": 1.4}[o.gradient_checkpointing]
     activations = plan.micro_batch_tokens * (3 * per_token * recompute + logits)
@@ -122,6 +121,15 @@ def _traffic(plan: Plan, a: Architecture, kind: str) -> float:
     return float(o.accumulation_steps * (activations + weights + accumulate) + update)
 
 
+def _kept_per_token(plan: Plan, a: Architecture, checkpointing: str, kind: str) -> int:
+    """Bytes per token that one block keeps for its backward pass."""
+    if plan.backend == "jax":
+        o = plan.optimize
+        return jax_block(a, o.precision, checkpointing, kind, o.lora_rank).kept
+    kept = kept_per_token(a, plan.optimize, checkpointing, kind)
+    return kept.token + kept.score * plan.data.sequence_length
+
+
 def _transfers(plan: Plan, a: Architecture) -> float:
     """Seconds of moving offloaded state and activations between host and device."""
     o = plan.optimize
@@ -130,8 +138,7 @@ def _transfers(plan: Plan, a: Architecture) -> float:
         link = PINNED_LINK if o.optimizer_offload == "pinned" else HOST_LINK
         seconds += 2 * state_bytes(o.optimizer, sizes(a).used) / link
     if o.activation_offload:
-        block_of = jax_block if plan.backend == "jax" else torch_block
-        kept = block_of(a, o.precision, o.gradient_checkpointing, "gpu", 0).kept * a.layers
+        kept = _kept_per_token(plan, a, o.gradient_checkpointing, "gpu") * a.layers
         seconds += 2 * kept * plan.micro_batch_tokens * o.accumulation_steps / PINNED_LINK * 0.5
     return seconds
 

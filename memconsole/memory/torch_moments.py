@@ -1,176 +1,303 @@
 """A torch training step as a sequence of moments: what is live when, in bytes.
 
-Follows `backends/memconsole_torch`: decoder.py for what each operation keeps, fused_loss.py for the logits,
-engine.py for the order. In comments T tokens, V vocabulary, h hidden, f intermediate, c bytes of a
-compute element. Checked against a dispatch-level trace of the engine in
-tests/training/test_memory_against_trace.py.
+`torch_program` tells what a block and the final norm hold; this module puts them in the order of
+`memconsole_torch`: engine.py for the step, fused_loss.py for the logits. In comments T tokens, V
+vocabulary, h hidden, c bytes of a compute element. Checked against a trace of the engine by
+`tests/accuracy/torch_formula.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memconsole.memory.activations import torch_block
+import msgspec
+
 from memconsole.memory.moments import Moment, Step
+from memconsole.memory.torch_program import (
+    Kernels,
+    Program,
+    block_program,
+    final_norm_program,
+)
+from memconsole.memory.torch_tape import Live
 
 CHUNK_TOKENS = 1024
 """`memconsole_torch.fused_loss.CHUNK_TOKENS`."""
+MASK_ALIGNMENT = 16
+"""Elements to which CUDA's memory-efficient attention pads a mask's rows (PyTorch, attention.cpp: pad_bias)."""
+EMBEDDING_ROWS = 10
+"""Rows that a thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
+NORM_CHUNK = 65_536
+"""Elements that a block of CUDA's gradient norm reduces (MultiTensorApply.cuh, kChunkSize)."""
+
+
+class _Blocks(msgspec.Struct, frozen=True):
+    """So many blocks that run the same program."""
+
+    program: Program
+    count: int
 
 
 def moments(step: Step) -> Iterator[Moment]:
     """Every moment of a step, an evaluation and a checkpoint that can be the largest of its phase."""
-    a, s, o, t, c = step.architecture, step.sizes, step.plan.optimize, step.tokens, step.compute
-    block = torch_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
-    h = a.hidden_size
-    stream = 4 * h * t  # the residual stream and its gradient are fp32
-    hidden = c * h * t
-    final_norm = stream + 8 * t
-    score = t * step.sequence
-    per_block = block.kept * t + block.kept_scores * score
-    again = block.recomputed * t + block.recomputed_scores * score
-    passing = block.passing * t + block.passing_scores * score
-    # Keeping everything, little else is there; keeping matmul outputs, the last block's count twice.
-    seen = {"none": passing - hidden, "selective": c * a.intermediate_size * t, "full": 0}
-    forward = max(hidden, passing - seen[o.gradient_checkpointing])
-    backward = block.backward * t + block.backward_scores * score
-    tables = _tables(step)
-    copies = _WeightCopies(step)
-    kept = per_block * s.layers
-    if o.activation_offload:  # two blocks on the device: one in use, one on its way
-        kept = min(kept, 2 * per_block)
-    model, resident, standing = step.weights + step.gathered, step.state.resident, step.standing
-    head_gradient = 0 if step.frozen else 4 * step.head
-    loss = _chunked_loss(step) if o.fused_loss else _whole_loss(step)
-    # A tied head's gradient waits in autograd's buffer until the embedding's joins it.
-    tied = s.head == 0
-    early = standing + (head_gradient if tied or not standing else 0)
-    last = max(step.gradients, standing)
-    reduce = 4 * s.block.elements if step.shards > 1 else 0
-    temporary = _gradient_temporary(step)
-
-    def at(phase: str, weights: int, gradients: int, live: int, logits: int, work: int) -> Moment:
-        return Moment(phase, weights, gradients, resident, live, logits, work, step.data)
-
-    yield at("forward", model + copies.blocks, standing, kept + stream + tables, 0, forward)
-    saved = kept + final_norm + tables
-    by_chunks = head_gradient if o.fused_loss else 0
-    weights = model + copies.blocks + copies.head
-    yield at("loss", weights, standing + by_chunks, saved + hidden, loss.forward, 0)
-    if not o.fused_loss:
-        waiting = model + copies.kept + copies.head
-        yield at("backward", waiting, standing, saved + hidden, loss.backward, 0)
-        work = hidden + temporary.head
-        yield at("backward", waiting, early, saved + hidden, loss.head, work)
-    early = max(early, standing + by_chunks)
-    norm = _norm_backward(step)
-    yield at("backward", model + copies.kept, early, saved, 0, norm)
-    # In a block the widest moment is behind the MLP's last matmul, whose weight has its gradient then.
-    one = step.gradients // s.layers if step.frozen else -(-4 * s.block.elements // step.shards)
-    down = 0 if step.frozen or standing else 4 * s.block.largest
-    work = max(backward, backward // 2 + temporary.block) + stream + reduce
-    in_use = max(copies.kept, copies.one)
-    if a.post_norms:
-        yield at("backward", model + in_use, early, kept + again + tables, 0, norm + stream)
-    yield at("backward", model + in_use, early + down, kept + again + tables, 0, work)
-    above = early if standing else early + (s.layers - 1) * one
-    bottom = per_block + again + tables
-    yield at("backward", model + copies.one, above + down, bottom, 0, work)
-    behind = early if standing else early + s.layers * one
-    yield at("backward", model, behind, stream + tables, 0, norm)
-    yield at("backward", model, last + temporary.embedding, 0, 0, 0)
-
-    yield Moment(
-        "optimizer step",
-        weights=step.weights,
-        gradients=step.gradients,
-        state=step.state.at_step,
-        workspace=step.state.temporaries,
-    )
-    plain = max(passing, hidden + loss.evaluation)
-    yield at("evaluation", model + copies.blocks + copies.head, 0, stream + tables, 0, plain)
-    yield Moment("checkpoint", weights=step.weights, state=resident)
+    yield from _Timeline(step).moments()
 
 
-class _WeightCopies:
-    """16-bit copies that autocast makes of fp32 weights: cached until the forward context ends, and kept
-    longer by the matmuls whose backward pass reads them."""
+class _Timeline:
+    """The sizes around the blocks of one plan, and its moments."""
 
     def __init__(self, step: Step) -> None:
-        s, o = step.sizes, step.plan.optimize
-        each = 0 if step.compute == 4 else 2
-        # A frozen base is stored in 16 bits already; its adapters are not.
-        matrices = o.lora_rank * s.block.adapter_width if step.frozen else s.block_matrices
-        self.one = each * matrices
-        self.blocks = self.one * s.layers
-        self.head = 0 if step.frozen else each * step.head
-        # Checkpointing drops them with everything else and casts a block's again when it recomputes.
-        self.kept = self.blocks if o.gradient_checkpointing == "none" else 0
-        self.kept_head = 0 if o.fused_loss else self.head
+        self.step = step
+        a, o, s = step.architecture, step.plan.optimize, step.sizes
+        self.tokens, self.scores = step.tokens, step.tokens * step.sequence
+        self.stream = 4 * a.hidden_size * step.tokens
+        """The residual stream, or its gradient: fp32 whatever the precision."""
+        self.hidden = step.compute * a.hidden_size * step.tokens
+        kernels = _kernels(step)
+        self.blocks = _blocks(step, kernels)
+        self.norm = final_norm_program(a, kernels)
+        self.copies = sum(
+            b.count * (b.program.cast.constant + b.program.kept.copies.constant)
+            for b in self.blocks
+        )
+        """16-bit copies of all blocks' weights: in autocast's cache while the forward context lasts."""
+        trained = not step.frozen
+        self.head_gradient = 4 * step.head if trained else 0
+        self.head_cast = 2 * step.head if trained and step.compute == 2 else 0
+        self.tied = s.head == 0
+        self.model = step.weights + step.gathered
+        self.tables, self.tables_kept = _tables(step)
+        self.labels = 8 * step.tokens
+        """Targets as int64."""
+        self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
+        kept = sum(b.count * self._size(b.program.kept) for b in self.blocks)
+        self.kept_copies = sum(b.count * b.program.kept.copies.constant for b in self.blocks)
+        self.kept = kept - self.kept_copies
+        """Activations of all blocks, between their forward and their backward pass."""
+        if o.activation_offload:  # two blocks on the device: one in use, one on its way
+            most = max(
+                self._size(b.program.kept) - b.program.kept.copies.constant for b in self.blocks
+            )
+            self.kept = min(self.kept, 2 * most)
+
+    def moments(self) -> Iterator[Moment]:
+        step = self.step
+        yield from self._forward()
+        yield from self._chunked_loss() if step.plan.optimize.fused_loss else self._whole_loss()
+        yield from self._backward()
+        yield Moment(
+            "optimizer step",
+            weights=step.weights,
+            gradients=step.gradients,
+            state=step.state.at_step,
+            workspace=step.state.temporaries + _norm_workspace(step),
+            data=step.data if step.kind == "cpu" else 0,
+        )
+        yield from self._evaluation()
+        yield Moment("checkpoint", weights=step.weights, state=step.state.resident)
+
+    def _forward(self) -> Iterator[Moment]:
+        standing = self.step.standing
+        yield self._at("forward", standing, self.stream + self.tables + _mask_making(self.step))
+        for blocks in self.blocks:
+            p = blocks.program
+            below = self.kept - (self._size(p.kept) - p.kept.copies.constant)
+            below = max(0, below) + self.tables
+            copies = self.copies - p.cast.constant - p.kept.copies.constant
+            for live in p.forward:
+                yield self._live("forward", live, standing, below, copies)
+        for live in self.norm.forward:
+            yield self._live("forward", live, standing, self.kept + self.tables, self.copies)
+
+    @property
+    def _before_head(self) -> int:
+        """Activations between the forward and the backward pass, but for the hidden states the head reads."""
+        return self.kept + self.tables_kept + self._size(self.norm.kept)
+
+    def _whole_loss(self) -> Iterator[Moment]:
+        """fp32 logits and their log-softmax (8TV); backward, that, the gradient of the picked entries and of
+        the logits (12TV); then the gradient in the compute precision, and both gradients it makes."""
+        step, c = self.step, self.step.compute
+        n, standing = self.tokens * step.architecture.vocab_size, step.standing
+        copies = self.copies + self.head_cast
+        live = self._before_head + self.hidden
+        yield self._at("loss", standing, live, copies, 8 * n + self.labels)
+        if step.frozen:
+            live -= self.hidden  # nothing keeps what a frozen head read
+        copies = self.kept_copies + self.head_cast
+        yield self._at("backward", standing, live, copies, 12 * n)
+        made = c * step.head if self.head_gradient else 0
+        yield self._at("backward", standing, live, copies, c * n, made + self.hidden)
+        if self.head_gradient and c == 2:
+            cast, work = self.head_gradient, made + self.hidden
+            yield self._at(
+                "backward", standing + cast, self._before_head, self.kept_copies, 0, work
+            )
+
+    def _chunked_loss(self) -> Iterator[Moment]:
+        """A chunk's fp32 logits and logsumexp's own copy, then their gradient and what it makes; the gradients
+        by the hidden states and, in fp32, by the head from the first chunk on."""
+        step, c, a = self.step, self.step.compute, self.step.architecture
+        rows = min(self.tokens, CHUNK_TOKENS)
+        n = rows * a.vocab_size
+        share = 2 * step.head if self.head_cast else 0  # a chunk's share of the head's gradient
+        chunk = max(8 * n, (4 if c == 4 else 6) * n + max(c * a.hidden_size * rows, share))
+        yield self._at(
+            "loss",
+            step.standing + self.head_gradient,
+            self._before_head + self.hidden,
+            self.copies + self.head_cast,
+            chunk + self.hidden + self.labels,
+        )
+
+    def _backward(self) -> Iterator[Moment]:
+        step = self.step
+        standing, shards = step.standing, step.shards
+        # A tied head's gradient waits in autograd's buffer until the embedding's joins it.
+        early = standing + (self.head_gradient if self.tied or not standing else 0)
+        for live in self.norm.backward:
+            yield self._live(
+                "backward", live, early, self.kept + self.tables_kept, self.kept_copies
+            )
+        early += 0 if standing else self.norm.gradients
+        reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen else 0
+        made = 0 if standing else self.block_gradients
+        for blocks in self.blocks:
+            p = blocks.program
+            own = self._size(p.kept) - p.kept.copies.constant
+            above = max(0, self.kept - own) + self.tables_kept
+            others = self.kept_copies - p.kept.copies.constant
+            behind = early + -(-max(0, made - p.gradients) // shards)
+            for live in p.backward:
+                yield self._live("backward", live, early, above, others, reduced)
+                yield self._live("backward", live, behind, self.tables_kept, 0, reduced)
+        if not step.frozen:
+            yield from self._embedding_backward(early + -(-made // shards))
+
+    def _embedding_backward(self, gradients: int) -> Iterator[Moment]:
+        """The dense gradient of the embedding; a tied one's and the head's are added into a third."""
+        step, a = self.step, self.step.architecture
+        table = 4 * step.sizes.embedding
+        work = self.stream
+        if a.scale_embeddings:
+            yield self._at("backward", gradients, 0, 0, 0, 2 * self.stream)
+        if a.positions == "learned":
+            positions = 4 * a.max_positions * a.hidden_size
+            yield self._at(
+                "backward", gradients + positions, 0, 0, 0, work + 4 * step.sequence * a.hidden_size
+            )
+            gradients += 0 if step.accumulates else positions
+        yield self._at("backward", gradients, 0, 0, 0, work + table + self._embedding_workspace())
+        if self.tied:
+            yield self._at("backward", gradients, 0, 0, 0, 2 * table)
+
+    def _embedding_workspace(self) -> int:
+        """CUDA sorts the tokens, and sums rows in fp32 by parts and by distinct tokens."""
+        step = self.step
+        if step.kind not in ("gpu", "rocm"):
+            return 0
+        wide = 4 * -(-step.architecture.hidden_size // 32) * 32
+        distinct = min(self.tokens, step.architecture.vocab_size)
+        return 16 * self.tokens + wide * (self.tokens // EMBEDDING_ROWS + distinct)
+
+    def _evaluation(self) -> Iterator[Moment]:
+        """No gradients and nothing kept but the last batch's hidden states; the head in chunks."""
+        live = self.tables + self.hidden
+        for blocks in self.blocks:
+            for moment in blocks.program.evaluation:
+                copies = self.copies - moment.copies.constant
+                yield self._live("evaluation", moment, 0, live, copies)
+        for moment in self.norm.evaluation:
+            yield self._live("evaluation", moment, 0, live, self.copies)
+        n = min(self.tokens, CHUNK_TOKENS) * self.step.architecture.vocab_size
+        copies = self.copies + self.head_cast
+        yield self._at("evaluation", 0, self.hidden, copies, 8 * n + self.labels)
+
+    def _size(self, live: Live) -> int:
+        t, s = self.tokens, self.scores
+        return live.activations.bytes(t, s) + live.workspace.bytes(t, s) + live.copies.constant
+
+    def _at(
+        self, phase: str, gradients: int, live: int, copies: int = 0, logits: int = 0, work: int = 0
+    ) -> Moment:
+        step = self.step
+        weights, state = self.model + copies, step.state.resident
+        return Moment(phase, weights, gradients, state, live, logits, work, step.data)
+
+    def _live(
+        self, phase: str, live: Live, gradients: int, below: int, copies: int, work: int = 0
+    ) -> Moment:
+        t, s = self.tokens, self.scores
+        return self._at(
+            phase,
+            gradients + live.gradients.constant,
+            below + live.activations.bytes(t, s),
+            copies + live.copies.constant,
+            0,
+            work + live.workspace.bytes(t, s),
+        )
 
 
-class _Loss:
-    """Bytes of the logits and of what is computed from them."""
-
-    def __init__(self, forward: int, backward: int, head: int, evaluation: int) -> None:
-        self.forward, self.backward, self.head = forward, backward, head
-        self.evaluation = evaluation
-
-
-def _whole_loss(step: Step) -> _Loss:
-    """fp32 logits and their log-softmax (8TV); backward, that, the gradient of the picked entries and of the
-    logits (12TV); then the gradient in the compute precision."""
-    n = step.tokens * step.architecture.vocab_size
-    return _Loss(8 * n, 12 * n, step.compute * n, _evaluation_chunk(step))
+def _kernels(step: Step) -> Kernels:
+    o = step.plan.optimize
+    return Kernels(
+        compute=step.compute,
+        kind=step.kind,
+        checkpointing=o.gradient_checkpointing,
+        rank=o.lora_rank,
+        frozen=step.frozen,
+        standing=step.accumulates,
+    )
 
 
-def _chunked_loss(step: Step) -> _Loss:
-    """A chunk's fp32 logits and logsumexp's own copy; the gradient by the hidden states from then on."""
-    t, a, c = step.tokens, step.architecture, step.compute
-    n = min(t, CHUNK_TOKENS) * a.vocab_size
-    by_rows = c * a.hidden_size * t
-    cast = 0 if c == 4 or step.frozen else 2 * step.head  # a chunk's share of the head's gradient
-    chunk = max(8 * n, (4 if c == 4 else 6) * n + cast)
-    return _Loss(chunk + by_rows, by_rows, by_rows, _evaluation_chunk(step))
+def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
+    """The kinds of blocks: those behind a mask, and the first where nothing below it is trained."""
+    a = step.architecture
+    masked = sum(_is_masked(step, layer) for layer in range(a.layers))
+    counts = {True: masked, False: a.layers - masked}
+    found = []
+    if step.frozen and a.layers:
+        behind_mask = _is_masked(step, 0)
+        counts[behind_mask] -= 1
+        first = msgspec.structs.replace(kernels, first=True, masked=behind_mask)
+        found.append(_Blocks(block_program(a, first), 1))
+    for behind_mask, count in counts.items():
+        if count:
+            alike = msgspec.structs.replace(kernels, masked=behind_mask)
+            found.append(_Blocks(block_program(a, alike), count))
+    return found
 
 
-def _evaluation_chunk(step: Step) -> int:
-    return 8 * min(step.tokens, CHUNK_TOKENS) * step.architecture.vocab_size
+def _is_masked(step: Step, layer: int) -> bool:
+    window = step.architecture.sliding_window
+    return window is not None and window < step.sequence and step.architecture.is_local(layer)
 
 
-class _Temporaries:
-    """Weight gradients beside those that stay."""
-
-    def __init__(self, head: int, block: int, embedding: int) -> None:
-        self.head, self.block, self.embedding = head, block, embedding
-
-
-def _gradient_temporary(step: Step) -> _Temporaries:
-    """Before it is cast to fp32 or added to the sum of earlier micro-batches, a weight's gradient stands
-    beside it. The embedding's is dense; a tied one's and the head's are added into a third."""
-    if step.frozen:
-        return _Temporaries(0, 0, 0)
-    s = step.sizes
-    largest = s.block.largest
-    cast = 0 if step.compute == 4 else 2
-    beside = 4 if step.accumulates else 0
-    embedding = 8 * s.embedding if s.head == 0 else 0
-    if step.accumulates:
-        embedding = 12 * s.embedding if s.head == 0 else 4 * s.embedding
-    fused = step.plan.optimize.fused_loss
-    head = 0 if fused else (cast + (beside if s.head else 0)) * step.head
-    return _Temporaries(head, max(cast + beside, 0) * largest, embedding)
-
-
-def _norm_backward(step: Step) -> int:
-    """A norm's backward pass works on several fp32 copies of the stream."""
-    h, t, c = step.architecture.hidden_size, step.tokens, step.compute
-    wide = 1 if step.architecture.norm == "layernorm" else 4
-    return (wide + (c == 2)) * 4 * h * t + c * h * t
-
-
-def _tables(step: Step) -> int:
-    """Rotary cosines and sines of global and local layers, and the sliding window's additive mask."""
+def _tables(step: Step) -> tuple[int, int]:
+    """Rotary cosines and sines of global and of local layers, and the sliding window's additive mask: in the
+    forward pass, and what of it layers keep."""
     a, length = step.architecture, step.sequence
-    rotary = 8 * length * a.head_size if a.positions == "rope" else 0
-    windowed = a.sliding_window is not None and a.sliding_window < length
-    return rotary + (step.compute * length * length if windowed else 0)
+    local = sum(a.is_local(layer) for layer in range(a.layers))
+    one = 4 * length * a.head_size if a.positions == "rope" else 0
+    used = one * ((local > 0) + (local < a.layers))
+    masked = a.sliding_window is not None and a.sliding_window < length
+    mask = step.compute * length * length if masked else 0
+    padded = 0
+    if step.kind in ("gpu", "rocm") and length % MASK_ALIGNMENT:
+        rows = -(-length // MASK_ALIGNMENT) * MASK_ALIGNMENT
+        padded = step.compute * length * rows if mask else 0
+        padded *= local if step.plan.optimize.gradient_checkpointing == "none" else 1
+    return 2 * one + mask + padded, used + (mask if local else 0) + padded
+
+
+def _mask_making(step: Step) -> int:
+    """Two truth values and one more element for each of the mask's."""
+    window, length = step.architecture.sliding_window, step.sequence
+    return (2 + step.compute) * length * length if window is not None and window < length else 0
+
+
+def _norm_workspace(step: Step) -> int:
+    """Partial norms of each chunk of each gradient on CUDA, as many for all as for the largest."""
+    if step.kind not in ("gpu", "rocm"):
+        return 0
+    return 4 * step.trained.tensors * -(-step.trained.largest // NORM_CHUNK)

@@ -1,6 +1,5 @@
 """Measure the memory formulas against the engines, and fit what only measuring can tell.
 
-    python tests/accuracy/measure.py torch [--plans N]   formula against a trace of the torch step
     python tests/accuracy/measure.py xla [--plans N]     formula against XLA's plan; fits how temporaries overlap
     python tests/accuracy/measure.py cpu                 formula against real runs of both trainers on this CPU;
                                                          fits runtime bytes and speed
@@ -34,7 +33,6 @@ from memconsole.memory.formula import memory_table  # noqa: E402
 from memconsole.memory.jax_moments import moments as jax_moments  # noqa: E402
 from memconsole.memory.moments import step_of  # noqa: E402
 from memconsole.memory.seconds import step_seconds  # noqa: E402
-from memconsole.memory.torch_moments import moments as torch_moments  # noqa: E402
 from memconsole.plan.architecture import Architecture  # noqa: E402
 from memconsole.plan.plan import Plan, apply_settings  # noqa: E402
 from tests.accuracy.random_plans import describe, draw  # noqa: E402
@@ -53,8 +51,7 @@ RUNS = (
 def training_peak(plan: Plan, architecture: Architecture) -> int:
     """The formula's live bytes at the step's peak, without the runtime's own."""
     step = step_of(plan, architecture, "cpu")
-    moments = jax_moments(step) if plan.backend == "jax" else torch_moments(step)
-    return max(m.total for m in moments if m.phase not in ("evaluation", "checkpoint"))
+    return max(m.total for m in jax_moments(step) if m.phase not in ("evaluation", "checkpoint"))
 
 
 def against(truth: Callable[[Plan, Architecture], int], backend: str, plans: int) -> list[float]:
@@ -76,16 +73,6 @@ def summarize(errors: list[float]) -> None:
         f"{len(errors)} plans: median error {middle:.1%}, under at most {min(errors):+.1%}, "
         f"over at most {max(errors):+.1%}"
     )
-
-
-def measure_torch(plans: int, write: bool) -> None:
-    from tests.accuracy.trace_torch import trace
-
-    def truth(plan: Plan, architecture: Architecture) -> int:
-        peaks = trace(plan, architecture).peaks
-        return max(peaks[phase] for phase in ("forward", "loss", "backward", "optimizer step"))
-
-    summarize(against(truth, "torch", plans))
 
 
 def measure_xla(plans: int, write: bool) -> None:
@@ -192,11 +179,11 @@ def _write(section: str, name: str, found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("torch", "xla", "cpu"))
+    parser.add_argument("what", choices=("xla", "cpu"))
     parser.add_argument("--plans", type=int, default=40)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    {"torch": measure_torch, "xla": measure_xla, "cpu": measure_cpu}[arguments.what](
+    {"xla": measure_xla, "cpu": measure_cpu}[arguments.what](
         arguments.plans, arguments.write
     )
 

@@ -1,0 +1,91 @@
+"""The torch formula against a trace of the engine's own step, over random plans of every family and setting.
+
+    python tests/accuracy/torch_formula.py [--first SEED] [--plans N] [--phases]
+
+Needs torch, no accelerator: the trace runs on fake tensors. Shown are the plans that miss by more than 2 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from memconsole.memory.moments import step_of  # noqa: E402
+from memconsole.memory.torch_moments import moments  # noqa: E402
+from tests.accuracy.results import Bar, Errors, Part, unavailable, write  # noqa: E402
+from tests.accuracy.results import Case as Result  # noqa: E402
+from tests.accuracy.wide_plans import Case, describe, draw  # noqa: E402
+
+FIRST, PLANS = 1000, 200
+BAR = Bar(median=0.03, under=0.08)
+TRAINING = ("forward", "loss", "backward", "optimizer step")
+SHOWN = 0.02
+
+
+def estimated(case: Case) -> dict[str, int]:
+    """The formula's live bytes at the largest moment of each phase, without the runtime's own."""
+    peaks: dict[str, int] = {}
+    for moment in moments(step_of(case.plan, case.architecture, case.kind)):
+        peaks[moment.phase] = max(peaks.get(moment.phase, 0), moment.total)
+    return peaks
+
+
+def traced(case: Case) -> dict[str, int]:
+    """The same from a trace."""
+    from memconsole_torch.trace_step import trace
+
+    # The optimizer's state is there from the start, so that one step shows everything.
+    return dict(trace(case.plan, case.architecture, case.kind, steps=1).peaks)
+
+
+def compare(seed: int, *, phases: bool = False) -> Result:
+    """One plan's training peaks; phase by phase on request."""
+    case = draw(seed)
+    expected, found = estimated(case), traced(case)
+    estimate, truth = (max(peaks[phase] for phase in TRAINING) for peaks in (expected, found))
+    result = Result(plan=describe(case), estimated_bytes=estimate, measured_bytes=truth)
+    if phases or abs(result.error) > SHOWN:
+        print(f"{seed:5} {result.error:+7.1%} {truth / 2**20:10.1f} MiB  {result.plan}", flush=True)
+    if phases:
+        for phase, bytes_ in found.items():
+            error = expected[phase] / bytes_ - 1
+            print(f"      {error:+7.1%} {bytes_ / 2**20:10.1f} MiB  {phase}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--first", type=int, default=FIRST, help="first seed")
+    parser.add_argument("--plans", type=int, default=PLANS)
+    parser.add_argument("--phases", action="store_true", help="show every plan, phase by phase")
+    options = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        unavailable('torch is not installed: pip install "memconsole[torch]"')
+    os.environ["OMP_NUM_THREADS"] = "1"
+    start = time.monotonic()
+    seeds = range(options.first, options.first + options.plans)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as workers:
+        cases = tuple(workers.map(partial(compare, phases=options.phases), seeds))
+    row = Errors(
+        estimate="torch ~", truth="its own trace, CPU and CUDA kernels", bar=BAR, cases=cases
+    )
+    print(f"{time.monotonic() - start:.0f} seconds")
+    part = Part(name="torch-formula", command="python tests/accuracy/torch_formula.py", rows=(row,))
+    if (options.first, options.plans) == (FIRST, PLANS):
+        write(part, packages=("torch",))
+    else:
+        print(" | ".join(row.cells()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Random plans over every family and every setting that the torch backend trains, on a CPU and on a GPU.
+
+Half of the models are drawn from scratch, with sizes that are no round numbers; half have the sizes of a model
+of the catalog, up to 8 billion parameters: a trace of fake tensors allocates nothing. Most of the latter
+keep a few of their layers, because a trace takes time with each and every layer costs the same.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+
+OPTIMIZERS = ("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "sgd")
+FAMILIES = ("gpt2", "llama", "llama", "qwen", "gemma", "gemma3")
+LAYERS = (1, 2, 2, 3)
+DEEP_SHARE = 0.03
+"""Of catalog models, those that keep all their layers."""
+MOST_LAYERS = 18
+"""Of those."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A model, a plan for it, and the kind of device it is priced on."""
+
+    architecture: Architecture
+    plan: Plan
+    kind: str
+
+
+def draw(seed: int) -> Case:
+    """The plan of a seed."""
+    rng = random.Random(seed)
+    kind = rng.choice(("cpu", "gpu"))
+    if rng.random() < 0.5:
+        architecture, lengths, batches = _drawn(rng), (8, 509), (1, 9)
+    else:
+        architecture, lengths, batches = _from_catalog(rng), (64, 2048), (1, 8)
+    return Case(architecture, _plan(rng, architecture, lengths, batches), kind)
+
+
+def describe(case: Case) -> str:
+    """All of it in one line."""
+    a, o, d = case.architecture, case.plan.optimize, case.plan.data
+    words = [
+        f"{case.kind} {a.family}{' qk-norm' if a.query_key_norm else ''} hidden {a.hidden_size} layers {a.layers}",
+        f"vocabulary {a.vocab_size} mlp {a.intermediate_size} heads {a.heads}/{a.kv_heads} x {a.head_size}",
+        f"{'tied' if a.tied_embeddings else 'untied'}{' biases' if a.biases else ''}",
+        f"{case.plan.train.batch_size} x {d.sequence_length} {o.precision}",
+        f"checkpointing {o.gradient_checkpointing}" if o.gradient_checkpointing != "none" else "",
+        f"accumulation {o.accumulation_steps}" if o.accumulation_steps > 1 else "",
+        o.optimizer,
+        "chunked loss" if o.fused_loss else "",
+        f"LoRA {o.lora_rank}" if o.lora_rank else "",
+    ]
+    return " ".join(word for word in words if word)
+
+
+def _drawn(rng: random.Random) -> Architecture:
+    """A decoder of any shape, of at most some ten million weights."""
+    family = rng.choice(FAMILIES)
+    gated, gemma3 = family != "gpt2", family == "gemma3"
+    gemma = family in ("gemma", "gemma3")
+    heads = rng.choice((1, 2, 3, 4, 6, 8, 12))
+    kv_heads = rng.choice([n for n in range(1, heads + 1) if heads % n == 0]) if gated else heads
+    head_size = rng.choice((8, 16, 32, 64, 128))
+    hidden = heads * head_size if not gated else 8 * rng.randint(4, 64)
+    return Architecture(
+        family="llama" if family == "qwen" else family,  # type: ignore[arg-type]
+        vocab_size=rng.choice((257, 1000, 4099, 16_384, 50_257)),
+        hidden_size=hidden,
+        layers=rng.choice((1, 2, 2, 3, 4, 7)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        intermediate_size=8 * int(hidden * rng.uniform(1, 8) / 8),
+        max_positions=rng.choice((512, 1024)),
+        norm="rmsnorm" if gated else "layernorm",
+        norm_unit_offset=gemma,
+        activation="silu" if gated and not gemma else "gelu_tanh",
+        gated_mlp=gated,
+        biases=not gated,
+        positions="rope" if gated else "learned",
+        tied_embeddings=gemma or not gated or rng.random() < 0.5,
+        scale_embeddings=gemma,
+        query_key_norm=family in ("qwen", "gemma3"),
+        post_norms=gemma3,
+        sliding_window=rng.choice((32, 600)) if gemma3 else None,
+        global_every=rng.choice((2, 3)) if gemma3 else 1,
+    )
+
+
+def _from_catalog(rng: random.Random) -> Architecture:
+    names = [entry.name for entry in catalog.models().values() if entry.kind == "fixed"]
+    while True:
+        whole = catalog.architecture(replace(Plan(), {"model.name": rng.choice(names)}))
+        if rng.random() >= DEEP_SHARE:
+            layers = min(whole.layers, rng.choice(LAYERS))
+            return msgspec.structs.replace(whole, layers=layers)
+        if whole.layers <= MOST_LAYERS:
+            return whole
+
+
+def _plan(
+    rng: random.Random,
+    architecture: Architecture,
+    lengths: tuple[int, int],
+    batches: tuple[int, int],
+) -> Plan:
+    shortest, longest = lengths
+    if architecture.positions == "learned":
+        longest = min(longest, architecture.max_positions)
+    length = rng.randint(shortest, longest)
+    if rng.random() < 0.5:
+        length = max(8, 64 * (length // 64))
+    rank = rng.choice((0, 0, 0, 1, 8, 64))
+    return replace(
+        Plan(),
+        {
+            "data.sequence_length": length,
+            "train.batch_size": rng.randint(*batches),
+            "optimize.precision": rng.choice(("fp32", "bf16")),
+            "optimize.gradient_checkpointing": rng.choice(("none", "none", "selective", "full")),
+            "optimize.accumulation_steps": rng.choice((1, 1, 2, 5)),
+            "optimize.optimizer": rng.choice(OPTIMIZERS),
+            "optimize.fused_loss": rng.random() < 0.4,
+            "optimize.lora_rank": rank,
+            "optimize.freeze_base": rank > 0,
+        },
+    )
