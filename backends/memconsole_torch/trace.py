@@ -155,7 +155,19 @@ def _recording(
         source=f"torch {torch.__version__.partition('+')[0]}, traced",
         caveat="; ".join(filter(None, caveats)),
     )
-    return Recording(timeline, [e for e in live.events if isinstance(e, int)], found)
+    return Recording(timeline, _several_steps(live), found)
+
+
+def _several_steps(live: Liveness) -> list[int]:
+    """The recorded events with the step once more before and once more after the evaluation."""
+    start, end = live.steps[-1]
+    step = [event for event in live.events[start:end] if isinstance(event, int)]
+    known = set(step)
+    within = {event for event in step if -event in known}
+    again = [event for event in step if event in within]
+    before = [event for event in live.events[:end] if isinstance(event, int)]
+    after = [event for event in live.events[end:] if isinstance(event, int)]
+    return [*before, *again, *after, *again]
 
 
 def _exact(

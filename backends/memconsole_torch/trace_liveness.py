@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 COPIES_INPUT = frozenset({aten.logsumexp.default})
 """Operators whose kernel holds a copy of its input that no dispatch shows (their resident memory was measured)."""
+_TELLS = frozenset({torch.ops.prim.device.default, aten.sym_size.default, aten.sym_stride.default})
+"""Operators that make and show nothing."""
 Workspace = Callable[..., list[int]]
 """Bytes that an operator's kernel allocates besides its outputs, of the operator's arguments."""
 Override = Callable[..., Any]
@@ -59,9 +60,11 @@ class Liveness(TorchDispatchMode):
         overrides: dict[Any, Override] | None = None,
         workspaces: dict[Any, Workspace] | None = None,
         check: Callable[[], None] | None = None,
+        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
         """`hidden`: count what kernels hold inside, too. `vocabulary`: tells gradients of logits.
-        `check`: called before each operator; may raise."""
+        `check`: called before each operator; may raise. `run`: gives an operator's results
+        in its place."""
         super().__init__()
         self.live = 0
         self.peaks: dict[str, int] = {}
@@ -69,6 +72,8 @@ class Liveness(TorchDispatchMode):
         """The operator at which each phase's peak was reached."""
         self.storages: list[Storage] = []
         self.events: list[int | str] = []
+        self.steps: list[tuple[int, int]] = []
+        """Where in `events` each training step begins and ends."""
         self.within: str | None = None
         """What is computed now, by the component its results belong to."""
         self._phase = "build"
@@ -77,7 +82,13 @@ class Liveness(TorchDispatchMode):
         self._overrides = overrides or {}
         self._workspaces = workspaces or {}
         self._check = check
+        self._run = run
         self._seen: dict[int, tuple[weakref.finalize[Any, Any], Storage]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing is compiled here, and asking Dynamo at each operator takes longer than the rest."""
+        return False
 
     @property
     def phase(self) -> str:
@@ -95,17 +106,22 @@ class Liveness(TorchDispatchMode):
     ) -> Any:
         if self._check is not None:
             self._check()
-        override = self._overrides.get(func, func)
-        result = override(*args, **(kwargs or {}))
+        override = self._overrides.get(func)
+        if override is not None:
+            result = override(*args, **(kwargs or {}))
+        elif self._run is not None:
+            result = self._run(func, args, kwargs or {})
+            if func in _TELLS:
+                return result
+        else:
+            result = func(*args, **(kwargs or {}))
         unseen = self._unseen(func, args) if self._hidden else []
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor):
-                self.count(leaf)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                made = self.count(leaf)
-                if made is not None:
-                    self._describe(made, func, args, leaf)
+        for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):
+            self.count(tensor)
+        for tensor in _tensors((result,)):
+            made = self.count(tensor)
+            if made is not None:
+                self._describe(made, func, args, tensor)
         if unseen:
             self._pass_through(unseen)
         total = self.live + sum(unseen)
@@ -200,3 +216,12 @@ class Liveness(TorchDispatchMode):
             made.recomputed = torch.is_grad_enabled()
             shape = tensor.shape
             made.wide = len(shape) > 1 and shape[-1] == self._vocabulary
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among an operator's arguments or results, lists of them included."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)

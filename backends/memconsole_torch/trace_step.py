@@ -19,10 +19,12 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_torch import devices, fused_loss, lora, pretrained, trace_devices
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.trace_liveness import Liveness
+from memconsole_torch.trace_remembered import Remembered
 from memconsole_trainer import adapters
 from memconsole_trainer.engine import Batch
 
-STEPS = 2
+STEPS = 1
+"""Optimizer state exists from the start, and gradients go at the end of each step: all steps are alike."""
 EVALUATED = 2
 """Micro-batches of the traced evaluation: from the second on the previous one's hidden states are there."""
 
@@ -43,21 +45,25 @@ def trace(
     steps: int = STEPS,
     hidden: bool = True,
     check: Callable[[], None] | None = None,
+    remember: bool = True,
 ) -> Liveness:
     """Run `steps` steps, an evaluation and a checkpoint; `.peaks` is by the phases of the memory table.
 
     `kind` is what the engine shall believe it runs on. `sizes` replace the plan's own. `hidden`: count
-    what kernels hold inside, too. `check` is called before each operator and may raise.
+    what kernels hold inside, too. `check` is called before each operator and may raise. `remember`: work out each operator once for
+    the same shapes.
     """
     length = plan.data.sequence_length
     sizes = sizes or Sizes(plan.train.batch_size, length)
     few = plan.micro_batch_tokens <= architecture.vocab_size
+    fake = FakeTensorMode()
     live = Liveness(
         hidden=hidden,
         vocabulary=architecture.vocab_size,
         overrides=trace_devices.overrides() | trace_devices.device_overrides(kind),
         workspaces=trace_devices.workspaces(kind, few) if hidden else {},
         check=check,
+        run=Remembered(fake) if remember else None,
     )
     micro_batches = plan.optimize.accumulation_steps
     changes: dict[str, Any] = {
@@ -69,7 +75,7 @@ def trace(
     plan = replace(plan, changes)
     aligned = length % MASK_ALIGNMENT == 0
     gc.collect()
-    with trace_devices.emulated(kind, aligned=aligned), _without_data(sizes), FakeTensorMode():
+    with trace_devices.emulated(kind, aligned=aligned), _without_data(sizes), fake:
         engine = torch_engine.TorchEngine(plan, torch.device("cpu"))
         engine._memory = _NoMemory()
         with live:
@@ -96,10 +102,12 @@ def trace(
 
 def _train(engine: Any, live: Liveness, plan: Plan, sizes: Sizes, held: int) -> None:
     live.phase = "forward"
+    start = len(live.events)
     release = live.hold(8 * held * sizes.batch * sizes.length, "data")
     engine.train_step(_batch(plan.optimize.accumulation_steps))
     release()
     engine._metrics.clear()
+    live.steps.append((start, len(live.events)))
 
 
 def _batch(micro_batches: int) -> Batch:

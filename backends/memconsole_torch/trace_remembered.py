@@ -1,0 +1,129 @@
+"""Results of operators on fake tensors, worked out once for each combination of shapes.
+
+Layers of a decoder are alike, so that a trace asks the same few hundred questions tens of thousands of times.
+`FakeTensorMode` remembers too, but spends most of a trace on recognizing what it is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+Recipe = tuple[Any, ...]
+"""How to make one result: ("value", value), ("argument", place), ("new", shape, strides, type) or
+("view", place, shape, strides, offset, type)."""
+_CPU = torch.device("cpu")
+_DEVICE = torch.ops.prim.device.default
+_DESCRIBED: tuple[Any, ...] = (
+    *(torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(bool, int, float, str, type(None)),
+)
+
+
+class Remembered:
+    """Runs operators for a dispatch mode that is active within `mode`."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[Any, tuple[Any, tuple[Recipe, ...]] | None] = {}
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is _DEVICE:
+            return args[0].fake_device
+        key = self._key(func, args, kwargs)
+        if key is None:
+            return func(*args, **kwargs)
+        known = self._known.get(key)
+        if known is not None:
+            container, recipes = known
+            given = (*args, *kwargs.values())
+            made = [self._make(recipe, given) for recipe in recipes]
+            return made[0] if container is None else container(made)
+        result = func(*args, **kwargs)
+        if key not in self._known:
+            self._known[key] = _recipes((*args, *kwargs.values()), result)
+        return result
+
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the result depends on; None where that is not known."""
+        parts: list[Any] = [func]
+        try:
+            for value in args:
+                parts.append(_described(value))
+            for name, value in kwargs.items():
+                parts += (name, _described(value))
+        except _UnknownError:
+            return None
+        return tuple(parts)
+
+    def _make(self, recipe: Recipe, args: tuple[Any, ...]) -> Any:
+        kind = recipe[0]
+        if kind == "value":
+            return recipe[1]
+        if kind == "argument":
+            return args[recipe[1]]
+        with torch._C._DisableTorchDispatch():
+            if kind == "new":
+                _, shape, strides, dtype = recipe
+                tensor = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            else:
+                _, place, shape, strides, offset, dtype = recipe
+                tensor = torch.empty(0, dtype=dtype, device="meta")
+                tensor.set_(args[place].untyped_storage(), offset, shape, strides)
+        return FakeTensor(self._mode, tensor, _CPU)
+
+
+class _UnknownError(TypeError):
+    """An argument of a kind that has no description."""
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if type(value) is not FakeTensor and not isinstance(value, torch.nn.Parameter):
+            raise _UnknownError
+        return value.shape, value.stride(), value.storage_offset(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple([_described(inner) for inner in value])
+    if isinstance(value, _DESCRIBED):
+        return type(value), value
+    raise _UnknownError
+
+
+def _recipes(args: tuple[Any, ...], result: Any) -> tuple[Any, tuple[Recipe, ...]] | None:
+    """How to make a result of `args`; None where it cannot be made again."""
+    if isinstance(result, list | tuple):
+        made = [_recipe(args, value) for value in result]
+        container = type(result)
+        if container not in (list, tuple):
+            return None
+    else:
+        made, container = [_recipe(args, result)], None
+    if any(recipe is None for recipe in made):
+        return None
+    return container, tuple(recipe for recipe in made if recipe is not None)
+
+
+def _recipe(args: tuple[Any, ...], value: Any) -> Recipe | None:
+    if not isinstance(value, Tensor):
+        return ("value", value) if isinstance(value, _DESCRIBED) else None
+    for place, argument in enumerate(args):
+        if argument is value:
+            return ("argument", place)
+    if type(value) is not FakeTensor or value.fake_device != _CPU:
+        return None
+    dtype = value.dtype
+    storage = value.untyped_storage()
+    for place, argument in enumerate(args):
+        if isinstance(argument, Tensor) and argument.untyped_storage()._cdata == storage._cdata:
+            offset = value.storage_offset()
+            return ("view", place, value.shape, value.stride(), offset, dtype)
+    if value.storage_offset():
+        return None
+    shape, strides = value.shape, value.stride()
+    with torch._C._DisableTorchDispatch():
+        made = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        same = made.untyped_storage().nbytes() == storage.nbytes()
+    return ("new", shape, strides, dtype) if same else None
