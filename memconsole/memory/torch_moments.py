@@ -9,17 +9,20 @@ vocabulary, h hidden, c bytes of a compute element. Checked against a trace of t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import msgspec
 
 from memconsole.memory.moments import Moment, Step
+from memconsole.memory.torch_operations import Kernels
 from memconsole.memory.torch_program import (
-    Kernels,
-    Program,
     block_program,
+    evaluated_block,
+    evaluated_norm,
     final_norm_program,
 )
 from memconsole.memory.torch_tape import Live
+from memconsole.plan.architecture import Architecture
 
 CHUNK_TOKENS = 1024
 """`memconsole_torch.fused_loss.CHUNK_TOKENS`."""
@@ -31,88 +34,125 @@ NORM_CHUNK = 65_536
 """Elements that a block of CUDA's gradient norm reduces (MultiTensorApply.cuh, kChunkSize)."""
 
 
-class _Blocks(msgspec.Struct, frozen=True):
-    """So many blocks that run the same program."""
+class _Blocks:
+    """So many blocks that run the same program, and its bytes at one batch and length."""
 
-    program: Program
-    count: int
+    def __init__(self, step: Step, kernels: Kernels, count: int) -> None:
+        a, tokens = step.architecture, step.tokens
+        scores = tokens * step.sequence
+        self.count = count
+        self.program = block_program(a, kernels)
+        self.forward = _widest(self.program.forward, tokens, scores)
+        backward = self.program.adding if step.accumulates else self.program.backward
+        self.backward = _widest(backward, tokens, scores)
+        self.evaluation = _widest(evaluated_block(a, _evaluating(kernels)), tokens, scores)
+        self.kept = self.program.kept.activations.bytes(tokens, scores)
+        """Activations between the forward and the backward pass."""
+        self.kept_copies = self.program.kept.copies
+        self.copies = self.program.cast + self.kept_copies
 
 
 def moments(step: Step) -> Iterator[Moment]:
-    """Every moment of a step, an evaluation and a checkpoint that can be the largest of its phase."""
-    yield from _Timeline(step).moments()
+    """The largest moment of each phase of a step, of an evaluation and of a checkpoint."""
+    weights, resident, data = step.weights + step.gathered, step.state.resident, step.data
+    for m in _remembered(step):
+        yield Moment(
+            m.phase,
+            weights + m.weights,
+            m.gradients,
+            resident,
+            m.activations,
+            m.logits,
+            m.workspace,
+            data,
+        )
+    yield Moment(
+        "optimizer step",
+        weights=step.weights,
+        gradients=step.gradients,
+        state=step.state.at_step,
+        workspace=step.state.temporaries + _norm_workspace(step),
+        data=data if step.kind == "cpu" else 0,
+    )
+    yield Moment("checkpoint", weights=step.weights, state=resident)
+
+
+_moments: dict[tuple[object, ...], tuple[Moment, ...]] = {}
+MOST_REMEMBERED = 8192
+
+
+def _remembered(step: Step) -> tuple[Moment, ...]:
+    """The phases that the optimizer takes no part in, without weights, state and data: those are the same in
+    all of their moments, and many toggles change nothing else."""
+    o = step.plan.optimize
+    key = (
+        step.architecture, step.kind, step.tokens, step.sequence, step.compute, step.frozen,
+        step.accumulates, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
+        o.activation_offload,
+    )  # fmt: skip
+    found = _moments.get(key)
+    if found is None:
+        if len(_moments) >= MOST_REMEMBERED:
+            _moments.clear()
+        largest: dict[str, Moment] = {}
+        for moment in _Timeline(step).moments():
+            present = largest.get(moment.phase)
+            if present is None or moment.total > present.total:
+                largest[moment.phase] = moment
+        found = _moments[key] = tuple(largest.values())
+    return found
 
 
 class _Timeline:
-    """The sizes around the blocks of one plan, and its moments."""
+    """The sizes around the blocks of one plan, and its moments without stored weights, state and data."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        a, o, s = step.architecture, step.plan.optimize, step.sizes
+        a = step.architecture
         self.tokens, self.scores = step.tokens, step.tokens * step.sequence
         self.stream = 4 * a.hidden_size * step.tokens
         """The residual stream, or its gradient: fp32 whatever the precision."""
         self.hidden = step.compute * a.hidden_size * step.tokens
+        self.labels = 8 * step.tokens
+        """Targets as int64."""
         kernels = _kernels(step)
         self.blocks = _blocks(step, kernels)
-        self.norm = final_norm_program(a, kernels)
-        self.copies = sum(
-            b.count * (b.program.cast.constant + b.program.kept.copies.constant)
-            for b in self.blocks
-        )
+        self.norm = final_norm_program(a, _of_norm(kernels))
+        self.evaluated_norm = evaluated_norm(a, _evaluating(kernels))
+        self.copies = sum(b.count * b.copies for b in self.blocks)
         """16-bit copies of all blocks' weights: in autocast's cache while the forward context lasts."""
+        self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
         trained = not step.frozen
         self.head_gradient = 4 * step.head if trained else 0
         self.head_cast = 2 * step.head if trained and step.compute == 2 else 0
-        self.tied = s.head == 0
-        self.model = step.weights + step.gathered
+        self.tied = step.sizes.head == 0
         self.tables, self.tables_kept = _tables(step)
-        self.labels = 8 * step.tokens
-        """Targets as int64."""
         self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
-        kept = sum(b.count * self._size(b.program.kept) for b in self.blocks)
-        self.kept_copies = sum(b.count * b.program.kept.copies.constant for b in self.blocks)
-        self.kept = kept - self.kept_copies
+        self.kept = sum(b.count * b.kept for b in self.blocks)
         """Activations of all blocks, between their forward and their backward pass."""
-        if o.activation_offload:  # two blocks on the device: one in use, one on its way
-            most = max(
-                self._size(b.program.kept) - b.program.kept.copies.constant for b in self.blocks
-            )
-            self.kept = min(self.kept, 2 * most)
+        if step.plan.optimize.activation_offload:  # one block in use, one on its way
+            self.kept = min(self.kept, 2 * max(b.kept for b in self.blocks))
 
     def moments(self) -> Iterator[Moment]:
-        step = self.step
         yield from self._forward()
-        yield from self._chunked_loss() if step.plan.optimize.fused_loss else self._whole_loss()
+        fused = self.step.plan.optimize.fused_loss
+        yield from self._chunked_loss() if fused else self._whole_loss()
         yield from self._backward()
-        yield Moment(
-            "optimizer step",
-            weights=step.weights,
-            gradients=step.gradients,
-            state=step.state.at_step,
-            workspace=step.state.temporaries + _norm_workspace(step),
-            data=step.data if step.kind == "cpu" else 0,
-        )
         yield from self._evaluation()
-        yield Moment("checkpoint", weights=step.weights, state=step.state.resident)
 
     def _forward(self) -> Iterator[Moment]:
         standing = self.step.standing
         yield self._at("forward", standing, self.stream + self.tables + _mask_making(self.step))
-        for blocks in self.blocks:
-            p = blocks.program
-            below = self.kept - (self._size(p.kept) - p.kept.copies.constant)
-            below = max(0, below) + self.tables
-            copies = self.copies - p.cast.constant - p.kept.copies.constant
-            for live in p.forward:
-                yield self._live("forward", live, standing, below, copies)
-        for live in self.norm.forward:
-            yield self._live("forward", live, standing, self.kept + self.tables, self.copies)
+        for b in self.blocks:
+            below = max(0, self.kept - b.kept) + self.tables
+            yield self._live("forward", b.forward, standing, below, self.copies - b.copies)
+        live = _widest(self.norm.forward, self.tokens, self.scores)
+        yield self._live("forward", live, standing, self.kept + self.tables, self.copies)
 
     @property
     def _before_head(self) -> int:
         """Activations between the forward and the backward pass, but for the hidden states the head reads."""
-        return self.kept + self.tables_kept + self._size(self.norm.kept)
+        return self.kept + self.tables_kept + self.norm.kept.activations.token * self.tokens
 
     def _whole_loss(self) -> Iterator[Moment]:
         """fp32 logits and their log-softmax (8TV); backward, that, the gradient of the picked entries and of
@@ -155,22 +195,19 @@ class _Timeline:
         standing, shards = step.standing, step.shards
         # A tied head's gradient waits in autograd's buffer until the embedding's joins it.
         early = standing + (self.head_gradient if self.tied or not standing else 0)
-        for live in self.norm.backward:
-            yield self._live(
-                "backward", live, early, self.kept + self.tables_kept, self.kept_copies
-            )
+        moments = self.norm.adding if standing else self.norm.backward
+        live = _widest(moments, self.tokens, self.scores)
+        yield self._live("backward", live, early, self.kept + self.tables_kept, self.kept_copies)
         early += 0 if standing else self.norm.gradients
         reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen else 0
         made = 0 if standing else self.block_gradients
-        for blocks in self.blocks:
-            p = blocks.program
-            own = self._size(p.kept) - p.kept.copies.constant
-            above = max(0, self.kept - own) + self.tables_kept
-            others = self.kept_copies - p.kept.copies.constant
-            behind = early + -(-max(0, made - p.gradients) // shards)
-            for live in p.backward:
-                yield self._live("backward", live, early, above, others, reduced)
-                yield self._live("backward", live, behind, self.tables_kept, 0, reduced)
+        for b in self.blocks:
+            # Live bytes are linear in the block's place, so that the top and the bottom are the widest.
+            above = max(0, self.kept - b.kept) + self.tables_kept
+            others = self.kept_copies - b.kept_copies
+            yield self._live("backward", b.backward, early, above, others, reduced)
+            behind = early + -(-max(0, made - b.program.gradients) // shards)
+            yield self._live("backward", b.backward, behind, self.tables_kept, 0, reduced)
         if not step.frozen:
             yield from self._embedding_backward(early + -(-made // shards))
 
@@ -202,27 +239,20 @@ class _Timeline:
 
     def _evaluation(self) -> Iterator[Moment]:
         """No gradients and nothing kept but the last batch's hidden states; the head in chunks."""
-        live = self.tables + self.hidden
-        for blocks in self.blocks:
-            for moment in blocks.program.evaluation:
-                copies = self.copies - moment.copies.constant
-                yield self._live("evaluation", moment, 0, live, copies)
-        for moment in self.norm.evaluation:
-            yield self._live("evaluation", moment, 0, live, self.copies)
+        below = self.tables + self.hidden
+        for b in self.blocks:
+            copies = self.copies - b.evaluation.copies
+            yield self._live("evaluation", b.evaluation, 0, below, copies)
+        live = _widest(self.evaluated_norm, self.tokens, self.scores)
+        yield self._live("evaluation", live, 0, below, self.copies)
         n = min(self.tokens, CHUNK_TOKENS) * self.step.architecture.vocab_size
         copies = self.copies + self.head_cast
         yield self._at("evaluation", 0, self.hidden, copies, 8 * n + self.labels)
 
-    def _size(self, live: Live) -> int:
-        t, s = self.tokens, self.scores
-        return live.activations.bytes(t, s) + live.workspace.bytes(t, s) + live.copies.constant
-
     def _at(
         self, phase: str, gradients: int, live: int, copies: int = 0, logits: int = 0, work: int = 0
     ) -> Moment:
-        step = self.step
-        weights, state = self.model + copies, step.state.resident
-        return Moment(phase, weights, gradients, state, live, logits, work, step.data)
+        return Moment(phase, copies, gradients, 0, live, logits, work)
 
     def _live(
         self, phase: str, live: Live, gradients: int, below: int, copies: int, work: int = 0
@@ -230,12 +260,19 @@ class _Timeline:
         t, s = self.tokens, self.scores
         return self._at(
             phase,
-            gradients + live.gradients.constant,
+            gradients + live.gradients,
             below + live.activations.bytes(t, s),
-            copies + live.copies.constant,
+            copies + live.copies,
             0,
             work + live.workspace.bytes(t, s),
         )
+
+
+def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
+    """The largest of a program's moments at one batch and length."""
+    if len(moments) == 1:
+        return moments[0]
+    return max(moments, key=lambda live: live.total.bytes(tokens, scores))
 
 
 def _kernels(step: Step) -> Kernels:
@@ -246,38 +283,51 @@ def _kernels(step: Step) -> Kernels:
         checkpointing=o.gradient_checkpointing,
         rank=o.lora_rank,
         frozen=step.frozen,
-        standing=step.accumulates,
     )
+
+
+@lru_cache(maxsize=256)
+def _of_norm(kernels: Kernels) -> Kernels:
+    """What decides the final norm's program."""
+    return msgspec.structs.replace(kernels, checkpointing="none", rank=0)
+
+
+@lru_cache(maxsize=256)
+def _evaluating(kernels: Kernels) -> Kernels:
+    """What decides a program that saves nothing."""
+    return msgspec.structs.replace(kernels, checkpointing="none", first=False)
 
 
 def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
     """The kinds of blocks: those behind a mask, and the first where nothing below it is trained."""
     a = step.architecture
-    masked = sum(_is_masked(step, layer) for layer in range(a.layers))
+    window = a.sliding_window
+    masked = _local_layers(a) if window is not None and window < step.sequence else 0
     counts = {True: masked, False: a.layers - masked}
     found = []
     if step.frozen and a.layers:
-        behind_mask = _is_masked(step, 0)
+        behind_mask = masked > 0 and a.is_local(0)
         counts[behind_mask] -= 1
         first = msgspec.structs.replace(kernels, first=True, masked=behind_mask)
-        found.append(_Blocks(block_program(a, first), 1))
+        found.append(_Blocks(step, first, 1))
     for behind_mask, count in counts.items():
         if count:
-            alike = msgspec.structs.replace(kernels, masked=behind_mask)
-            found.append(_Blocks(block_program(a, alike), count))
+            alike = msgspec.structs.replace(kernels, masked=True) if behind_mask else kernels
+            found.append(_Blocks(step, alike, count))
     return found
 
 
-def _is_masked(step: Step, layer: int) -> bool:
-    window = step.architecture.sliding_window
-    return window is not None and window < step.sequence and step.architecture.is_local(layer)
+@lru_cache(maxsize=256)
+def _local_layers(a: Architecture) -> int:
+    """Layers that attend within a sliding window, whether or not it cuts."""
+    return sum(a.is_local(layer) for layer in range(a.layers))
 
 
 def _tables(step: Step) -> tuple[int, int]:
     """Rotary cosines and sines of global and of local layers, and the sliding window's additive mask: in the
     forward pass, and what of it layers keep."""
     a, length = step.architecture, step.sequence
-    local = sum(a.is_local(layer) for layer in range(a.layers))
+    local = _local_layers(a)
     one = 4 * length * a.head_size if a.positions == "rope" else 0
     used = one * ((local > 0) + (local < a.layers))
     masked = a.sliding_window is not None and a.sliding_window < length

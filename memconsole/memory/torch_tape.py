@@ -9,15 +9,17 @@ run of a program answers for every batch and length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
-
-import msgspec
 
 ACTIVATIONS, WORKSPACE, GRADIENTS, COPIES = range(4)
 """What a storage counts as: made in the forward pass (or again, under checkpointing), made in the backward
 pass, gradients of weights, 16-bit copies of weights."""
+FIELD = 56
+"""Bits of one count. All counts of a tape are fields of one integer, so that one addition changes them:
+per kind bytes that are constant, per token, and per token and key."""
+MASK = (1 << FIELD) - 1
 
 
 class Size(NamedTuple):
@@ -30,35 +32,42 @@ class Size(NamedTuple):
     def bytes(self, tokens: int, scores: int) -> int:
         return self.constant + self.token * tokens + self.score * scores
 
-    def plus(self, other: Size, times: int = 1) -> Size:
-        """This size and `times` another."""
-        return Size(*(a + times * b for a, b in zip(self, other, strict=True)))
-
 
 class Live(NamedTuple):
     """What is live at one moment, by what it counts as."""
 
     activations: Size
     workspace: Size
-    gradients: Size
-    copies: Size
-
-    def plus(self, other: Live, times: int = 1) -> Live:
-        return Live(*(a.plus(b, times) for a, b in zip(self, other, strict=True)))
+    gradients: int
+    copies: int
+    total: Size
 
 
 class Storage:
     """Bytes of one tensor, counted by `tape` until nothing refers to it."""
 
-    __slots__ = ("_index", "_size", "_tape")
+    __slots__ = ("_packed", "_tape")
 
-    def __init__(self, tape: Tape, kind: int, size: Size) -> None:
-        self._tape, self._index, self._size = tape, 3 * kind, size
-        tape.add(self._index, size, 1)
-        tape.mark()
+    def __init__(self, tape: Tape, packed: int) -> None:
+        self._tape, self._packed = tape, packed
+        tape.live += packed
+        tape.rising = True
 
     def __del__(self) -> None:
-        self._tape.add(self._index, self._size, -1)
+        self._release()
+
+    def becomes(self, kind: int) -> None:
+        """Count as another kind, after having counted as `WORKSPACE`."""
+        self._release()
+        self._packed <<= (kind - WORKSPACE) * 3 * FIELD
+        self._tape.live += self._packed
+
+    def _release(self) -> None:
+        tape = self._tape
+        if tape.rising:
+            tape.marks.add(tape.live)
+            tape.rising = False
+        tape.live -= self._packed
 
 
 class Slot:
@@ -84,19 +93,14 @@ Contribution = tuple[Slot, Storage]
 Backward = Callable[[Storage], list[Contribution]]
 
 
-class Node(msgspec.Struct):
-    """One operation's backward pass. `run` is also what holds the storages it saved."""
-
-    output: Slot
-    run: Backward
-
-
 class Tape:
     """Counts live bytes and keeps the moments that can be a peak."""
 
     def __init__(self) -> None:
-        self._live = [0] * 12
-        self._marks: set[tuple[int, ...]] = set()
+        self.live = 0
+        self.marks: set[int] = set()
+        """Counts at moments behind which something was freed."""
+        self.rising = False
         self.kind = ACTIVATIONS
         self.recording = True
         """Whether operations save for the backward pass."""
@@ -104,17 +108,8 @@ class Tape:
         """Operations that saved, or would have."""
         self.most_saves: int | None = None
         """Recomputing ends at this many: what comes after it makes nothing."""
-        self._nodes: list[Node] = []
-
-    def add(self, index: int, size: Size, sign: int) -> None:
-        live = self._live
-        live[index] += sign * size[0]
-        live[index + 1] += sign * size[1]
-        live[index + 2] += sign * size[2]
-
-    def mark(self) -> None:
-        """Remember this moment."""
-        self._marks.add(tuple(self._live))
+        self._nodes: list[tuple[Slot, Backward]] = []
+        """Each operation's backward pass, which is also what holds the storages it saved."""
 
     @property
     def stopped(self) -> bool:
@@ -122,9 +117,11 @@ class Tape:
 
     def new(self, size: Size, kind: int | None = None) -> Storage:
         """A storage of `size`, of the kind at hand unless another is named."""
-        if self.stopped:
-            size = Size()
-        return Storage(self, self.kind if kind is None else kind, size)
+        if self.most_saves is not None and self.stopped:
+            return Storage(self, 0)
+        constant, token, score = size
+        packed = constant | token << FIELD | score << 2 * FIELD
+        return Storage(self, packed << 3 * FIELD * (self.kind if kind is None else kind))
 
     def saved(self) -> bool:
         """Count an operation that saves; True where what it saves is really held."""
@@ -133,7 +130,7 @@ class Tape:
 
     def record(self, output: Slot, run: Backward) -> None:
         if self.recording:
-            self._nodes.append(Node(output, run))
+            self._nodes.append((output, run))
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
@@ -148,12 +145,12 @@ class Tape:
         """Run every node, last first. A node's gradient and what it saved go when it has run; a second
         contribution to one gradient makes a third tensor of the sum."""
         while self._nodes:
-            node = self._nodes.pop()
-            gradient, node.output.gradient = node.output.gradient, None
+            output, run = self._nodes.pop()
+            gradient, output.gradient = output.gradient, None
             if gradient is None:
                 continue
-            found = node.run(gradient)
-            del gradient, node
+            found = run(gradient)
+            del gradient, run
             while found:
                 self._gather(*found.pop(0))
 
@@ -161,24 +158,50 @@ class Tape:
         slot.gradient = part if slot.gradient is None else self.new(slot.size)
 
     def now(self) -> Live:
-        return _live(self._live)
+        return unpacked(self.live)
 
-    def take_peaks(self) -> tuple[Live, ...]:
-        """The moments since the last call that no other exceeds in every part, and forget them."""
-        marks, self._marks = self._marks, set()
-        return tuple(_live(mark) for mark in _undominated(marks))
-
-
-def _live(counts: Iterable[int]) -> Live:
-    c = list(counts)
-    return Live(*(Size(*c[i : i + 3]) for i in (0, 3, 6, 9)))
+    def take_peaks(self) -> set[int]:
+        """The moments since the last call, as packed counts; they are forgotten."""
+        marks = self.marks | {self.live}
+        self.marks, self.rising = set(), False
+        return marks
 
 
-def _undominated(marks: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those marks whose total is not matched or exceeded in every part by another's."""
-    totals = {tuple(sum(mark[i::3]) for i in range(3)): mark for mark in marks}
-    front: list[tuple[int, ...]] = []
+def widest(marks: set[int], *, without_gradients: bool = False) -> tuple[Live, ...]:
+    """Those moments whose total no other's exceeds in every part."""
+    totals: dict[int, int] = {}
+    for mark in marks:
+        live = mark & ~_GRADIENTS if without_gradients else mark
+        total = (live & _KIND) + (live >> _WIDTH & _KIND) + (live >> 3 * _WIDTH)
+        totals[total + (live >> 2 * _WIDTH & _KIND)] = live
+    front: list[tuple[int, int]] = []
+    found = []
+    # Scores are the highest field, then tokens: behind in this order means no more scores.
     for total in sorted(totals, reverse=True):
-        if not any(all(a <= b for a, b in zip(total, other, strict=True)) for other in front):
-            front.append(total)
-    return [totals[total] for total in front]
+        token, constant = total >> FIELD & MASK, total & MASK
+        if not any(token <= other and constant <= most for other, most in front):
+            front.append((token, constant))
+            found.append(unpacked(totals[total]))
+    return tuple(found)
+
+
+_WIDTH = 3 * FIELD
+_KIND = (1 << _WIDTH) - 1
+_GRADIENTS = _KIND << GRADIENTS * _WIDTH
+
+
+def unpacked(packed: int) -> Live:
+    """Counts as records."""
+    constants, tokens, scores = [], [], []
+    for _ in range(4):
+        constants.append(packed & MASK)
+        tokens.append(packed >> FIELD & MASK)
+        scores.append(packed >> 2 * FIELD & MASK)
+        packed >>= _WIDTH
+    return Live(
+        Size(constants[0], tokens[0], scores[0]),
+        Size(constants[1], tokens[1], scores[1]),
+        constants[2],
+        constants[3],
+        Size(sum(constants), sum(tokens), sum(scores)),
+    )

@@ -31,7 +31,9 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     original_positions: int = 8192
 
 
-class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Architecture(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, cache_hash=True
+):
     """A decoder-only transformer, sizes in elements."""
 
     family: Family

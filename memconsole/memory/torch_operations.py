@@ -1,0 +1,385 @@
+"""The operations of the torch decoder's block, on a tape that counts bytes.
+
+Mirrors `memconsole_torch`: decoder.py operation by operation and variable by variable, lora.py and
+autocast's cache of 16-bit weights. Widths are elements per token: h hidden, q heads × head_size, k
+kv_heads × head_size, f intermediate; c bytes of a compute element.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from memconsole.memory.torch_tape import (
+    COPIES,
+    GRADIENTS,
+    Contribution,
+    Size,
+    Slot,
+    Storage,
+    Tape,
+    Tensor,
+)
+from memconsole.plan.architecture import Architecture
+
+FP32 = 4
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides which operations a block runs, apart from its sizes."""
+
+    compute: int
+    """Bytes of an element in matmuls."""
+    kind: str
+    checkpointing: str
+    rank: int = 0
+    """Of adapters beside the matrices; 0: none."""
+    frozen: bool = False
+    """Whether only adapters are trained."""
+    masked: bool = False
+    """Whether attention gets an additive mask (a sliding window that cuts)."""
+    first: bool = False
+    """The first block of a frozen base: nothing below it wants a gradient."""
+
+
+def fp32(width: int) -> Size:
+    """An fp32 tensor of `width` elements per token."""
+    return Size(token=FP32 * width)
+
+
+class Operations:
+    """The operations of a decoder block on one tape."""
+
+    def __init__(self, architecture: Architecture, kernels: Kernels) -> None:
+        self.architecture, self.kernels = architecture, kernels
+        self.tape = Tape()
+        self.casts: list[Storage] = []
+        """Autocast's cache: 16-bit copies of weights until the forward context ends."""
+        self.gradients: list[Storage] = []
+        """Gradients of weights, once they are made."""
+        self.outputs: list[Storage] | None = None
+        """What selective checkpointing keeps, in the order in which it is made."""
+        self.taking = False
+
+    def block(self, x: Tensor) -> Tensor:
+        a = self.architecture
+        attended = self.attention(self.norm(x))
+        x = self.add(x, self.norm(attended) if a.post_norms else attended)
+        return self.add(
+            x, self.norm(self.mlp(self.norm(x))) if a.post_norms else self.mlp(self.norm(x))
+        )
+
+    def attention(self, x: Tensor) -> Tensor:
+        a = self.architecture
+        q, k = self.project(x, a.query_width), None
+        if a.query_key_norm:
+            q = self.norm(q, a.heads)
+        k = self.project(x, a.key_width)
+        if a.query_key_norm:
+            k = self.norm(k, a.kv_heads)
+        v = self.project(x, a.key_width)
+        if a.positions == "rope":
+            q, k = self.rotate(q), self.rotate(k)
+        attended = self.attend(q, k, v)
+        return self.project(self.relay(attended), a.hidden_size)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        a = self.architecture
+        if a.gated_mlp:
+            return self.project(
+                self.multiply(
+                    self.activation(self.project(x, a.intermediate_size)),
+                    self.project(x, a.intermediate_size),
+                ),
+                a.hidden_size,
+            )
+        return self.project(self.activation(self.project(x, a.intermediate_size)), a.hidden_size)
+
+    def norm(self, x: Tensor, groups: int = 1) -> Tensor:
+        """fp32 statistics; the result in the compute precision."""
+        a, c, tape, n = self.architecture, self.kernels.compute, self.tape, x.width
+        of_heads = n != a.hidden_size or groups > 1
+        centered = a.norm == "layernorm" and not of_heads
+        fused = self._cuda and x.element == FP32 and (of_heads or not a.biases)
+        whole = centered or fused
+        wide = x.storage if x.element == FP32 else tape.new(fp32(n))
+        if whole:
+            statistic = tape.new(Size(token=(8 if centered else 4) * groups))
+            y = tape.new(fp32(n))
+        else:
+            square = tape.new(fp32(n))
+            statistic = tape.new(Size(token=4 * groups))
+            del square
+            scaled = tape.new(fp32(n))
+            y = tape.new(fp32(n))
+            del scaled
+        if c != FP32:
+            y = tape.new(Size(token=c * n))
+        trained = not self.kernels.frozen
+        weight = 4 * (n // groups) * (2 if a.biases and not of_heads else 1) if trained else 0
+        wanted = x.slot is not None or trained
+        held = (x.storage, statistic) if wanted and tape.saved() else None
+        del wide
+        slot = Slot(Size(token=c * n)) if wanted else None
+        if slot is not None:
+            self._norm_backward(x.slot, slot, held, (n, x.element, whole, weight))
+        return Tensor(y, n, c, slot)
+
+    def _norm_backward(
+        self,
+        below: Slot | None,
+        slot: Slot,
+        held: tuple[Storage, Storage] | None,
+        sizes: tuple[int, int, bool, int],
+    ) -> None:
+        n, element, whole, weight = sizes
+        c, tape = self.kernels.compute, self.tape
+        inner_slot = Slot(fp32(n)) if whole and c != FP32 else slot
+
+        def in_one_kernel(
+            gradient: Storage, held: tuple[Storage, Storage] | None = held
+        ) -> list[Contribution]:
+            found = tape.new(fp32(n))
+            self._stays(tape.new(Size(weight)))
+            return [(below, found)] if below is not None else []
+
+        def step_by_step(
+            gradient: Storage, held: tuple[Storage, Storage] | None = held
+        ) -> list[Contribution]:
+            wide = tape.new(fp32(n)) if element != FP32 else None
+            normed = tape.new(fp32(n))
+            del wide
+            widened = tape.new(fp32(n)) if c != FP32 else None
+            tape.new(fp32(n))  # the product that is summed to the weight's gradient
+            self._stays(tape.new(Size(weight)))
+            inner = tape.new(fp32(n))
+            tape.new(fp32(n))
+            projected = tape.new(fp32(n))
+            difference = tape.new(fp32(n))
+            del projected
+            found = tape.new(fp32(n))
+            del difference
+            narrow = tape.new(Size(token=element * n)) if element != FP32 else found
+            del found, inner, normed, widened
+            return [(below, narrow)] if below is not None else []
+
+        tape.record(inner_slot, in_one_kernel if whole else step_by_step)
+        if inner_slot is not slot:
+            tape.record(slot, lambda gradient: [(inner_slot, tape.new(fp32(n)))])
+
+    def project(self, x: Tensor, out: int) -> Tensor:
+        """A linear layer, with its adapter where there is one."""
+        if not self.kernels.rank:
+            return self.linear(x, out, frozen=self.kernels.frozen)
+        low = self.scale(self.linear(x, self.kernels.rank))
+        return self.sum(self.linear(x, out, frozen=True), self.linear(low, out))
+
+    def linear(self, x: Tensor, out: int, *, frozen: bool = False) -> Tensor:
+        c, tape, width, below = self.kernels.compute, self.tape, x.width, x.slot
+        bias = out if self.architecture.biases and not self.kernels.frozen else 0
+        elements = out * width + bias
+        copy = None
+        if c != FP32 and not frozen:
+            copy = tape.new(Size(2 * elements), COPIES)
+            self.casts.append(copy)
+        if frozen and below is None:
+            return Tensor(self._output(c * out), out, c, None)
+        saved = tape.saved()
+        held = (None if frozen else x.storage, copy if below is not None else None)
+        held = held if saved else (None, None)
+        weight = Slot(Size(c * elements))
+        if not frozen:
+            tape.record(weight, lambda gradient: self._weight_gradient(gradient, elements))
+        slot = Slot(Size(token=c * out))
+
+        def run(
+            gradient: Storage, held: tuple[Storage | None, Storage | None] = held
+        ) -> list[Contribution]:
+            found: list[Contribution] = []
+            if below is not None:
+                found.append((below, tape.new(Size(token=c * width))))
+            if not frozen:
+                found.append((weight, tape.new(Size(c * elements))))
+            return found
+
+        tape.record(slot, run)
+        del copy, held
+        return Tensor(self._output(c * out), out, c, slot)
+
+    def _weight_gradient(self, gradient: Storage, elements: int) -> list[Contribution]:
+        """Cast to fp32, then kept or added to what is there."""
+        if self.kernels.compute != FP32:
+            gradient = self.tape.new(Size(FP32 * elements))
+        self._stays(gradient)
+        return []
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Two products for each half of each head; the tables are what the backward pass reads."""
+        c, tape, n, below = self.kernels.compute, self.tape, x.width, x.slot
+        half = Size(token=2 * n)
+        wide = tape.new(fp32(n)) if c != FP32 else x.storage
+        halves = []
+        for _ in range(2):
+            left, right = tape.new(half), tape.new(half)
+            halves.append(tape.new(half))
+            del left, right
+        turned = tape.new(fp32(n))
+        halves.clear()
+        result = tape.new(Size(token=c * n)) if c != FP32 else turned
+        slot = Slot(Size(token=c * n)) if below is not None else None
+        if slot is None or below is None:
+            return Tensor(result, n, c, None)
+        target: Slot = below
+
+        def run(gradient: Storage) -> list[Contribution]:
+            found = tape.new(fp32(n)) if c != FP32 else gradient
+            products = [tape.new(half) for _ in range(4)]
+            del found
+            products.pop()
+            products.pop()
+            found = tape.new(fp32(n))
+            products.clear()
+            # The projection reads a gradient laid out by tokens: that of the narrow type, if there is one.
+            found = tape.new(Size(token=c * n))
+            return [(target, found)]
+
+        tape.record(slot, run)
+        del wide, turned
+        return Tensor(result, n, c, slot)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        a, c, tape = self.architecture, self.kernels.compute, self.tape
+        grouped = a.heads > a.kv_heads
+        flash = self._cuda and c != FP32 and not self.kernels.masked
+        if grouped and self.kernels.kind != "cpu" and not flash:
+            k, v = self.repeat(k), self.repeat(v)
+        scores = Size(score=c * a.heads if self.kernels.kind == "apple" else 0)
+        out = self._output(c * q.width)
+        statistic = self._output(4 * a.heads)
+        weights = tape.new(scores)
+        held: tuple[Storage, ...] = (q.storage, k.storage, v.storage, out, statistic, weights)
+        held = held if tape.saved() else ()
+        slots = [(t.slot, Size(token=c * t.width)) for t in (q, k, v)]
+        slot = Slot(Size(token=c * q.width))
+        inside = self._inside_attention_backward(q.width, flash, grouped)
+
+        def run(gradient: Storage, held: tuple[Storage, ...] = held) -> list[Contribution]:
+            found = [(s, tape.new(size)) for s, size in slots if s is not None]
+            tape.new(Size(token=inside))
+            tape.new(scores)
+            return found
+
+        if any(s is not None for s, _ in slots):
+            tape.record(slot, run)
+        del held, weights
+        return Tensor(out, q.width, c, slot)
+
+    def _inside_attention_backward(self, width: int, flash: bool, grouped: bool) -> int:
+        """Bytes per token that CUDA's kernels allocate: the queries' gradient summed in fp32 and its row
+        sums; flash besides gradients of shared keys and values per query head, and a copy of its output
+        by tokens; the memory-efficient kernel, in fp32, the product that it sums."""
+        a, c = self.architecture, self.kernels.compute
+        if not self._cuda:
+            return 0
+        heads = a.heads
+        if not flash:
+            return (8 if c == FP32 else 4) * width + 4 * heads
+        summed = 4 * heads * -(-a.head_size // 32) * 32
+        relaid = c * width if a.positions == "rope" else 0
+        return summed + 4 * heads + relaid + (2 * c * width if grouped else 0)
+
+    def repeat(self, x: Tensor) -> Tensor:
+        """Keys or values once per query head."""
+        c, tape, below = self.kernels.compute, self.tape, x.slot
+        width = self.architecture.query_width
+        slot = Slot(Size(token=c * width)) if below is not None else None
+        if slot is not None and below is not None:
+            summed, target = Size(token=c * x.width), below
+            tape.record(slot, lambda gradient: [(target, tape.new(summed))])
+        return Tensor(tape.new(Size(token=c * width)), width, c, slot)
+
+    def relay(self, x: Tensor) -> Tensor:
+        """Attention's result as the output projection reads it: a copy where the kernel laid it out as it
+        found rotated queries."""
+        a = self.architecture
+        copied = a.positions == "rope" and (
+            self.kernels.kind == "cpu" or self.kernels.compute != FP32
+        )
+        if not copied:
+            return x
+        return Tensor(self.tape.new(Size(token=x.element * x.width)), x.width, x.element, x.slot)
+
+    def activation(self, x: Tensor) -> Tensor:
+        return self._elementwise(x, saves=True)
+
+    def scale(self, x: Tensor) -> Tensor:
+        return self._elementwise(x, saves=False)
+
+    def _elementwise(self, x: Tensor, *, saves: bool) -> Tensor:
+        tape, size, below = self.tape, Size(token=x.element * x.width), x.slot
+        held = x.storage if saves and tape.saved() else None
+        slot = Slot(size)
+        if below is not None:
+            target: Slot = below
+
+            def run(gradient: Storage, held: Storage | None = held) -> list[Contribution]:
+                return [(target, tape.new(size))]
+
+            tape.record(slot, run)
+        del held
+        return Tensor(tape.new(size), x.width, x.element, slot)
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        tape, size, slots = self.tape, Size(token=x.element * x.width), (x.slot, y.slot)
+        held = (x.storage, y.storage) if tape.saved() else None
+        slot = Slot(size)
+
+        def run(
+            gradient: Storage, held: tuple[Storage, Storage] | None = held
+        ) -> list[Contribution]:
+            return [(s, tape.new(size)) for s in slots if s is not None]
+
+        tape.record(slot, run)
+        del held
+        return Tensor(tape.new(size), x.width, x.element, slot)
+
+    def sum(self, x: Tensor, y: Tensor) -> Tensor:
+        slots, size = (x.slot, y.slot), Size(token=x.element * x.width)
+        slot = Slot(size)
+        self.tape.record(slot, lambda gradient: [(s, gradient) for s in slots if s is not None])
+        return Tensor(self.tape.new(size), x.width, x.element, slot)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """The fp32 residual stream and a branch; the branch's gradient is cast to its own type."""
+        tape, stream, branch = self.tape, x.slot, y.slot
+        narrow = Size(token=y.element * y.width)
+        slot = Slot(fp32(x.width))
+
+        def run(gradient: Storage) -> list[Contribution]:
+            found: list[Contribution] = [] if stream is None else [(stream, gradient)]
+            if branch is not None:
+                cast = y_element != FP32
+                found.append((branch, tape.new(narrow) if cast else gradient))
+            return found
+
+        y_element = y.element
+        tape.record(slot, run)
+        return Tensor(tape.new(fp32(x.width)), x.width, FP32, slot)
+
+    @property
+    def _cuda(self) -> bool:
+        return self.kernels.kind in ("gpu", "rocm")
+
+    def _stays(self, gradient: Storage) -> None:
+        gradient.becomes(GRADIENTS)
+        self.gradients.append(gradient)
+
+    def _output(self, per_token: int) -> Storage:
+        """What a matmul or attention makes: kept, or taken from what was kept, by selective checkpointing."""
+        if self.outputs is None or self.tape.stopped:
+            return self.tape.new(Size(token=per_token))
+        if self.taking:
+            return self.outputs.pop(0)
+        made = self.tape.new(Size(token=per_token))
+        if not self.tape.recording:
+            self.outputs.append(made)
+        return made
