@@ -124,8 +124,10 @@ def record(
     architecture: Architecture,
     kind: str,
     interrupt: Callable[[], None] | None = None,
+    *,
+    hidden: bool = True,
 ) -> Recording:
-    """Trace the plan's structure."""
+    """Trace the plan's structure. `hidden`: count what kernels hold inside, too."""
     if (
         architecture.positions == "learned"
         and plan.data.sequence_length > architecture.max_positions
@@ -133,12 +135,12 @@ def record(
         raise PlanError(f"the model has {architecture.max_positions} positions")
     telling = telling_sizes(plan, architecture)
     if telling is not None:
-        live = trace_step.trace(plan, architecture, kind, telling, check=interrupt)
+        live = trace_step.trace(plan, architecture, kind, telling, hidden=hidden, check=interrupt)
         try:
             return _recording(plan, architecture, kind, live, telling)
         except UntoldSizeError as error:
             print(f"traced at its own sizes: {error}", file=sys.stderr)
-    live = trace_step.trace(plan, architecture, kind, check=interrupt)
+    live = trace_step.trace(plan, architecture, kind, hidden=hidden, check=interrupt)
     return _recording(plan, architecture, kind, live, None)
 
 

@@ -1,0 +1,141 @@
+"""The torch trace's timeline against PyTorch's own MemTracker on real steps, over random plans.
+
+    python tests/accuracy/torch_exact.py [--first SEED] [--plans N]
+
+Needs torch, no accelerator: the models are small and really trained, on the CPU. Shown are the plans that miss
+by more than 0.1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from memconsole.memory import affine  # noqa: E402
+from memconsole.memory.timeline import Exact  # noqa: E402
+from memconsole.plan.architecture import Architecture  # noqa: E402
+from memconsole.plan.plan import Plan, replace  # noqa: E402
+from tests.accuracy.random_plans import describe, draw  # noqa: E402
+from tests.accuracy.results import Bar, Case, Errors, Part, unavailable, write  # noqa: E402
+
+FIRST, PLANS = 5000, 30
+BAR = Bar(within=0.01)
+TRAINING = ("forward", "loss", "backward", "optimizer step")
+SHOWN = 0.001
+STEPS = 2
+
+
+def drawn(seed: int) -> tuple[Architecture, Plan]:
+    """A small model and a plan for it; every fourth trains adapters on a frozen base."""
+    rng = random.Random(seed)
+    architecture, plan = draw(rng, "torch")
+    if rng.random() < 0.25:
+        rank = rng.choice((4, 8))
+        plan = replace(plan, {"optimize.lora_rank": rank, "optimize.freeze_base": True})
+    return architecture, replace(plan, {"device.name": "cpu"})
+
+
+def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
+    """MemTracker's peak of real training steps and of an evaluation."""
+    import numpy as np
+    import torch
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    from memconsole_torch import engine as torch_engine
+    from memconsole_trainer.engine import Batch
+    from memconsole_trainer.initialize import InitialWeights
+
+    class Tracker(MemTracker):  # type: ignore[misc,unused-ignore]
+        """MemTracker without its tables by module, which take frozen weights and second calls for mistakes."""
+
+        def _nothing(self, *arguments: Any) -> None:
+            pass
+
+        _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = _nothing
+
+    torch.set_num_threads(1)
+    engine = torch_engine.create(plan, None)
+    engine.build(plan, architecture, 10, InitialWeights(architecture, 0))
+    shape = (plan.optimize.accumulation_steps, plan.train.batch_size, plan.data.sequence_length)
+    tokens = np.random.default_rng(0).integers(0, architecture.vocab_size, (2, *shape))
+    batch = Batch(*tokens.astype(np.int32))
+    evaluated = np.random.default_rng(1).integers(0, architecture.vocab_size, (2, 2, *shape[1:]))
+    batches = {"training": batch, "evaluation": Batch(*evaluated.astype(np.int32))}
+    found = {}
+    for name, rows in batches.items():
+        tracker = Tracker()
+        tracker.track_external(engine._decoder, engine._optimizer)
+        with tracker:
+            if name == "training":
+                for _ in range(STEPS):
+                    engine.train_step(rows)
+            else:
+                engine.evaluate([rows])
+        found[name] = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    return found
+
+
+def traced(plan: Plan, architecture: Architecture) -> dict[str, int]:
+    """The timeline's peaks, evaluated at the plan's sizes, without what no dispatch shows."""
+    from memconsole_torch.trace import record
+
+    timeline = record(plan, architecture, "cpu", hidden=False).timeline
+    exact = affine.evaluate(timeline, plan.train.batch_size, plan.data.sequence_length)
+    return {"training": peak(exact, TRAINING), "evaluation": peak(exact, ("evaluation",))}
+
+
+def peak(exact: Exact, phases: tuple[str, ...]) -> int:
+    return max(exact.phases[phase].total_bytes for phase in phases)
+
+
+def held(plan: Plan) -> int:
+    """Bytes of the step's rows in the host's own arrays, which MemTracker does not see."""
+    micro_batches = plan.optimize.accumulation_steps
+    return 8 * micro_batches * plan.train.batch_size * plan.data.sequence_length
+
+
+def compare(seed: int) -> list[Case]:
+    """One plan's training and evaluation peaks."""
+    architecture, plan = drawn(seed)
+    estimated, measured = traced(plan, architecture), tracked(plan, architecture)
+    cases = []
+    for name, truth in measured.items():
+        words = f"{describe(plan, architecture)} rank {plan.optimize.lora_rank}, {name}"
+        case = Case(plan=words, estimated_bytes=estimated[name] - held(plan), measured_bytes=truth)
+        cases.append(case)
+        if abs(case.error) > SHOWN:
+            print(f"{seed:5} {case.error:+7.2%} {truth / 2**20:8.2f} MiB  {words}", flush=True)
+    return cases
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--first", type=int, default=FIRST, help="first seed")
+    parser.add_argument("--plans", type=int, default=PLANS)
+    options = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        unavailable('torch is not installed: pip install "memconsole[torch]"')
+    os.environ["OMP_NUM_THREADS"] = "1"
+    start = time.monotonic()
+    seeds = range(options.first, options.first + options.plans)
+    cases = tuple(case for seed in seeds for case in compare(seed))
+    print(f"{time.monotonic() - start:.0f} seconds")
+    row = Errors(estimate="torch =", truth="MemTracker on real CPU steps", bar=BAR, cases=cases)
+    if (options.first, options.plans) == (FIRST, PLANS):
+        part = Part(name="torch-exact", command="python tests/accuracy/torch_exact.py", rows=(row,))
+        write(part, packages=("torch",))
+    else:
+        print(" | ".join(row.cells()))
+
+
+if __name__ == "__main__":
+    main()
