@@ -94,7 +94,10 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True, tag="errors"):
 
     def cells(self) -> list[str]:
         counted = f"{len(self.cases)} plans"
-        shown = (f"{self.median:.1%}", f"{self.under:+.1%}", f"{self.over:+.1%}")
+        shown = (
+            f"{self.median:.2%}",
+            *(f"{e:+.1%}" if e else "none" for e in (self.under, self.over)),
+        )
         return [self.estimate, self.truth, counted, *shown, str(self.bar), _word(self.met)]
 
 

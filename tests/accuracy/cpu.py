@@ -1,0 +1,208 @@
+"""Real runs of both trainers on this machine's CPU: estimated against measured growth of resident memory.
+
+    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write]
+
+Each plan trains a few steps, evaluates, samples and saves, as a person's run does. ``--write`` fits the
+runtime coefficients to these runs (on seeds of their own, see `FITTED`) instead of reporting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from memconsole.devices.budget import budget  # noqa: E402
+from memconsole.memory import coefficients as numbers  # noqa: E402
+from memconsole.memory.estimate import table_of  # noqa: E402
+from memconsole.plan.plan import Plan, apply_settings  # noqa: E402
+from tests.accuracy.results import (  # noqa: E402
+    MIB,
+    Bar,
+    Case,
+    Errors,
+    Part,
+    stored,
+    unavailable,
+    write,
+)
+
+REPORTED = range(500, 512)
+FITTED = range(0, 10)
+"""Other plans than those reported."""
+BAR = Bar(within=0.10)
+COEFFICIENTS = ROOT / "memconsole" / "memory" / "coefficients.json"
+FIXED = {
+    "device.name": "cpu",
+    "data.max_examples": "30",
+    "data.shuffle_buffer": "1000",
+    "train.max_steps": "4",
+    "train.log_every": "1",
+    "train.warmup_steps": "2",
+    "train.evaluation_batches": "2",
+    "train.sample_tokens": "16",
+}
+
+
+def settings(seed: int, backend: str) -> dict[str, str]:
+    """A plan of 1 to 30 million parameters that takes well under a minute."""
+    rng = random.Random(seed)
+    rank = rng.choice((0, 0, 0, 8, 32))
+    drawn = {
+        "backend": backend,
+        "model.name": "stories",
+        "model.target_params": rng.choice((1_000_000, 3_000_000, 8_000_000, 16_000_000, 30_000_000)),
+        "data.vocab_size": rng.choice((1024, 4096)),
+        "data.sequence_length": rng.choice((64, 100, 128, 256, 384)),
+        "train.batch_size": rng.choice((2, 5, 8, 16)),
+        "optimize.precision": rng.choice(("fp32", "fp32", "bf16")),
+        "optimize.gradient_checkpointing": rng.choice(("none", "none", "selective", "full")),
+        "optimize.accumulation_steps": rng.choice((1, 1, 3)),
+        "optimize.optimizer": rng.choice(("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "sgd")),
+        "optimize.fused_loss": rng.random() < 0.3,
+        "optimize.lora_rank": rank,
+        "optimize.freeze_base": rank > 0,
+    }  # fmt: skip
+    return {**FIXED, **{key: _word(value) for key, value in drawn.items()}}
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def run(wanted: dict[str, str]) -> dict[str, Any]:
+    """The report of a real run, in a state directory of its own."""
+    command = [sys.executable, "-m", "memconsole", "train", "--json", "--force"]
+    for key, value in wanted.items():
+        command += ["--set", f"{key}={value}"]
+    with tempfile.TemporaryDirectory() as state:
+        environment = {**os.environ, "XDG_STATE_HOME": state}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+class Outcome:
+    """One run: its plan, what was estimated and what was measured."""
+
+    def __init__(self, seed: int, backend: str) -> None:
+        wanted = settings(seed, backend)
+        self.plan = apply_settings(Plan(), [f"{key}={value}" for key, value in wanted.items()])
+        self.words = " ".join(
+            f"{key.rpartition('.')[2]}={value}" for key, value in wanted.items() if key not in FIXED
+        )
+        start = time.monotonic()
+        report = run(wanted)
+        self.seconds = time.monotonic() - start
+        self.measured = report["memory"]["measured"]
+        self.by_phase = report["memory"].get("by_phase", {})
+        self.table = table_of(self.plan, budget(self.plan, None))
+        self.tokens_per_second = max(step["tokens_per_second"] for step in report["steps"])
+        print(
+            f"{seed:4} {backend:5} peak {self.peak.error:+6.1%} {self.peak.measured_bytes / MIB:7.1f} MiB "
+            f"({(self.peak.estimated_bytes - self.peak.measured_bytes) / MIB:+.1f}), "
+            f"host {self.host.error:+6.1%} {self.host.measured_bytes / MIB:7.1f} MiB "
+            f"({(self.host.estimated_bytes - self.host.measured_bytes) / MIB:+.1f}), "
+            f"{self.tokens_per_second:,.0f} tokens/s, {self.seconds:.0f} s  {self.words}",
+            flush=True,
+        )
+
+    @property
+    def peak(self) -> Case:
+        return Case(
+            plan=self.words,
+            estimated_bytes=self.table.peak_bytes,
+            measured_bytes=self.measured["peak_bytes"],
+        )
+
+    @property
+    def host(self) -> Case:
+        return Case(
+            plan=self.words,
+            estimated_bytes=self.table.host_bytes,
+            measured_bytes=self.measured["host_bytes"],
+        )
+
+
+def fit(backend: str, outcomes: list[Outcome]) -> None:
+    """Put the median of what the formula leaves unexplained into the coefficients file."""
+    runtime = numbers.runtime(backend, "cpu")
+    peak = statistics.median(
+        o.measured["peak_bytes"] - o.table.peak_bytes + runtime.workspace_bytes for o in outcomes
+    )
+    host = statistics.median(
+        o.measured["host_bytes"] - o.table.host_bytes + runtime.host_bytes for o in outcomes
+    )
+    # Host bytes include the estimated peak, whose workspace changes by as much.
+    host -= peak - runtime.workspace_bytes
+    document = json.loads(COEFFICIENTS.read_text())
+    document["runtime"][backend]["cpu"].update(
+        workspace_bytes=max(0, int(peak)),
+        host_bytes=int(host),
+        source=f"median over {len(outcomes)} real runs of `python tests/accuracy/cpu.py --write`",
+    )
+    COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{backend}: workspace {peak / MIB:.1f} MiB, idle trainer {host / MIB:.1f} MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", action="append", choices=("torch", "jax"))
+    parser.add_argument("--first", type=int, help="first seed")
+    parser.add_argument("--plans", type=int)
+    parser.add_argument("--write", action="store_true", help="fit the runtime coefficients")
+    options = parser.parse_args()
+    seeds = FITTED if options.write else REPORTED
+    if options.first is not None or options.plans is not None:
+        first = options.first if options.first is not None else seeds[0]
+        seeds = range(first, first + (options.plans or len(seeds)))
+    backends = options.backend or ["torch", "jax"]
+    missing = [name for name in backends if importlib.util.find_spec(name) is None]
+    if missing:
+        unavailable(f"{' and '.join(missing)} not installed")
+    rows: list[Errors] = []
+    for backend in backends:
+        outcomes = [Outcome(seed, backend) for seed in seeds]
+        if options.write:
+            fit(backend, outcomes)
+        rows += [
+            Errors(
+                estimate=f"{backend} ~ peak on a CPU",
+                truth="growth of the trainer's resident memory over its idle start",
+                bar=BAR,
+                cases=tuple(o.peak for o in outcomes),
+            ),
+            Errors(
+                estimate=f"{backend} ~ host bytes",
+                truth="peak resident memory of the trainer's process tree",
+                bar=BAR,
+                cases=tuple(o.host for o in outcomes),
+            ),
+        ]
+    part = Part(name="cpu", command="python tests/accuracy/cpu.py", rows=tuple(rows))
+    if seeds != REPORTED:
+        print("\n".join(" | ".join(row.cells()) for row in rows))
+        return
+    if len(backends) == 1:  # the other backend's rows stay as they were
+        kept = [row for old in stored() if old.name == part.name for row in old.rows]
+        other = [row for row in kept if not row.estimate.startswith(backends[0])]
+        part = Part(name=part.name, command=part.command, rows=(*rows, *other))
+    write(part, packages=("torch", "jax"))
+
+
+if __name__ == "__main__":
+    main()

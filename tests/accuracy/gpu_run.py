@@ -1,0 +1,109 @@
+"""One plan's engine on one device, in a process of its own: what its allocator and its driver counted.
+
+    python tests/accuracy/gpu_run.py DEVICE < plan.toml
+
+DEVICE is cuda or cpu. Builds the model with weights that are all zero, takes a few steps on random tokens
+and evaluates once, and prints one JSON object; the catalog's models need no download for that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+from memconsole.plan import catalog  # noqa: E402
+from memconsole.plan.architecture import Architecture, parameters  # noqa: E402
+from memconsole.plan.plan import Plan, loads, replace  # noqa: E402
+from memconsole_trainer.engine import Batch  # noqa: E402
+
+STEPS = 3
+
+
+class Zeros:
+    """A weight source whose weights take no time to draw."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._shapes = {p.name: p.shape for p in parameters(architecture)}
+
+    def names(self) -> list[str]:
+        return list(self._shapes)
+
+    def tensor(self, name: str) -> Any:
+        return np.zeros(self._shapes[name], np.float32)
+
+
+def batch(plan: Plan, architecture: Architecture, micro_batches: int) -> Batch:
+    """Random tokens."""
+    shape = (2, micro_batches, plan.train.batch_size, plan.data.sequence_length)
+    drawn = np.random.default_rng(0).integers(0, architecture.vocab_size, shape)
+    inputs, targets = drawn.astype(np.int32)
+    return Batch(inputs, targets)
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Train and evaluate; bytes by the engine's, the allocator's and the driver's account."""
+    architecture = catalog.architecture(plan)
+    engine = importlib.import_module(f"memconsole_{plan.backend}.engine").create(plan, None)
+    engine.build(plan, architecture, 100, Zeros(architecture))
+    steps = plan.optimize.accumulation_steps
+    for _ in range(STEPS):
+        engine.train_step(batch(plan, architecture, steps))
+    engine.synchronize()
+    engine.take_metrics()
+    engine.evaluate([batch(plan, architecture, 1), batch(plan, architecture, 1)])
+    engine.synchronize()
+    reading = engine.memory()
+    found: dict[str, Any] = {
+        "allocated_bytes": reading.peak_bytes,
+        "reserved_bytes": None,
+        "device_bytes": None,
+        "device_total_bytes": reading.device_total_bytes,
+        "versions": dict(engine.versions),
+        "device": engine.device.name,
+    }
+    if engine.device.kind == "gpu":
+        if plan.backend == "torch":
+            torch = importlib.import_module("torch")
+            found["reserved_bytes"] = torch.cuda.max_memory_reserved()
+            found["held_bytes"] = torch.cuda.memory_reserved()
+        found |= driver()
+    return found
+
+
+def driver() -> dict[str, Any]:
+    """What NVML charges this process on the first card, and which driver says so. A container may hide
+    process numbers: a card with one process on it is then taken for ours."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    mine = [p for p in processes if p.pid == os.getpid()] or processes
+    charged = mine[0].usedGpuMemory if len(mine) == 1 else None
+    version = pynvml.nvmlSystemGetDriverVersion()
+    return {
+        "device_bytes": charged,
+        "driver": version if isinstance(version, str) else version.decode(),
+    }
+
+
+def main() -> None:
+    device = {"cuda": "cuda:0", "cpu": "cpu"}[sys.argv[1]]
+    plan = replace(loads(sys.stdin.read()), {"device.name": device})
+    answer = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # frameworks print; the answer stays alone
+    with os.fdopen(answer, "w") as stream:
+        stream.write(json.dumps(run(plan)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
