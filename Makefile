@@ -32,9 +32,7 @@ soak: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 accuracy: .venv/.installed-dev
-	$(BIN)/python tests/accuracy/measure.py torch
-	$(BIN)/python tests/accuracy/measure.py xla
-	$(BIN)/python tests/accuracy/measure.py cpu
+	$(BIN)/python tests/accuracy/accuracy.py
 
 bench: .venv/.installed
 	$(BIN)/python tests/accuracy/savings.py

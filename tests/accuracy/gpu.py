@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -118,17 +119,23 @@ def ask(plan: Plan, kind: str) -> Exact | None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if plan.backend == "jax":
         environment.pop("CUDA_VISIBLE_DEVICES")
-    try:
-        done = subprocess.run(
-            command, input=msgspec.json.encode(question) + b"\n", env=environment,
-            capture_output=True, timeout=TRACE_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as tracer:  # fmt: skip
+        limit = threading.Timer(TRACE_SECONDS, tracer.kill)
+        limit.start()
+        assert tracer.stdin is not None
+        assert tracer.stdout is not None
+        tracer.stdin.write(msgspec.json.encode(question) + b"\n")
+        tracer.stdin.flush()
+        line = (
+            tracer.stdout.readline()
+        )  # its input stays open until then: closing it ends the tracer
+        limit.cancel()
+        tracer.kill()
+    if not line:
         return None
-    if not done.stdout.strip():
-        print(f"  {plan.backend} tracer: {done.stderr.decode()[-300:].strip()}", file=sys.stderr)
-        return None
-    answer = msgspec.json.decode(done.stdout.splitlines()[0], type=Answer)
+    answer = msgspec.json.decode(line, type=Answer)
     if answer.problem:
         print(f"  {plan.backend}: {answer.problem}", file=sys.stderr)
     return answer.exact
