@@ -71,6 +71,7 @@ def trace(
         "data.sequence_length": sizes.length,
         "train.batch_size": sizes.batch,
         "optimize.accumulation_steps": min(2, micro_batches),
+        "optimize.compile": False,
     }
     plan = replace(plan, changes)
     aligned = length % MASK_ALIGNMENT == 0
