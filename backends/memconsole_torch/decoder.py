@@ -185,7 +185,9 @@ class RMSNorm(torch.autograd.Function):
         wide = x.float()
         inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # (..., 1)
         ctx.save_for_backward(x, weight, inverse)
-        return (wide * inverse * weight).to(dtype)
+        y = wide * inverse * weight
+        # torch 2.11 compiles a cast that changes nothing here into wrong gradients.
+        return y if y.dtype == dtype else y.to(dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
