@@ -59,6 +59,21 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source: str
 
 
+class Certainty(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far exact numbers were found from the truth on a kind of device, as low and high factors."""
+
+    allocated: tuple[float, float]
+    """Of live bytes traced or compiled."""
+    reserved: tuple[float, float] = (1.0, 1.0)
+    """Of the allocator's bytes, replayed for the plan itself."""
+    unreplayed: tuple[float, float] = (1.0, 1.0)
+    """Of the allocator's bytes where the plan itself was not replayed."""
+    context_bytes: tuple[int, int] = (0, 0)
+    """Least and most that drivers were seen to charge besides."""
+    source: str
+    """One phrase that follows "band:"."""
+
+
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runtime: dict[str, dict[str, Runtime]]
     """By backend, then by kind of device."""
@@ -67,6 +82,8 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speed: dict[str, Speed]
     """By kind of device."""
     made_by: str
+    exact: dict[str, dict[str, Certainty]] = {}
+    """By backend, then by kind of device; absent where nothing was measured."""
 
 
 @lru_cache(maxsize=1)
@@ -80,6 +97,11 @@ def runtime(backend: str, kind: str) -> Runtime:
     """Costs of `backend` on a `kind` of device; another backend is priced as torch."""
     kinds = coefficients().runtime.get(backend) or coefficients().runtime["torch"]
     return kinds[kind] if kind in kinds else kinds["cpu"]
+
+
+def certainty(backend: str, kind: str) -> Certainty | None:
+    """How sure exact numbers of `backend` on a `kind` of device are; None where that was not measured."""
+    return coefficients().exact.get(backend, {}).get(kind)
 
 
 def speed(kind: str) -> Speed:

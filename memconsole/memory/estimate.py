@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from memconsole.memory.data import training_tokens
 from memconsole.memory.formula import memory_table
 from memconsole.memory.reasons import nothing_saved
 from memconsole.memory.seconds import step_seconds
+from memconsole.memory.sharpen import Known, alike, saved, sharpened
 from memconsole.memory.sizes import sizes
 from memconsole.memory.table import Budget, Estimate, MemoryTable, Saving
 from memconsole.plan import catalog
@@ -17,11 +19,14 @@ from memconsole.plan.check import check
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError
 
+Lookup = Callable[[Plan, Budget], Known | None]
+"""What is known exactly of a plan on a device, at once; None where nothing is."""
 
-def estimate(plan: Plan, budget: Budget) -> Estimate:
+
+def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estimate:
     """Price `plan` on the device of `budget`, and every other value of every toggle. Raises `PlanError`."""
     architecture = architecture_of(plan)
-    table = memory_table(plan, architecture, budget)
+    table = table_of(plan, budget, lookup)
     seconds = step_seconds(plan, architecture, budget)
     s = sizes(architecture)
     rank = plan.optimize.lora_rank
@@ -31,7 +36,7 @@ def estimate(plan: Plan, budget: Budget) -> Estimate:
     return Estimate(
         table=table,
         savings=tuple(
-            _saving(plan, budget, table, seconds, row, value)
+            _saving(plan, budget, table, seconds, row, value, lookup)
             for row in OPTIMIZATIONS
             for value in row.values(plan)
             if value != row.value(plan)
@@ -58,18 +63,26 @@ def _architecture(
     return catalog.architecture(Plan(model=model, data=data))
 
 
-def table_of(plan: Plan, budget: Budget) -> MemoryTable:
-    """The memory table alone. Raises `PlanError`."""
-    return memory_table(plan, architecture_of(plan), budget)
+def table_of(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> MemoryTable:
+    """The memory table alone, as exact as `lookup` can make it. Raises `PlanError`."""
+    table = memory_table(plan, architecture_of(plan), budget)
+    known = lookup(plan, budget) if lookup is not None else None
+    return table if known is None else sharpened(table, known)
 
 
 def _saving(
-    plan: Plan, budget: Budget, table: MemoryTable, seconds: float, row: Optimization, value: Any
+    plan: Plan,
+    budget: Budget,
+    table: MemoryTable,
+    seconds: float,
+    row: Optimization,
+    value: Any,
+    lookup: Lookup | None,
 ) -> Saving:
     refusal = row.refusal(plan, value)
     try:
         changed = row.apply(plan, value)
-        after = table_of(changed, budget)
+        after = table_of(changed, budget, lookup)
         check(changed)
     except PlanError as error:
         return Saving(
@@ -80,10 +93,10 @@ def _saving(
             reason=str(error),
             available=False,
         )
-    saves = table.device_bytes - after.device_bytes
+    saves, tier = saved(table, after)
     changed_seconds = step_seconds(changed, architecture_of(changed), budget)
     factor = changed_seconds / changed.tokens_per_step * plan.tokens_per_step / seconds
-    reason = refusal or ("" if saves > 0 else nothing_saved(row, changed, table, after))
+    reason = refusal or ("" if saves > 0 else nothing_saved(row, changed, *alike(table, after)))
     return Saving(
         key=row.key,
         value=value,
@@ -91,6 +104,7 @@ def _saving(
         time_factor=factor,
         reason=reason,
         available=refusal is None,
+        tier=tier,
     )
 
 

@@ -52,9 +52,14 @@ class Component(msgspec.Struct, frozen=True):
 
     name: str
     phases: dict[str, int]
+    tiers: dict[str, Tier] = {}
+    """By phase, how its bytes were come by; a phase that is not here is by formula."""
 
     def at(self, phase: str) -> int:
         return self.phases.get(phase, 0)
+
+    def tier_at(self, phase: str) -> Tier:
+        return self.tiers.get(phase, Tier.FORMULA)
 
 
 class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +80,28 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int
     host_bytes: int
     band_bytes: tuple[int, int]
+    """Low and high bound of `device_bytes`."""
+    phase_tiers: dict[str, Tier] = {}
+    """By phase, how its total was come by; a phase that is not here is by formula."""
+    reserved_tier: Tier = Tier.FORMULA
+    device_tier: Tier = Tier.FORMULA
+    host_tier: Tier = Tier.FORMULA
+    band_from: str = ""
+    """Where the band's width comes from, as one phrase."""
+    source: str = ""
+    """What traced or compiled the plan, with versions; empty where nothing did."""
+    caveat: str = ""
+    """What may differ on the real device, in one sentence."""
+    least_bytes: int | None = None
+    """The smallest allocator capacity in which the step completes; None where not searched."""
+    out_of_memory: bool = False
+    """The compiler refused the program for this device."""
+    formula: MemoryTable | None = None
+    """The same plan by formula alone, where this table is sharper."""
+
+    def phase_tier(self, phase: str) -> Tier:
+        """How the total of `phase` was come by."""
+        return self.phase_tiers.get(phase, Tier.FORMULA)
 
     @property
     def free_bytes(self) -> int:
@@ -83,7 +110,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        return self.free_bytes >= 0
+        return self.free_bytes >= 0 and not self.out_of_memory
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +126,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing is saved, or why it cannot be launched; empty otherwise."""
     available: bool = True
     """Whether the plan's backend can train with it on this kind of device."""
+    tier: Tier = Tier.FORMULA
+    """Of `saves_bytes`: exact only where both plans are."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
