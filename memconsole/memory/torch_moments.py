@@ -130,6 +130,9 @@ class _Timeline:
         self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
         self.kept = sum(b.count * b.kept for b in self.blocks)
         """Activations of all blocks, between their forward and their backward pass."""
+        if step.frozen and a.layers > 1 and step.plan.optimize.gradient_checkpointing == "none":
+            # The first block's input and its norm's statistics are of no use where nothing below is trained.
+            self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
         if step.plan.optimize.activation_offload:  # one block in use, one on its way
             self.kept = min(self.kept, 2 * max(b.kept for b in self.blocks))
 
@@ -299,17 +302,16 @@ def _evaluating(kernels: Kernels) -> Kernels:
 
 
 def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
-    """The kinds of blocks: those behind a mask, and the first where nothing below it is trained."""
+    """The kinds of blocks: those behind a mask and the others. Where nothing below the first is trained it keeps
+    less, see `_Timeline`: only where it is the only one is it a kind of its own."""
     a = step.architecture
     window = a.sliding_window
     masked = _local_layers(a) if window is not None and window < step.sequence else 0
     counts = {True: masked, False: a.layers - masked}
     found = []
-    if step.frozen and a.layers:
-        behind_mask = masked > 0 and a.is_local(0)
-        counts[behind_mask] -= 1
-        first = msgspec.structs.replace(kernels, first=True, masked=behind_mask)
-        found.append(_Blocks(step, first, 1))
+    if step.frozen and a.layers == 1:
+        first = msgspec.structs.replace(kernels, first=True, masked=masked > 0)
+        return [_Blocks(step, first, 1)]
     for behind_mask, count in counts.items():
         if count:
             alike = msgspec.structs.replace(kernels, masked=True) if behind_mask else kernels

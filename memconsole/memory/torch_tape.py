@@ -174,10 +174,19 @@ def widest(marks: set[int], *, without_gradients: bool = False) -> tuple[Live, .
         live = mark & ~_GRADIENTS if without_gradients else mark
         total = (live & _KIND) + (live >> _WIDTH & _KIND) + (live >> 3 * _WIDTH)
         totals[total + (live >> 2 * _WIDTH & _KIND)] = live
+    # Scores are the highest field, then tokens: in this order no total has more scores than one before it.
+    ordered = sorted(totals, reverse=True)
+    found, most = [], -1
+    if (
+        ordered[0] >> 2 * FIELD == 0
+    ):  # no scores at all: what has fewer tokens must have more that is constant
+        for total in ordered:
+            if total & MASK > most:
+                most = total & MASK
+                found.append(unpacked(totals[total]))
+        return tuple(found)
     front: list[tuple[int, int]] = []
-    found = []
-    # Scores are the highest field, then tokens: behind in this order means no more scores.
-    for total in sorted(totals, reverse=True):
+    for total in ordered:
         token, constant = total >> FIELD & MASK, total & MASK
         if not any(token <= other and constant <= most for other, most in front):
             front.append((token, constant))

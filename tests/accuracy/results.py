@@ -122,7 +122,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, tag="latency"):
         middle, high, worst = (f"{1000 * seconds:.1f} ms" for seconds in times)
         bar = f"p99 < {1000 * self.limit_seconds:g} ms"
         return [
-            self.estimate, self.truth, f"{self.count:,} presses", middle, f"p99 {high}",
+            self.estimate, self.truth, f"{self.count:,} times", middle, f"p99 {high}",
             f"worst {worst}", bar, _word(self.met),
         ]  # fmt: skip
 
