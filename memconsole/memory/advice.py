@@ -9,7 +9,7 @@ import msgspec
 
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.seconds import step_seconds
-from memconsole.memory.table import Budget
+from memconsole.memory.table import Budget, MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import BY_KEY
@@ -30,6 +30,14 @@ ORDER = (
 result least comes first; the two remedies it lacks stand beside 8-bit state."""
 
 LARGEST_BATCH = 65_536
+CHUNK_TOKENS = 1024
+"""Tokens whose logits both backends make at a time under a chunked loss."""
+SCORES_SLACK = 256 * 2**20
+"""Bytes by which chunks of attention scores can shrink where a micro-batch grows by a row: eight times what
+one chunk of them takes at most."""
+
+
+Price = Callable[[Plan, Budget], MemoryTable]
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,32 +117,61 @@ def _remedy(plan: Plan, budget: Budget, changes: dict[str, Any], label: str) -> 
     )
 
 
-def largest_micro_batch(plan: Plan, budget: Budget) -> int | None:
-    """The most rows per micro-batch that fit; None where not even one does."""
-    return _largest(lambda n: _fits(plan, {"train.batch_size": n}, budget), LARGEST_BATCH, step=1)
+def largest_micro_batch(plan: Plan, budget: Budget, price: Price = table_of) -> int | None:
+    """The most rows per micro-batch that fit, other settings as they are; None where no number does."""
+    sizes = range(1, LARGEST_BATCH + 1)
+    return _largest(plan, budget, "train.batch_size", sizes, _least_beyond_batch, price)
 
 
-def largest_sequence_length(plan: Plan, budget: Budget) -> int | None:
-    """The longest rows, in multiples of 8 tokens, that fit and that the model has positions for."""
-    most = architecture_of(plan).max_positions
-    return _largest(
-        lambda n: _fits(plan, {"data.sequence_length": n}, budget), most - most % 8, step=8
-    )
+def largest_sequence_length(plan: Plan, budget: Budget, price: Price = table_of) -> int | None:
+    """The longest rows, in multiples of 8 tokens, that fit and that the model has positions for; None where
+    no length does. Rows are no shorter than `data.stride`."""
+    shortest = -(-max(8, plan.data.stride or 8) // 8) * 8
+    sizes = range(shortest, architecture_of(plan).max_positions + 1, 8)
+    return _largest(plan, budget, "data.sequence_length", sizes, _least_beyond_length, price)
 
 
-def _fits(plan: Plan, changes: dict[str, Any], budget: Budget) -> bool:
-    return table_of(plans.replace(plan, changes), budget).fits
+def _least_beyond_batch(table: MemoryTable, plan: Plan) -> int:
+    """No larger micro-batch than the plan's needs less than this, though memory is not monotone in it.
+
+    Logits and scores made in equal chunks shrink by one part in (number of chunks + 1) at most where one
+    chunk more is begun; at least half always stays.
+    """
+    chunks = plan.micro_batch_tokens // CHUNK_TOKENS
+    bytes_ = table.device_bytes
+    return max(bytes_ // 2, bytes_ * chunks // (chunks + 1) - SCORES_SLACK)
 
 
-def _largest(fits: Callable[[int], bool], most: int, step: int) -> int | None:
-    """The largest multiple of `step` up to `most` that fits, by bisection: memory never shrinks with size."""
-    if most < step or not fits(step):
+def _least_beyond_length(table: MemoryTable, plan: Plan) -> int:
+    """The same for longer rows, where padded masks come and go besides."""
+    return table.device_bytes // 2
+
+
+def _largest(
+    plan: Plan,
+    budget: Budget,
+    key: str,
+    sizes: range,
+    least_beyond: Callable[[MemoryTable, Plan], int],
+    price: Price,
+) -> int | None:
+    """The largest of `sizes` that fits: bisection finds a size beyond which nothing can, and from there every
+    size is tried downwards."""
+
+    def priced(size: int) -> tuple[MemoryTable, Plan]:
+        changed = plans.replace(plan, {key: size})
+        return price(changed, budget), changed
+
+    if not sizes:
         return None
-    low, high = 1, most // step + 1  # low fits, high is beyond
+    low, high = 0, len(sizes)  # sizes[high:] cannot fit
     while high - low > 1:
         middle = (low + high) // 2
-        if fits(middle * step):
-            low = middle
-        else:
+        if least_beyond(*priced(sizes[middle])) > budget.usable_bytes:
             high = middle
-    return low * step
+        else:
+            low = middle
+    for size in reversed(sizes[:high]):
+        if priced(size)[0].fits:
+            return size
+    return None

@@ -1,0 +1,276 @@
+"""The solver against brute force over the whole product of toggle values."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memconsole.devices.planned import catalog_budgets
+from memconsole.memory.advice import LARGEST_BATCH, largest_micro_batch, largest_sequence_length
+from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.seconds import step_seconds
+from memconsole.memory.solve import (
+    RESULT_CLASSES,
+    SIZES,
+    fit,
+    least_bytes,
+    planned_on,
+    result_class,
+    smallest_device,
+    smallest_device_fitted,
+)
+from memconsole.memory.table import Budget
+from memconsole.plan import plan as plans
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.plan.plan import Plan, PlanError
+
+KINDS = {"torch": ("cpu", "gpu", "rocm", "apple"), "jax": ("cpu", "gpu", "rocm", "tpu")}
+FREE = [row for row in OPTIMIZATIONS if row.key not in SIZES]
+ALTERING = ("optimize.precision", "optimize.optimizer", "optimize.lora_rank")
+
+
+def device(kind: str, usable: int) -> Budget:
+    return Budget(
+        name=kind,
+        kind=kind,
+        memory_label="memory",
+        total_bytes=max(usable, 1),
+        usable_bytes=usable,
+        why="test",
+        bandwidth_bytes_per_second=1e12,
+        peak_flops={"fp32": 2e13, "bf16": 1e14},
+    )
+
+
+@st.composite
+def plans_and_kinds(draw: st.DrawFn) -> tuple[Plan, str]:
+    """A small random plan of any toggles its backend trains with, and a kind of device."""
+    backend = draw(st.sampled_from(["torch", "jax"]))
+    plan = plans.replace(
+        Plan(),
+        {
+            "backend": backend,
+            "model.name": draw(st.sampled_from(["stories", "gpt2", "smollm2-135m", "gemma-3-1b"])),
+            "data.sequence_length": draw(st.sampled_from([64, 200, 512])),
+            "train.batch_size": draw(st.sampled_from([1, 2, 6])),
+        },
+    )
+    for row in FREE:
+        values = [v for v in row.values(plan) if row.refusal(plan, v) is None]
+        plan = row.apply(plan, draw(st.sampled_from(values)))
+    return plan, draw(st.sampled_from(KINDS[backend]))
+
+
+def everything(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...], Plan]]:
+    """Every plan that differs in free toggles, with what decides between them but for time."""
+    found = []
+    trained = [[v for v in row.values(plan) if row.refusal(plan, v) is None] for row in FREE]
+    for values in itertools.product(*trained):
+        changed, chosen = plan, list(zip(FREE, values, strict=True))
+        for row, value in chosen:
+            if value != row.value(plan):
+                changed = row.apply(changed, value)
+        if any(plans.get(changed, key) != plans.get(plan, key) for key in keep):
+            continue
+        classes = {result_class(row.key, row.value(plan), value) for row, value in chosen}
+        places = [row.values(plan).index(value) for row, value in chosen]
+        found.append(
+            (
+                (
+                    sum(2**n for n in classes if n is not None),
+                    sum(value != row.value(plan) for row, value in chosen),
+                    [p for (row, _), p in zip(chosen, places, strict=True) if row.key in ALTERING],
+                    [
+                        p
+                        for (row, _), p in zip(chosen, places, strict=True)
+                        if row.key not in ALTERING
+                    ],
+                ),
+                changed,
+            )
+        )
+    return found
+
+
+def seconds(plan: Plan, budget: Budget) -> float:
+    per_token = step_seconds(plan, architecture_of(plan), budget) / plan.tokens_per_step
+    return float(f"{per_token:.9e}")
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    plans_and_kinds(), st.floats(0, 1), st.sets(st.sampled_from([r.key for r in FREE]), max_size=3)
+)
+def test_the_fit_is_what_trying_everything_finds(
+    chosen: tuple[Plan, str], share: float, pinned: set[str]
+) -> None:
+    plan, kind = chosen
+    keep = frozenset(pinned)
+    roomy = device(kind, 1 << 50)
+    priced = [(key, p, table_of(p, roomy).device_bytes) for key, p in everything(plan, keep)]
+    sizes = sorted({size for *_, size in priced})
+    usable = sizes[round(share * (len(sizes) - 1))]
+    budget = device(kind, usable)
+    fitting = [(k, p) for k, p, size in priced if size <= usable]
+    (number, *_), best = min(fitting, key=lambda c: (c[0][0], seconds(c[1], budget), *c[0][1:]))
+    found = fit(plan, budget, keep)
+    assert found.fits
+    assert found.plan == best
+    assert found.after == table_of(best, budget)
+    assert {RESULT_CLASSES.index(words) for words in found.result_changes} == {
+        n for n in range(len(RESULT_CLASSES)) if number & 1 << n
+    }
+    assert least_bytes(plan, budget, keep) == sizes[0]
+    hopeless = fit(plan, device(kind, sizes[0] - 1), keep)
+    assert not hopeless.fits
+    assert hopeless.after.device_bytes == sizes[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(plans_and_kinds(), st.integers(0, 1 << 33))
+def test_a_fit_never_changes_the_rows_of_a_step_nor_anything_that_is_no_toggle(
+    chosen: tuple[Plan, str], usable: int
+) -> None:
+    plan, kind = chosen
+    found = fit(plan, device(kind, usable))
+    assert found.plan.effective_batch == plan.effective_batch
+    undone = found.plan
+    for change in found.changes:
+        undone = BY_KEY[change.key].apply(undone, change.before)
+    assert undone == plan
+
+
+def test_what_the_backend_does_not_train_is_given_up_unless_pinned() -> None:
+    plan = plans.replace(
+        Plan(), {"optimize.precision": "fp16", "optimize.optimizer_offload": "cpu"}
+    )
+    budget = device("gpu", 1 << 40)
+    found = fit(plan, budget)
+    assert found.plan.optimize.precision in ("fp32", "bf16")
+    assert found.plan.optimize.optimizer_offload == "none"
+    kept = fit(plan, budget, frozenset({"optimize.precision"}))
+    assert kept.plan.optimize.precision == "fp16"
+
+
+def test_a_pinned_micro_batch_pins_accumulation_with_it() -> None:
+    plan = plans.replace(Plan(), {"train.batch_size": 64})
+    tight = device("gpu", least_bytes(plan, device("gpu", 1)))
+    assert fit(plan, tight).plan.train.batch_size < 64
+    assert fit(plan, tight, frozenset({"train.batch_size"})).plan.train.batch_size == 64
+
+
+def test_the_same_result_comes_before_a_faster_plan_with_another() -> None:
+    plan = plans.replace(
+        Plan(),
+        {"model.name": "smollm2-135m", "data.sequence_length": 1024, "train.batch_size": 16},
+    )
+    found = fit(plan, device("gpu", 12 << 30))
+    assert found.fits
+    assert not found.before.fits
+    assert found.result_changes == ()
+    faster = plans.replace(found.plan, {"optimize.precision": "bf16"})
+    assert seconds(faster, found.after.budget) < seconds(found.plan, found.after.budget)
+
+
+def test_an_impossible_plan_is_refused_and_a_hopeless_one_names_its_floor() -> None:
+    with pytest.raises(PlanError, match="freeze_base"):
+        fit(plans.replace(Plan(), {"optimize.freeze_base": True}), device("gpu", 1 << 40))
+    found = fit(plans.replace(Plan(), {"model.name": "llama-3.2-1b"}), device("gpu", 1 << 28))
+    phase, component, size = found.floor
+    assert phase == found.after.peak_phase
+    assert size == max(c.at(phase) for c in found.after.components)
+    assert component in {c.name for c in found.after.components}
+
+
+@settings(max_examples=10, deadline=None)
+@given(plans_and_kinds(), st.integers(1, 300), st.sampled_from([0, 1]))
+def test_the_largest_sizes_are_what_trying_every_size_finds(
+    chosen: tuple[Plan, str], at: int, above: int
+) -> None:
+    """Budgets on the edge of some size, where chunks that shrink as batches grow would mislead a bisection."""
+    plan, kind = chosen
+
+    def needs(key: str, size: int) -> int:
+        return table_of(plans.replace(plan, {key: size}), device(kind, 1)).device_bytes
+
+    for key, sizes, find in (
+        ("train.batch_size", range(1, 700), largest_micro_batch),
+        ("data.sequence_length", range(8, 2049, 8), largest_sequence_length),
+    ):
+        sizes = range(
+            sizes.start, min(sizes.stop, architecture_of(plan).max_positions + 1), sizes.step
+        ) if key == "data.sequence_length" else sizes  # fmt: skip
+        bytes_of = {size: needs(key, size) for size in sizes}
+        usable = bytes_of[sizes[at % len(sizes)]] - above
+        fitting = [size for size, count in bytes_of.items() if count <= usable]
+        found = find(plan, device(kind, usable))
+        if fitting and fitting[-1] == sizes[-1]:
+            assert found is not None
+            assert found >= fitting[-1]
+        else:
+            assert found == (fitting[-1] if fitting else None)
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans_and_kinds(), st.integers(1, LARGEST_BATCH), st.integers(1, 4000))
+def test_no_larger_batch_needs_less_than_its_bound(
+    chosen: tuple[Plan, str], rows: int, more: int
+) -> None:
+    from memconsole.devices.planned import catalog_budgets
+from memconsole.memory.advice import _least_beyond_batch, _least_beyond_length
+
+    plan, kind = chosen
+    budget = device(kind, 1)
+    small = plans.replace(plan, {"train.batch_size": rows})
+    large = plans.replace(plan, {"train.batch_size": rows + more})
+    bound = _least_beyond_batch(table_of(small, budget), small)
+    assert table_of(large, budget).device_bytes >= bound
+    short = plans.replace(plan, {"data.sequence_length": 8 * (rows % 1000 + 1)})
+    long = plans.replace(plan, {"data.sequence_length": 8 * (rows % 1000 + 1 + more)})
+    bound = _least_beyond_length(table_of(short, budget), short)
+    assert table_of(long, budget).device_bytes >= bound
+
+
+def test_rows_are_never_shorter_than_their_stride() -> None:
+    plan = plans.replace(Plan(), {"data.sequence_length": 512, "data.stride": 500})
+    need = table_of(plans.replace(plan, {"data.sequence_length": 504}), device("gpu", 1))
+    assert largest_sequence_length(plan, device("gpu", need.device_bytes)) == 504
+    assert largest_sequence_length(plan, device("gpu", need.device_bytes // 2)) is None
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("model", ["smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"])
+def test_the_smallest_device_is_the_first_of_the_catalog_that_fits(
+    backend: str, model: str
+) -> None:
+    plan = plans.replace(
+        Plan(), {"backend": backend, "model.name": model, "data.sequence_length": 2048}
+    )
+    devices = catalog_budgets(plan)
+    working = [d.usable_bytes for n, d in devices.items() if table_of(planned_on(plan, n), d).fits]
+    found = smallest_device(plan, devices)
+    assert (devices[found].usable_bytes if found else None) == min(working, default=None)
+    pinned = frozenset({"optimize.precision", "optimize.lora_rank", "optimize.compile"})
+    working = [
+        d.usable_bytes for n, d in devices.items() if fit(planned_on(plan, n), d, pinned).fits
+    ]
+    found = smallest_device_fitted(plan, devices, pinned)
+    assert (devices[found].usable_bytes if found else None) == min(working, default=None)
+
+
+def test_every_toggle_is_known_to_change_the_result_or_not() -> None:
+    """A new optimization must be placed here, and in `result_class` where it changes the result."""
+    harmless = {
+        "optimize.gradient_checkpointing", "optimize.accumulation_steps", "optimize.fused_loss",
+        "optimize.activation_offload", "optimize.sharding", "optimize.compile",
+    }  # fmt: skip
+    altering = {*ALTERING, "optimize.optimizer_offload"}
+    assert {row.key for row in OPTIMIZATIONS} == harmless | altering | set(SIZES)
+    for row in FREE:
+        values = row.values(Plan())
+        classes = {result_class(row.key, a, b) for a in values for b in values}
+        assert (classes == {None}) == (row.key in harmless)
