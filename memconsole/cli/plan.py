@@ -13,7 +13,7 @@ from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.memory.estimate import estimate
-from memconsole.memory.table import PHASES, Estimate
+from memconsole.memory.table import PHASES, Budget, Estimate, MemoryTable, Tier
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import BY_KEY
@@ -21,11 +21,22 @@ from memconsole.plan.plan import Plan
 from memconsole.units import format_bytes, format_count, format_duration
 
 DOES_NOT_FIT = 3
+NOT_EXACT = 1
 
 
 @click.command()
 @plan_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--exact", is_flag=True, help="Wait for traced or compiled numbers.")
+@click.option(
+    "--timeout",
+    "limit_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The most that --exact waits.",
+)
 @click.option("--toml", "as_toml", is_flag=True, help="Print the plan file instead.")
 @click.option("--keys", is_flag=True, help="List every setting of a plan file.")
 @click.option(
@@ -38,13 +49,16 @@ def command(
     plan_file: Path | None,
     assignments: tuple[str, ...],
     as_json: bool,
+    exact: bool,
+    limit_seconds: float,
     as_toml: bool,
     keys: bool,
     list_catalog: bool,
 ) -> None:
     """Price a plan: memory by component and phase, and what each toggle would save.
 
-    Ends with exit code 3 when the plan does not fit its device.
+    Each number has its tier: ~ formula, = traced or compiled. Ends with exit code 3 when the plan does not
+    fit its device, and with 1 when --exact was asked for and cannot be had: the numbers are then the formula's.
     """
     if keys:
         click.echo(_keys())
@@ -56,15 +70,37 @@ def command(
     if as_toml:
         click.echo(plans.dumps(plan), nl=False)
         return
-    found = estimate(plan, budget(plan, read_once()))
+    device = budget(plan, read_once())
+    problem = ""
+    if exact:
+        found, problem = _exact(plan, device, limit_seconds)
+    else:
+        found = estimate(plan, device)
     if as_json:
-        click.echo(json_module.dumps(document(plan, found), indent=2))
+        click.echo(json_module.dumps(document(plan, found, problem), indent=2))
     else:
         click.echo(text(plan, found))
+    if problem:
+        click.echo(f"memconsole: not exact: {problem}", err=True)
+        ctx.exit(NOT_EXACT)
     ctx.exit(0 if found.table.fits else DOES_NOT_FIT)
 
 
-def document(plan: Plan, found: Estimate) -> dict[str, Any]:
+def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str]:
+    """The estimate with what tracing or compiling found, and why it is the formula's where it is."""
+    from memconsole.cli.exact import wait_for_exact
+    from memconsole.memory.exact import ExactBook
+
+    estimate(plan, device)  # A plan without a price is refused before anything is started.
+    book = ExactBook()
+    try:
+        problem = wait_for_exact(book, plan, device, limit_seconds)
+        return estimate(plan, device, book.lookup), problem
+    finally:
+        book.close()
+
+
+def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, Any]:
     """The estimate as ``plan --json`` prints it; every byte count an integer."""
     table = found.table
     budget = table.budget
@@ -82,22 +118,38 @@ def document(plan: Plan, found: Estimate) -> dict[str, Any]:
         "trainable_parameters": found.trainable_parameters,
         "tier": str(table.tier),
         "components": [
-            {"name": c.name, "bytes": c.at(table.peak_phase), "phases": c.phases}
+            {
+                "name": c.name,
+                "bytes": c.at(table.peak_phase),
+                "tier": str(c.tier_at(table.peak_phase)),
+                "phases": c.phases,
+                "phase_tiers": {phase: str(c.tier_at(phase)) for phase in c.phases},
+            }
             for c in table.components
         ],
         "phases": table.phases,
+        "phase_tiers": {phase: str(table.phase_tier(phase)) for phase in table.phases},
         "peak_phase": table.peak_phase,
         "peak_bytes": table.peak_bytes,
         "reserved_bytes": table.reserved_bytes,
         "device_bytes": table.device_bytes,
         "host_bytes": table.host_bytes,
+        "reserved_tier": str(table.reserved_tier),
+        "device_tier": str(table.device_tier),
+        "host_tier": str(table.host_tier),
         "band_bytes": list(table.band_bytes),
+        "band_from": table.band_from,
+        "least_bytes": table.least_bytes,
+        "source": table.source,
+        "caveat": table.caveat,
+        "exact_problem": exact_problem,
         "fits": table.fits,
         "toggles": [
             {
                 "key": s.key,
                 "value": s.value,
                 "saves_bytes": s.saves_bytes,
+                "tier": str(s.tier),
                 "time_factor": round(s.time_factor, 4),
                 "reason": s.reason,
                 "available": s.available,
@@ -114,7 +166,6 @@ def text(plan: Plan, found: Estimate) -> str:
     """The estimate for a person, about 100 columns wide."""
     table = found.table
     budget = table.budget
-    tier = str(table.tier)
     lines = [
         f"{plan.model.name}  {format_count(found.parameters)} parameters"
         + (
@@ -132,8 +183,9 @@ def text(plan: Plan, found: Estimate) -> str:
     rows = [["", *phases]]
     for component in table.components:
         if any(component.phases.values()):
-            rows.append([component.name, *(_cell(component.at(p)) for p in phases)])
-    rows.append(["total " + tier, *(_cell(table.phases[p]) for p in phases)])
+            cells = (_cell(component.at(p), component.tier_at(p)) for p in phases)
+            rows.append([component.name, *cells])
+    rows.append(["total", *(_cell(table.phases[p], table.phase_tier(p)) for p in phases)])
     lines += columns(rows)
     low, high = table.band_bytes
     over = "fits, " + format_bytes(table.free_bytes) + " free"
@@ -141,12 +193,14 @@ def text(plan: Plan, found: Estimate) -> str:
         over = "does not fit, " + format_bytes(-table.free_bytes) + " over"
     lines += [
         "",
-        f"peak {tier} {format_bytes(table.peak_bytes)} allocated in {table.peak_phase}, "
-        f"{format_bytes(table.reserved_bytes)} reserved, {format_bytes(table.device_bytes)} on the device"
+        f"peak {table.tier}{format_bytes(table.peak_bytes)} allocated in {table.peak_phase}, "
+        f"{table.reserved_tier}{format_bytes(table.reserved_bytes)} reserved, "
+        f"{table.device_tier}{format_bytes(table.device_bytes)} on the device"
         f"   (between {format_bytes(low)} and {format_bytes(high)})",
-        f"host {tier} {format_bytes(table.host_bytes)}",
+        *_about(table),
+        f"host {table.host_tier}{format_bytes(table.host_bytes)}",
         over,
-        f"step {tier} {format_duration(found.step_seconds)}, {found.tokens_per_second:,.0f} tokens/s"
+        f"step {Tier.FORMULA}{format_duration(found.step_seconds)}, {found.tokens_per_second:,.0f} tokens/s"
         + (
             f", {found.epoch_minutes:,.1f} minutes per epoch"
             if found.epoch_minutes is not None
@@ -160,9 +214,8 @@ def text(plan: Plan, found: Estimate) -> str:
         label = BY_KEY[saving.key].label if saving.key in BY_KEY else saving.key
         effect = "no change"
         if saving.saves_bytes:
-            effect = ("saves " if saving.saves_bytes > 0 else "costs ") + format_bytes(
-                abs(saving.saves_bytes)
-            )
+            verb = "saves " if saving.saves_bytes > 0 else "costs "
+            effect = f"{verb}{saving.tier}{format_bytes(abs(saving.saves_bytes))}"
         rows.append(
             [label, f"-> {saving.value}", effect, f"{saving.time_factor:.2f}x time", saving.reason]
         )
@@ -170,8 +223,24 @@ def text(plan: Plan, found: Estimate) -> str:
     return "\n".join(lines)
 
 
-def _cell(count: int) -> str:
-    return format_bytes(count) if count else "-"
+def _about(table: MemoryTable) -> list[str]:
+    """What found the exact numbers, and what may differ."""
+    lines = []
+    if table.source:
+        lines.append(
+            f"  {Tier.EXACT} {table.source}" + (f": {table.caveat}" if table.caveat else "")
+        )
+    if table.band_from:
+        lines.append(f"  band: {table.band_from}")
+    if table.least_bytes is not None:
+        lines.append(f"  completes in an allocator of {format_bytes(table.least_bytes)}")
+    if table.out_of_memory:
+        lines.append("  the compiler refuses the program for this device: out of memory")
+    return lines
+
+
+def _cell(count: int, tier: Tier) -> str:
+    return f"{tier}{format_bytes(count)}" if count else "-"
 
 
 def _keys() -> str:
