@@ -94,13 +94,13 @@ def evaluate(timeline: Timeline, batch: int, length: int) -> Exact:
     Reserved bytes are the live peak times the share that was replayed at the sizes first asked for.
     """
     values = sizes(batch, length)
+    one, rows, tokens, square, scores, chunk, rest = values
     phases = {}
     for name, moments in timeline.phases.items():
         largest, most = moments[0], -1
         for moment in moments:
-            total = 0
-            for coefficient, value in zip(moment.total, values, strict=True):
-                total += coefficient * value
+            a, b, c, d, e, f, g = moment.total
+            total = a * one + b * rows + c * tokens + d * square + e * scores + f * chunk + g * rest
             if total > most:
                 largest, most = moment, total
         components = {
