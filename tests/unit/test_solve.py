@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memconsole.devices.planned import catalog_budgets
-from memconsole.memory.advice import LARGEST_BATCH, largest_micro_batch, largest_sequence_length
+from memconsole.memory.advice import (
+    LARGEST_BATCH,
+    _least_beyond_batch,
+    _least_beyond_length,
+    largest_micro_batch,
+    largest_sequence_length,
+)
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.solve import (
@@ -220,9 +226,6 @@ def test_the_largest_sizes_are_what_trying_every_size_finds(
 def test_no_larger_batch_needs_less_than_its_bound(
     chosen: tuple[Plan, str], rows: int, more: int
 ) -> None:
-    from memconsole.devices.planned import catalog_budgets
-from memconsole.memory.advice import _least_beyond_batch, _least_beyond_length
-
     plan, kind = chosen
     budget = device(kind, 1)
     small = plans.replace(plan, {"train.batch_size": rows})
