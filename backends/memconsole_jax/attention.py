@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from memconsole_jax import target
+
 SCORE_BYTES = 32 * 2**20
 """Aim for the float32 scores of one chunk; the backward pass holds about three times as much."""
 FEWEST_ROWS = 64
@@ -36,10 +38,8 @@ def causal_attention(
     b, t, h, d = query.shape
     kv_heads = key.shape[2]
     if window is None and cudnn_applies(query):
-        y = jax.nn.dot_product_attention(
-            query, key, value, scale=scale, is_causal=True, implementation="cudnn"
-        )
-        return checkpoint_name(y, "attention")
+        fused = stand_in if target.is_absent() else _cudnn
+        return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
     rows = chunk_rows(b, h, t)
     chunks = -(-t // rows)
@@ -74,11 +74,39 @@ def cudnn_applies(query: Any) -> bool:
     """Whether cuDNN's fused attention takes this: 16-bit on an NVIDIA GPU, head size a multiple of 8 up to 128."""
     d = query.shape[-1]
     sixteen_bit = query.dtype in (jnp.bfloat16, jnp.float16)
-    return bool(sixteen_bit and d % 8 == 0 and d <= 128 and nvidia())
+    return bool(sixteen_bit and d % 8 == 0 and d <= 128 and target.kind() == "gpu")
 
 
-@functools.cache
-def nvidia() -> bool:
-    """Whether arrays live on an NVIDIA GPU by default."""
-    device = jax.config.jax_default_device or jax.devices()[0]
-    return bool(device.platform == "gpu" and "nvidia" in device.device_kind.lower())
+def _cudnn(query: Array, key: Array, value: Array, scale: float) -> Array:
+    return jax.nn.dot_product_attention(
+        query, key, value, scale=scale, is_causal=True, implementation="cudnn"
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def stand_in(query: Array, key: Array, value: Array, scale: float) -> Array:
+    """What takes as much memory as cuDNN's fused attention, for compiling where there is no cuDNN: it reads
+    and writes the same arrays, and keeps the output and fp32 log-sum-exps (B, H, T) for its backward pass.
+    """
+    return _stand_in_forward(query, key, value, scale)[0]
+
+
+def _stand_in_forward(query: Array, key: Array, value: Array, scale: float) -> tuple[Array, Any]:
+    b, t, h, d = query.shape
+    grouped = query.reshape(b, t, key.shape[2], -1, d)
+    mixed = grouped * scale + key[:, :, :, None] + value[:, :, :, None]
+    sums = jnp.sum(mixed.astype(jnp.float32), axis=-1).reshape(b, t, h).transpose(0, 2, 1)
+    output, sums = lax.optimization_barrier((mixed.reshape(query.shape), sums))
+    return output, (query, key, value, output, sums)
+
+
+def _stand_in_backward(scale: float, kept: Any, gradient: Array) -> tuple[Array, Array, Array]:
+    query, key, value, output, sums = kept
+    by_query = query * gradient * scale + output + sums.transpose(0, 2, 1)[..., None]
+    by_query = by_query.astype(query.dtype)
+    shared = by_query.reshape(*key.shape[:3], -1, key.shape[-1]).sum(axis=3)
+    gradients = by_query, (shared + key).astype(key.dtype), (shared * value).astype(value.dtype)
+    return lax.optimization_barrier(gradients)  # type: ignore[no-any-return,unused-ignore]
+
+
+stand_in.defvjp(_stand_in_forward, _stand_in_backward)

@@ -21,11 +21,11 @@ from memconsole.plan.plan import Plan
 from memconsole_jax import devices, generate, precision
 from memconsole_jax.decoder import assemble
 from memconsole_jax.fused_loss import MASKED, plain_nats
-from memconsole_jax.optimizers import transformation
-from memconsole_jax.stacking import Stack, stacked, stacks
-from memconsole_jax.step import Trained, evaluation_step, mean_gradients, train_step
+from memconsole_jax.programs import Programs
+from memconsole_jax.stacking import Stack, stacks
+from memconsole_jax.step import Trained, mean_gradients
 from memconsole_trainer import adapters
-from memconsole_trainer.adapters import InitialAdapters, trained_parameters
+from memconsole_trainer.adapters import InitialAdapters
 from memconsole_trainer.engine import (
     Batch,
     DeviceFacts,
@@ -80,10 +80,8 @@ class JaxEngine:
         """Compiles from shapes alone before anything is allocated: the compiler's own memory is then
         neither counted nor held beside the model's."""
         self._plan, self._architecture, self._total_steps = plan, architecture, total_steps
-        self._trained_stacks = stacked(trained_parameters(plan, architecture))
-        self._kept_stacks = {
-            n: s for n, s in stacks(architecture).items() if n not in self._trained_stacks
-        }
+        self._programs = Programs.of(plan, architecture, self.device.kind, self._device)
+        self._trained_stacks, self._kept_stacks = self._programs.trained, self._programs.kept
         self._stacks = self._trained_stacks | self._kept_stacks
         members = {n: sum(p.size for p in s.members) for n, s in self._stacks.items()}
         self.parameters = sum(members.values())
@@ -104,31 +102,9 @@ class JaxEngine:
         self._trained = Trained(trained, self._initialize(trained))
 
     def _compile(self) -> None:
-        plan, architecture = self._plan, self._architecture
-        place = jax.sharding.SingleDeviceSharding(self._device)
-
-        def shaped(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
-        trained = {n: shaped(s.shape) for n, s in self._trained_stacks.items()}
-        kept = {n: shaped(s.shape, self._dtype(n)) for n, s in self._kept_stacks.items()}
-        update = transformation(plan, architecture)
-        self._initialize = jax.jit(update.init).lower(trained).compile()
-        state = jax.tree.map(
-            lambda x: shaped(x.shape, x.dtype), jax.eval_shape(update.init, trained)
-        )
-        rows = shaped((plan.train.batch_size, plan.data.sequence_length), jnp.int32)
-        many = shaped((plan.optimize.accumulation_steps, *rows.shape), jnp.int32)
-        self._train_step = (
-            train_step(plan, architecture, update)
-            .lower(Trained(trained, state), kept, many, many, shaped(()))
-            .compile()
-        )
-        self._evaluation_step = (
-            evaluation_step(plan, architecture)
-            .lower(shaped((2,)), trained, kept, rows, rows)
-            .compile()
-        )
+        self._initialize = self._programs.lower_initialize().compile()
+        self._train_step = self._programs.lower_train().compile()
+        self._evaluation_step = self._programs.lower_evaluate().compile()
 
     def train_step(self, batch: Batch) -> None:
         plan = self._plan
@@ -280,24 +256,12 @@ class JaxEngine:
         }
 
     def _stored(self, name: str, array: NDArray[np.float32]) -> Any:
-        """`array` as it is kept: a frozen base that is computed with in 16 bits is rounded to them.
-
-        XLA for CPUs would widen a whole 16-bit base to fp32 in each step, beside it: there the
-        rounded values stay in fp32.
-        """
-        if not self._is_rounded(name):
+        """`array` as it is kept: a frozen base that is computed with in 16 bits is rounded to them."""
+        if not self._programs.is_rounded(name):
             return array
-        if self.device.kind == "cpu":
+        if self._programs.dtype(name) == jnp.float32:
             return adapters.bf16_rounded(array)
         return array.astype(jnp.bfloat16)
-
-    def _dtype(self, name: str) -> Any:
-        narrow = self._is_rounded(name) and self.device.kind != "cpu"
-        return jnp.bfloat16 if narrow else jnp.float32
-
-    def _is_rounded(self, name: str) -> bool:
-        frozen = bool(self._plan.optimize.lora_rank) and name in self._kept_stacks
-        return frozen and adapters.stored_in_bf16(self._plan, self._stacks[name].members[0])
 
     def _put(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._device)

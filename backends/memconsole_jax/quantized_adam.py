@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from memconsole_jax import target
 from memconsole_trainer import blockwise
 from memconsole_trainer.blockwise import BLOCK
 
@@ -75,7 +75,7 @@ def scale_by_quantized_adam(
     ) -> tuple[Tree, QuantizedAdamState]:
         count = state.count + 1
         rule = _Rule(beta1, beta2, epsilon, count.astype(jnp.float32))
-        most = slice_elements or (CPU_SLICE if jax.default_backend() == "cpu" else DEVICE_SLICE)
+        most = slice_elements or (CPU_SLICE if target.kind() == "cpu" else DEVICE_SLICE)
         updates, first, second = {}, {}, {}
         narrow: dict[str, _Moments] = {}
         for name, gradient in gradients.items():

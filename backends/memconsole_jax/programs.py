@@ -1,0 +1,92 @@
+"""The engine's compiled programs over shapes alone: what they take, and how they are lowered.
+
+The engine compiles them for its own device, the tracer for a device that need not be there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+from memconsole_jax.optimizers import transformation
+from memconsole_jax.stacking import Stack, stacked, stacks
+from memconsole_jax.step import Trained, evaluation_step, train_step
+from memconsole_trainer.adapters import stored_in_bf16, trained_parameters
+
+
+@dataclass(frozen=True)
+class Programs:
+    """One plan's model as shapes on one device of a `kind` (cpu | gpu | rocm | tpu)."""
+
+    plan: Plan
+    architecture: Architecture
+    trained: dict[str, Stack]
+    kept: dict[str, Stack]
+    kind: str
+    sharding: Any
+
+    @classmethod
+    def of(cls, plan: Plan, architecture: Architecture, kind: str, device: Any) -> Programs:
+        trained = stacked(trained_parameters(plan, architecture))
+        kept = {name: s for name, s in stacks(architecture).items() if name not in trained}
+        place = jax.sharding.SingleDeviceSharding(device)
+        return cls(plan, architecture, trained, kept, kind, place)
+
+    def is_rounded(self, name: str) -> bool:
+        """Whether a weight is frozen and computed with in 16 bits, hence rounded to them when loaded."""
+        frozen = bool(self.plan.optimize.lora_rank) and name in self.kept
+        return frozen and stored_in_bf16(self.plan, self.kept[name].members[0])
+
+    def dtype(self, name: str) -> Any:
+        """What a weight is stored as. XLA for CPUs would widen a whole 16-bit base to fp32 in each step,
+        beside it: there the rounded values stay in fp32."""
+        return jnp.bfloat16 if self.is_rounded(name) and self.kind != "cpu" else jnp.float32
+
+    @property
+    def trained_shapes(self) -> dict[str, Any]:
+        return {name: self._shape(stack.shape) for name, stack in self.trained.items()}
+
+    @property
+    def kept_shapes(self) -> dict[str, Any]:
+        return {name: self._shape(s.shape, self.dtype(name)) for name, s in self.kept.items()}
+
+    @property
+    def state_shapes(self) -> Any:
+        """The optimizer's state."""
+        state = jax.eval_shape(self._update.init, self.trained_shapes)
+        return jax.tree.map(lambda x: self._shape(x.shape, x.dtype), state)
+
+    @property
+    def row_shape(self) -> Any:
+        """Token ids of a micro-batch, (B, T)."""
+        return self._shape((self.plan.train.batch_size, self.plan.data.sequence_length), jnp.int32)
+
+    def lower_initialize(self) -> Any:
+        """The optimizer's first state."""
+        return jax.jit(self._update.init).lower(self.trained_shapes)
+
+    def lower_train(self) -> Any:
+        """One optimizer step."""
+        rows = self.row_shape
+        many = self._shape((self.plan.optimize.accumulation_steps, *rows.shape), jnp.int32)
+        state = Trained(self.trained_shapes, self.state_shapes)
+        step = train_step(self.plan, self.architecture, self._update)
+        return step.lower(state, self.kept_shapes, many, many, self._shape(()))
+
+    def lower_evaluate(self) -> Any:
+        """One evaluation batch."""
+        rows = self.row_shape
+        step = evaluation_step(self.plan, self.architecture)
+        return step.lower(self._shape((2,)), self.trained_shapes, self.kept_shapes, rows, rows)
+
+    @property
+    def _update(self) -> Any:
+        return transformation(self.plan, self.architecture)
+
+    def _shape(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding)

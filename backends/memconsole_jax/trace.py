@@ -1,0 +1,153 @@
+"""The tracer process of the JAX backend: questions on standard input, XLA's own memory plan on standard output.
+
+    python -m memconsole_jax.trace
+
+The engine's programs are lowered from shapes alone and compiled for the device in question, there or not:
+nothing is allocated and nothing runs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import jax
+import msgspec
+
+from memconsole.memory.timeline import Answer, Exact, ExactPhase, Question
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, PlanError, loads, replace
+from memconsole_jax import target as targets
+from memconsole_jax import trace_targets
+from memconsole_jax.programs import Programs
+from memconsole_jax.trace_targets import Target
+from memconsole_jax.trace_verdict import is_out_of_memory, needed_bytes
+from memconsole_trainer import tracing
+
+STEP = "backward"
+"""The phase under which the whole step's one number stands."""
+
+
+def answer(question: Question, interrupt: tracing.Interrupt) -> Answer:
+    """XLA's memory plan of the question's plan, or why there is none."""
+    started = time.monotonic()
+    try:
+        plan = loads(question.plan)
+        check(plan)
+        check_trainable(replace(plan, {"device.count": 1}))
+        if plan.device.count > 1:
+            raise PlanError("device.count: programs are compiled for one device")
+        place = trace_targets.target(question.target, question.kind)
+        exact = planned(plan, catalog.architecture(plan), place, interrupt)
+    except PlanError as error:
+        return Answer(id=question.id, problem=str(error))
+    seconds = time.monotonic() - started
+    return Answer(id=question.id, exact=msgspec.structs.replace(exact, seconds=seconds))
+
+
+def planned(
+    plan: Plan,
+    architecture: Architecture,
+    place: Target,
+    interrupt: tracing.Interrupt = lambda: None,
+) -> Exact:
+    """What the compiler plans for one training step and one evaluation batch. Raises `PlanError`."""
+    if place.absent:
+        with targets.absent(place.kind):
+            return _planned(plan, architecture, place, interrupt)
+    return _planned(plan, architecture, place, interrupt)
+
+
+def _planned(
+    plan: Plan, architecture: Architecture, place: Target, interrupt: tracing.Interrupt
+) -> Exact:
+    programs = Programs.of(plan, architecture, place.kind, place.device)
+    held = {
+        "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
+        "optimizer state": _bytes(programs.state_shapes),
+    }
+    rows = 2 * _bytes(programs.row_shape)
+    source = f"{place.compiler}, for {place.name}"
+    step = _compiled(programs.lower_train(), place)
+    steps = plan.optimize.accumulation_steps
+    phases = {
+        STEP: ExactPhase(total_bytes=step.needed, components={**held, "data": steps * rows}),
+        "checkpoint": ExactPhase(total_bytes=sum(held.values()), components=held),
+    }
+    if step.refused:
+        return Exact(
+            phases=phases,
+            program_phase=STEP,
+            source=source,
+            caveat=place.caveat,
+            out_of_memory=True,
+        )
+    interrupt()
+    evaluation = _compiled(programs.lower_evaluate(), place)
+    phases["evaluation"] = ExactPhase(
+        # The optimizer's state is no argument of it, but there.
+        total_bytes=evaluation.needed + held["optimizer state"],
+        components={**held, "data": rows},
+    )
+    return Exact(
+        phases=phases,
+        program_phase=STEP,
+        host_bytes=step.host,
+        source=source,
+        caveat=place.caveat,
+        out_of_memory=evaluation.refused,
+    )
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """Bytes of one program on its device and in host memory."""
+
+    needed: int
+    host: int = 0
+    refused: bool = False
+
+
+def _compiled(lowered: Any, place: Target) -> Needed:
+    """Arguments, and outputs that reuse none of them, and the arena of temporaries."""
+    try:
+        compiled = lowered.compile(compiler_options=dict(place.options) or None)
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error)
+        found = needed_bytes(message) if is_out_of_memory(message) else None
+        if found is None:
+            first = message.strip().splitlines()[0][:300]
+            raise PlanError(f"XLA cannot compile this for {place.name}: {first}") from error
+        return Needed(found, refused=True)
+    m = compiled.memory_analysis()
+    if m is None:
+        raise PlanError(f"XLA tells no memory plan for {place.name}")
+    needed = (
+        m.argument_size_in_bytes
+        + m.output_size_in_bytes
+        - m.alias_size_in_bytes
+        + m.temp_size_in_bytes
+    )
+    host = (
+        m.host_argument_size_in_bytes
+        + m.host_output_size_in_bytes
+        - m.host_alias_size_in_bytes
+        + m.host_temp_size_in_bytes
+    )
+    return Needed(needed, host)
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+
+def main() -> None:
+    trace_targets.environment()
+    tracing.run(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Devices that XLA compiles for without having them: TPUs through libtpu, NVIDIA GPUs through the CUDA plugin."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
+
+import jax
+
+from memconsole.plan import catalog
+from memconsole.plan.catalog import CatalogDevice
+from memconsole.plan.plan import PlanError
+
+TOPOLOGIES = {
+    "tpu-v2": "v2:2x2",
+    "tpu-v3": "v3:2x2",
+    "tpu-v4": "v4:2x2x1",
+    "tpu-v5e": "v5e:2x2",
+    "tpu-v5p": "v5p:2x2x1",
+    "tpu-v6e": "v6e:2x2",
+    "tpu-7x": "tpu7x:2x2x1",
+}
+"""One host of each TPU, as libtpu names it; programs are compiled for one device of it."""
+MEGACORE = ("tpu-v4",)
+"""Chips whose two cores work as one device."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device to compile for."""
+
+    device: Any
+    kind: str
+    """cpu | gpu | rocm | tpu"""
+    name: str
+    absent: bool
+    """Only described: not in this machine."""
+    compiler: str
+    """What compiles, with versions."""
+    caveat: str = ""
+    options: tuple[tuple[str, bool | str], ...] = ()
+    """XLA's compiler options."""
+
+
+def environment() -> None:
+    """Let libtpu and the CUDA plugin load without their devices, and open none that is there."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    jax.config.update("jax_platforms", "cpu")
+
+
+def target(name: str, kind: str) -> Target:
+    """The device to compile for: a catalog name, or "" for this machine's own. Raises `PlanError`."""
+    if not name:
+        return _local(kind)
+    device = catalog.catalog_device(name)
+    if device.kind == "tpu":
+        return _tpu(name, device)
+    if device.kind == "gpu":
+        return _nvidia(name, device)
+    if device.kind == "rocm":
+        raise PlanError(
+            f"{device.label}: XLA's ROCm plugin does not compile without an AMD GPU here; only the formula prices it"
+        )
+    raise PlanError(f"{device.label}: JAX does not train on it")
+
+
+def _local(kind: str) -> Target:
+    if kind != "cpu":
+        raise PlanError(
+            "XLA compiles for devices of the catalog: a tracer opens no accelerator, which may be training"
+        )
+    return Target(
+        jax.local_devices(backend="cpu")[0],
+        "cpu",
+        "this CPU",
+        False,
+        f"XLA {version('jaxlib')}",
+        "XLA for CPUs drops recomputation and keeps more temporaries than for GPUs and TPUs",
+    )
+
+
+def _tpu(name: str, known: CatalogDevice) -> Target:
+    if importlib.util.find_spec("libtpu") is None:
+        raise PlanError(
+            f'compiling for {known.label} needs libtpu: pip install "memconsole[tpu]" (no TPU is needed)'
+        )
+    if name not in TOPOLOGIES:
+        raise PlanError(f"{known.label}: libtpu's name for it is not known")
+    options = {"chip_config_name": "megacore"} if name in MEGACORE else {}
+    description = _topology(TOPOLOGIES[name], "tpu", **options)
+    compiler = f"XLA {version('jaxlib')} with libtpu {version('libtpu')}"
+    return Target(description.devices[0], "tpu", known.label, True, compiler)
+
+
+def _nvidia(name: str, known: CatalogDevice) -> Target:
+    plugin = _cuda_plugin()
+    if plugin is None:
+        raise PlanError(
+            f"compiling for {known.label} needs XLA's CUDA plugin: "
+            'pip install "memconsole[cuda-plan]" (no GPU is needed)'
+        )
+    facts = _gpus()["device"].get(name)
+    if facts is None:
+        raise PlanError(f"{known.label}: what XLA must know of it is not known")
+    description = _topology("one", "cuda", target_config=_config(known, facts), topology="1x1x1")
+    return Target(
+        description.devices[0],
+        "gpu",
+        known.label,
+        True,
+        f"XLA {version('jaxlib')} with {plugin} {version(plugin)}",
+        "compiled without the GPU: kernels are not tuned, and 16-bit attention is stood in for",
+        (("xla_gpu_autotune_level", "0"),),
+    )
+
+
+def _topology(name: str, platform: str, **options: str) -> Any:
+    from jax.experimental import topologies
+
+    try:
+        return topologies.get_topology_desc(name, platform=platform, **options)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise PlanError(f"XLA cannot describe {name} on {platform}: {first}") from error
+
+
+def _cuda_plugin() -> str | None:
+    for name in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        return name
+    return None
+
+
+@lru_cache(maxsize=1)
+def _gpus() -> dict[str, Any]:
+    return tomllib.loads(files("memconsole_jax").joinpath("gpus.toml").read_text())
+
+
+def _config(known: CatalogDevice, facts: dict[str, Any]) -> str:
+    """`stream_executor.GpuTargetConfigProto` as text."""
+    major, minor = facts["capability"].split(".")
+    capability = _gpus()["capability"][facts["capability"]]
+    numbers = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 * 1024,
+        "shared_memory_per_core": capability["shared_kib"] * 1024,
+        "shared_memory_per_block_optin": capability["shared_block_kib"] * 1024,
+        "threads_per_core_limit": capability["threads"],
+        "core_count": facts["multiprocessors"],
+        "fpus_per_core": capability["lanes"],
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "memory_bandwidth": int(known.bandwidth_bytes_per_second or 0),
+        "l2_cache_size": facts["l2_mib"] * 2**20,
+        "clock_rate_ghz": facts["clock_ghz"],
+        "device_memory_size": known.total_bytes,
+        "registers_per_core_limit": 65536,
+        "registers_per_block_limit": 65536,
+    }
+    lines = [f"  {key}: {value}" for key, value in numbers.items()]
+    return "\n".join(
+        [
+            "gpu_device_info {",
+            *lines,
+            f"  cuda_compute_capability {{ major: {major} minor: {minor} }}",
+            "}",
+            'platform_name: "CUDA"',
+            "dnn_version_info { major: 9 minor: 10 }",
+            "runtime_version { major: 12 minor: 9 }",
+            f'device_description_str: "{known.label}"',
+        ]
+    )

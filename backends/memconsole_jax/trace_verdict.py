@@ -1,0 +1,39 @@
+"""A compiler's out-of-memory verdict as bytes."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)\s*([KMGT]?)(?:i?B)?"
+_PATTERNS = (
+    # libtpu: what program, arguments and the runtime's reserve add up to
+    re.compile(rf"[Tt]otal hbm usage >= {_SIZE}"),
+    re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
+    # XLA's other backends
+    re.compile(rf"(?:would need|requires|trying to allocate) {_SIZE}(?:ytes)?"),
+)
+_RESERVED = re.compile(rf"reserved\s+{_SIZE}")
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Whether a compiler's error says that the program does not fit."""
+    return "RESOURCE_EXHAUSTED" in message or "Ran out of memory" in message
+
+
+def needed_bytes(message: str) -> int | None:
+    """What the program needs in all, without what the runtime reserves for itself; None if not said.
+
+    Compilers print three or four digits: the bytes are as exact as those.
+    """
+    for pattern in _PATTERNS:
+        found = pattern.search(message)
+        if found:
+            total = _bytes(*found.groups()[:2])
+            reserved = _RESERVED.search(message) if pattern is _PATTERNS[0] else None
+            return total - (_bytes(*reserved.groups()) if reserved else 0)
+    return None
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * _UNITS[unit])

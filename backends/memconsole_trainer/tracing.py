@@ -1,0 +1,95 @@
+"""A tracer's life: questions on standard input, answers on standard output, the urgent ones first.
+
+A new urgent question drops the neighbours that wait, and ends the work on one where the backend lets it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import IO
+
+import msgspec
+
+from memconsole.memory.timeline import Answer, Question
+
+DROPPED = "a newer question came first"
+
+Interrupt = Callable[[], None]
+"""To be called now and then during work; raises where the work is no longer wanted."""
+Answering = Callable[[Question, Interrupt], Answer]
+
+
+class DroppedError(Exception):
+    """Something more urgent came."""
+
+
+def run(answer: Answering) -> None:
+    """Serve on the process's own streams; whatever prints goes to standard error."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    serve(answer, sys.stdin.buffer, answers)
+
+
+def serve(answer: Answering, questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer the questions of a stream until it ends."""
+    arrived: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(questions, arrived), daemon=True).start()
+    waiting = deque[Question]()
+    encoder = msgspec.json.Encoder()
+
+    def say(said: Answer) -> None:
+        answers.write(encoder.encode(said) + b"\n")
+        answers.flush()
+
+    def take(question: Question) -> None:
+        """Put a question where it belongs: an urgent one before all, and neighbours dropped for it."""
+        if question.urgent:
+            while waiting:
+                say(Answer(id=waiting.popleft().id, problem=DROPPED))
+        waiting.append(question)
+
+    def interrupt() -> None:
+        """End the present work when something urgent, or the end, has come."""
+        while not arrived.empty():
+            question = arrived.get()
+            if question is None:
+                raise EOFError
+            take(question)
+            if question.urgent:
+                raise DroppedError
+
+    while True:
+        if not waiting:
+            question = arrived.get()
+            if question is None:
+                return
+            take(question)
+            continue
+        try:
+            interrupt()
+        except DroppedError:
+            pass
+        except EOFError:
+            return
+        question = waiting.popleft()
+        try:
+            say(answer(question, interrupt))
+        except DroppedError:
+            say(Answer(id=question.id, problem=DROPPED))
+        except EOFError:
+            return
+
+
+def _read(questions: IO[bytes], arrived: queue.SimpleQueue[Question | None]) -> None:
+    decoder = msgspec.json.Decoder(Question)
+    for line in questions:
+        try:
+            arrived.put(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            print(f"not a question: {error}", file=sys.stderr)
+    arrived.put(None)
