@@ -14,6 +14,7 @@ from memconsole.errors import UserError
 
 COMMANDS = {
     "plan": "the memory table, per-toggle savings, fits or not",
+    "fit": "the fastest settings that fit; the largest batch and sequence, the smallest device",
     "train": "train without the console: progress lines and a final summary",
     "runs": "list runs, live first",
     "attach": "watch a run in the console",

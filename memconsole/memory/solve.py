@@ -67,7 +67,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest plan that fits; where none does, the one that needs least."""
+    """The fastest plan that fits; where none does, the one that needs least, with fewest changes."""
 
     plan: Plan
     fits: bool
@@ -118,15 +118,16 @@ def fit(
     """
     check(plan)
     before = price(plan, budget)
-    least: tuple[int, Plan, MemoryTable] | None = None
+    least: tuple[tuple[int, int], Plan, MemoryTable] | None = None
     for group in _groups(plan, keep):
         found = sorted((_candidate(*c, budget) for c in group), key=lambda c: c.rank)
         for candidate in found:
             table = price(candidate.plan, budget)
             if table.fits:
                 return _solution(plan, budget, candidate.plan, before, table)
-            if least is None or table.device_bytes < least[0]:
-                least = table.device_bytes, candidate.plan, table
+            need = table.device_bytes, candidate.changes
+            if least is None or need < least[0]:
+                least = need, candidate.plan, table
     assert least is not None
     return _solution(plan, budget, least[1], before, least[2])
 
