@@ -8,7 +8,7 @@ import msgspec
 
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
-from memconsole.memory.estimate import estimate
+from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
 from memconsole.plan.check import check
@@ -18,8 +18,11 @@ from memconsole.runs.directory import RunDirectory
 from memconsole.runs.launch.local import launch
 
 
-def check_launch(plan: Plan, devices: Devices | None) -> Estimate:
-    """The estimate of a plan that can be launched here. Raises `PlanError` for one that cannot."""
+def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Estimate:
+    """The estimate of a plan that can be launched here, as exact as `lookup` knows.
+
+    Raises `PlanError` for one that cannot.
+    """
     check(plan)
     check_trainable(plan)
     device = budget(plan, devices)
@@ -29,12 +32,14 @@ def check_launch(plan: Plan, devices: Devices | None) -> Estimate:
             "a device that `memconsole devices` lists",
             "device.name",
         )
-    return estimate(plan, device)
+    return estimate(plan, device, lookup)
 
 
-def start(plan: Plan, name: str | None, devices: Devices | None) -> RunDirectory:
+def start(
+    plan: Plan, name: str | None, devices: Devices | None, lookup: Lookup | None = None
+) -> RunDirectory:
     """Launch `plan` detached. The estimate is kept with the run, for its receipt. Raises `PlanError`."""
-    found = check_launch(plan, devices)
+    found = check_launch(plan, devices, lookup)
     return launch(_anywhere(plan), name, estimate=msgspec.json.encode(found))
 
 

@@ -123,8 +123,8 @@ class ExactBook:
     ) -> None:
         """From now on find out about `plan`, then about `neighbours` in their order; older wishes end.
 
-        `neighbours` are made on the book's thread. Without `trace` only the store is read, and a tracer
-        that is at work is ended.
+        `neighbours` are made on the book's thread. Without `trace` only the store is read, and what a tracer
+        is at work on goes on.
         """
         try:
             matter = matter_of(plan, budget)
@@ -156,6 +156,12 @@ class ExactBook:
     def forget_problems(self) -> None:
         """Let what went wrong be asked again."""
         self._knowledge.problems.clear()
+
+    def rest(self) -> None:
+        """End the tracers until the next `ask`."""
+        self._wish = None
+        if self._desk.running:
+            self._desk.rest()
 
     def wait(self, timeout_seconds: float) -> None:
         """Until there is news since the last wait, or for so long."""

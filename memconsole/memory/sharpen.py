@@ -11,6 +11,7 @@ from memconsole.memory.timeline import Exact, ExactPhase
 STEP = ("forward", "loss", "backward", "optimizer step")
 """The phases of one training step, which a program compiled as a whole does not tell apart."""
 _RUNTIME = "runtime"
+_PROGRAM = "one number for the whole step: its phases, and the parts marked ~, are the formula's"
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +28,11 @@ def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
     exact = known.exact
     costs = runtime(table.backend, table.budget.kind)
     totals, rows, tiers = dict(table.phases), _rows(table), dict[str, Tier]()
-    for phase, found in exact.phases.items():
-        if phase == exact.program_phase:
+    for name, found in exact.phases.items():
+        phase = name
+        if name == exact.program_phase:
+            # Where in its step a whole program needs most, only the formula tells.
+            phase = max(STEP, key=lambda p: table.phases.get(p, 0))
             _spread_program(totals, rows, phase, found, costs.workspace_bytes)
         else:
             _put(totals, rows, phase, found, costs.workspace_bytes)
@@ -63,7 +67,7 @@ def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
         band_bytes=band,
         band_from=why,
         source=exact.source,
-        caveat=exact.caveat,
+        caveat="; ".join(filter(None, (_PROGRAM if exact.program_phase else "", exact.caveat))),
         least_bytes=exact.least_bytes,
         out_of_memory=exact.out_of_memory,
         formula=table,

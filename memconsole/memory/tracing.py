@@ -48,7 +48,7 @@ class Wish(msgspec.Struct, frozen=True):
     budget: Budget
     neighbours: Iterable[Plan]
     trace: bool
-    """False: only what the store has."""
+    """False: only what the store has is looked up."""
     since: float
 
 
@@ -77,6 +77,10 @@ class _Stop:
     """The end of the thread."""
 
 
+class _Rest:
+    """The end of all tracers, until the next wish."""
+
+
 class Desk:
     """Minds one tracer process per backend, and the store."""
 
@@ -97,12 +101,13 @@ class Desk:
         self._find_tracers = tracers
         self._environment = environment
         self._patience = patience
-        self._inbox: queue.SimpleQueue[Wish | _Stop | tuple[Tracer, Answer | Ended]]
+        self._inbox: queue.SimpleQueue[Wish | _Stop | _Rest | tuple[Tracer, Answer | Ended]]
         self._inbox = queue.SimpleQueue()
         self._modules: Mapping[str, str] | None = None
         self._stores: dict[str, ExactStore] = {}
         self._tracers: dict[str, Tracer] = {}
         self._wish: Wish | None = None
+        self._recalled: Wish | None = None
         self._neighbours: tuple[Matter, ...] = ()
         self._asked: dict[int, _Asked] = {}
         self._tries: dict[str, int] = {}
@@ -123,6 +128,10 @@ class Desk:
     def take(self, wish: Wish) -> None:
         """From now on this is wished."""
         self._inbox.put(wish)
+
+    def rest(self) -> None:
+        """Wish nothing, and end the tracers."""
+        self._inbox.put(_Rest())
 
     def close(self) -> None:
         """Kill the tracers and end the thread."""
@@ -154,12 +163,17 @@ class Desk:
         for item in items:
             if isinstance(item, _Stop):
                 return False
-            if not isinstance(item, Wish):
+            if isinstance(item, _Rest):
+                self._wish = None
+                for tracer in list(self._tracers.values()):
+                    self._kill(tracer)
+            elif isinstance(item, Wish):
+                self._wish = item
+            else:
                 self._hear(*item)
-        wishes = [item for item in items if isinstance(item, Wish)]
-        if wishes:
-            self._wish = wishes[-1]
-            self._recall(wishes[-1])
+        if self._wish is not None and self._wish is not self._recalled:
+            self._recalled = self._wish
+            self._recall(self._wish)
         return True
 
     def _rest(self, now: float) -> float | None:
@@ -249,9 +263,6 @@ class Desk:
                 self._tell()
         if self._wish is not None and self._wish.trace:
             self._pursue(self._wish, now)
-        else:
-            for asked in list(self._asked.values()):
-                self._kill(asked.tracer)
         if not self._asked and now - self._busy_at >= self._patience.idle:
             for tracer in list(self._tracers.values()):
                 self._kill(tracer)
@@ -281,8 +292,11 @@ class Desk:
     def _next_neighbour(self, wish: Wish, now: float) -> Matter | None:
         if now - wish.since > self._patience.neighbours:
             return None
-        waiting = (m for m in self._neighbours if not self._found.settled(m, loosely=True))
-        return next(waiting, None)
+        for loosely in (True, False):  # What is quite unknown comes before the allocator's share.
+            for matter in self._neighbours:
+                if not self._found.settled(matter, loosely=loosely):
+                    return matter
+        return None
 
     def _send(self, matter: Matter, urgent: bool, now: float) -> None:
         backend = matter.plan.backend

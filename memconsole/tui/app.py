@@ -19,7 +19,7 @@ from textual.worker import get_current_worker
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.following import FollowingApp
-from memconsole.tui.messages import LiveRunFound
+from memconsole.tui.messages import ExactNews, LiveRunFound
 from memconsole.tui.parting import draws_unicode, parting_words
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.screens.plan import PlanScreen
@@ -27,6 +27,7 @@ from memconsole.tui.themes import DARK, LIGHT
 
 if TYPE_CHECKING:
     from memconsole.devices.probe import Probe
+    from memconsole.memory.exact import ExactBook
 
 
 class ConsoleApp(FollowingApp, inherit_bindings=False):
@@ -82,6 +83,8 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         self.stop_following()
         if self._probe is not None:
             self._probe.close()
+        if self.book is not None:
+            self.book.close()
 
     def _leave_without_terminal(self) -> None:
         """Standard input that hung up (a closed window, a dropped link) ends the console."""
@@ -125,6 +128,25 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             changed = getattr(screen, "devices_changed", None)
             if changed is not None:
                 changed(devices)
+
+    # Exact numbers
+
+    def open_book(self) -> ExactBook | None:
+        """The book of exact numbers, opened when first asked for; None where there is to be none."""
+        if self.book is None:
+            from memconsole.memory.exact import ExactBook
+
+            self.book = ExactBook(on_news=self._tell_exact_news)
+        return self.book
+
+    def _tell_exact_news(self) -> None:
+        """From the book's thread."""
+        self.post_message(ExactNews())
+
+    @on(ExactNews)
+    def _exact_news(self) -> None:
+        if self.is_running and self.screen_stack:
+            self.plan_screen.exact_news()
 
     @work(thread=True, exclusive=True, group="live", exit_on_error=False)
     def _find_live_run(self) -> None:

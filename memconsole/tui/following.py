@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import App
@@ -23,6 +24,9 @@ from memconsole.tui.messages import (
 )
 from memconsole.tui.views import RunView
 
+if TYPE_CHECKING:
+    from memconsole.memory.exact import ExactBook
+
 
 class FollowingApp(App[None], inherit_bindings=False):
     """Holds the `RunView` of the run being watched. `ConsoleApp` adds the screens."""
@@ -33,6 +37,8 @@ class FollowingApp(App[None], inherit_bindings=False):
         self.devices: Devices | None = None
         self.run_id = ""
         self.run_view = RunView()
+        self.book: ExactBook | None = None
+        """What is known exactly; None until it is asked for."""
         self._stop_following = threading.Event()
         self._snapshot_shown = threading.Event()
 
@@ -142,7 +148,7 @@ class FollowingApp(App[None], inherit_bindings=False):
         from memconsole.start import start
 
         try:
-            run = start(plan, None, self.devices)
+            run = start(plan, None, self.devices, self.book.lookup if self.book else None)
         except (PlanError, RunError, OSError) as error:
             self.post_message(ActionFailed(f"not launched: {error}"))
             return

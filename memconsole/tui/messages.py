@@ -41,6 +41,14 @@ class PriceReady(Message, bubble=False):
 
 
 @dataclass
+class ExactNews(Message, bubble=False):
+    """A tracer or the store told something about a plan or its neighbours."""
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, ExactNews)
+
+
+@dataclass
 class PredictionReady(Message, bubble=False):
     """What the run being watched was expected to need, or why that is not known."""
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan, PlanError
+
+if TYPE_CHECKING:
+    from memconsole.memory.estimate import Lookup
 
 FRAME_SECONDS = 0.016
 """Pricing that takes longer leaves the event loop."""
@@ -24,8 +28,8 @@ class Priced:
     seconds: float
 
 
-def price(plan: Plan, devices: Devices | None) -> Priced:
-    """Estimate `plan` on the device it names, as full as `devices` says it is."""
+def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Priced:
+    """Estimate `plan` on the device it names, as full as `devices` says it is, as exact as `lookup` knows."""
     from memconsole.devices.budget import budget
     from memconsole.memory.estimate import estimate
     from memconsole.plan.check import check
@@ -33,7 +37,7 @@ def price(plan: Plan, devices: Devices | None) -> Priced:
     begun = time.perf_counter()
     try:
         check(plan)
-        found = estimate(plan, budget(plan, devices))
+        found = estimate(plan, budget(plan, devices), lookup)
     except PlanError as error:
         return Priced(plan, None, str(error), time.perf_counter() - begun)
     return Priced(plan, found, "", time.perf_counter() - begun)

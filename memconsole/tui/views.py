@@ -18,6 +18,18 @@ HISTORY = 200
 
 
 @dataclass(frozen=True)
+class ExactState:
+    """How far the plan's exact numbers are."""
+
+    seconds: int | None = None
+    """Since they were asked for; None when nothing is awaited."""
+    resting: str = ""
+    """Why they are not being asked for."""
+    problem: str = ""
+    """Why there will be none."""
+
+
+@dataclass(frozen=True)
 class PlanView:
     """The plan screen."""
 
@@ -33,6 +45,9 @@ class PlanView:
     undo: tuple[Plan, ...] = ()
     redo: tuple[Plan, ...] = ()
     devices: Devices | None = None
+    pinned: frozenset[str] = frozenset()
+    """Optimizations that fitting leaves alone."""
+    exact: ExactState = ExactState()
 
     @property
     def row(self) -> Optimization:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from memconsole.devices.reading import DeviceReading, Devices, Missing, Process
+from memconsole.memory.exact import ExactBook
 from memconsole.plan.plan import Plan
 from memconsole.runs import events
 from memconsole.runs.snapshot import Curve, RunSnapshot, Verdict
@@ -147,7 +148,7 @@ def finished(**changes: Any) -> RunSnapshot:
 
 
 class Console(ConsoleApp):
-    """The console with constructed readings in place of the probe's process."""
+    """The console with constructed readings in place of the probe's process, and no tracer of its own."""
 
     readings: Devices | None = readings()
     asked: list[tuple[str, str]]
@@ -159,6 +160,9 @@ class Console(ConsoleApp):
     def _start_probe(self) -> None:
         if self.readings is not None:
             self.set_devices(self.readings)
+
+    def open_book(self) -> ExactBook | None:
+        return self.book
 
     def request(self, run_id: str, what: str) -> Any:
         self.asked.append((run_id, what))
@@ -179,6 +183,7 @@ def screen_text(app: ConsoleApp) -> str:
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees or makes runs outside its own directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
 

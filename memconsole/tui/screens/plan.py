@@ -18,7 +18,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys import bindings
 from memconsole.tui.messages import PriceReady
 from memconsole.tui.pricing import FRAME_SECONDS, Priced, price
-from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.screens.plan_fit import FitPlan
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.budget_bar import BudgetBar, Pace, verdict_words
 from memconsole.tui.widgets.memory_table import MemoryTableView, PhaseStrip
@@ -30,7 +30,7 @@ _NOTICEABLE = 0.01
 """A budget that moved by less than this share of the device is not priced anew."""
 
 
-class PlanScreen(ConsoleScreen, inherit_bindings=False):
+class PlanScreen(FitPlan, inherit_bindings=False):
     """Owns the `PlanView`; its widgets mirror it."""
 
     SCREEN = "plan"
@@ -65,6 +65,9 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         if self.view.estimate is not None:
             self._follow_budget()
 
+    def on_screen_suspend(self) -> None:
+        self.exact_hidden()
+
     # State
 
     def _show(self, view: PlanView) -> None:
@@ -81,6 +84,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self.query_one(PhaseStrip).show(view)
             self.query_one(Pace).show(view)
             self.refresh_frame()
+        self.exact_follows(view)
 
     def title_line(self) -> tuple[str, str]:
         note = ""
@@ -145,11 +149,11 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self._show(replace(self.view, stale=True))
             self._price_in_worker(self._generation, self.view.plan, self.view.devices)
         else:
-            self._priced(price(self.view.plan, self.view.devices))
+            self._priced(price(self.view.plan, self.view.devices, self.exact_lookup))
 
     @work(thread=True, exclusive=True, group="pricing", exit_on_error=False)
     def _price_in_worker(self, generation: int, plan: Plan, devices: Devices | None) -> None:
-        priced = price(plan, devices)
+        priced = price(plan, devices, self.exact_lookup)
         if not get_current_worker().is_cancelled:
             self.post_message(PriceReady(generation, priced))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memconsole.memory.table import MemoryTable
+from memconsole.memory.table import MemoryTable, Tier
 from memconsole.tui.bars import stacked
 from memconsole.tui.ink import Line, Span, fit, rule, width_of, wrap
 from memconsole.tui.views import PlanView
@@ -62,6 +62,8 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
     low, high = table.band_bytes
     if height >= 5 and (low, high) != (table.peak_bytes, table.peak_bytes):
         band = f"expected between {format_bytes(low)} and {format_bytes(high)}"
+        if table.band_from:
+            band += f" · {table.band_from}"
         lines.append([Span(" " + fit(band, width - 1), "dim")])
     if height >= 6:
         lines.insert(2, _legend(stack, width))
@@ -89,7 +91,7 @@ def pace_lines(view: PlanView, width: int, height: int) -> list[Line]:
         return [rule("speed", width)]
     found = view.estimate
     role = "dim" if view.stale or view.problem else "strong"
-    lines = [rule("speed", width, f"{found.table.tier} estimated")]
+    lines = [rule("speed", width, f"{Tier.FORMULA} estimated")]
     lines.append(
         [
             Span(f" {step_word(found.step_seconds)}", role),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable
+from memconsole.memory.sharpen import alike
+from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable, Tier
 from memconsole.tui.bars import bar
-from memconsole.tui.ink import Line, Span, fit, left, right, rule
+from memconsole.tui.ink import Line, Span, fit, left, right, rule, wrap
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.tui.words import signed_bytes
@@ -19,7 +20,9 @@ _SHORT = {
     "checkpoint": "save",
 }
 NUMBER = 9
+"""A tier's mark and up to eight cells of bytes."""
 CHANGE = 10
+_TIERS = {Tier.FORMULA: "formula", Tier.EXACT: "exact", Tier.CALIBRATED: "calibrated"}
 
 
 def components_of(table: MemoryTable) -> dict[str, int]:
@@ -43,19 +46,35 @@ def shown_phases(table: MemoryTable, width: int) -> tuple[str, ...]:
     return kept
 
 
-def _amount(count: int) -> str:
-    return "—" if count == 0 else format_bytes(count)
+def _amount(count: int, tier: Tier) -> str:
+    return "—" if count == 0 else f"{tier}{format_bytes(count).rjust(NUMBER - 1)}"
+
+
+def progress_words(view: PlanView, width: int) -> str:
+    """The tier, and beside it how the sharpening goes, in `width` cells."""
+    assert view.estimate is not None
+    tier, exact = view.estimate.table.tier, view.exact
+    words = f"{tier} {_TIERS[tier]}"
+    if exact.seconds is not None:
+        words = f"{tier} refining… {exact.seconds} s"
+    elif exact.problem and tier == Tier.FORMULA:
+        words = f"{tier} not exact"
+    elif exact.resting and tier == Tier.FORMULA:
+        words = f"{tier} formula, {exact.resting}"
+        words = words if len(words) <= width else f"{tier} formula"
+    return words
 
 
 def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     """Title, one row per component, totals. Pure in `view`."""
     if view.estimate is None:
         note = view.problem or "pricing this plan"
-        return [rule("memory at peak", width), [Span(" " + fit(note, width - 1), "dim")]]
+        return [rule(_title(None, width), width), [Span(" " + fit(note, width - 1), "dim")]]
     table = view.estimate.table
     stale = view.stale or bool(view.problem)
-    note = "outdated" if stale else f"{table.tier} {table.peak_phase}"
-    lines = [rule("memory at peak", width, note)]
+    title = _title(table.peak_phase, width)
+    note = "outdated" if stale else progress_words(view, width - len(title) - 6)
+    lines = [rule(title, width, note)]
     phases = shown_phases(table, width)
     change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
     name_width = width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1)
@@ -65,57 +84,104 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
         head.append(Span(right("±", change_width), "dim"))
         head += [Span(right(_SHORT.get(p, p), NUMBER + 1), "strong" if p == table.peak_phase else "dim") for p in phases]  # fmt: skip
         lines.append(head)
-    before = components_of(view.before) if view.before else {}
     now = components_of(table)
+    changes = _changes(table, view.before)
     by_name = {component.name: component for component in table.components}
     for name, count in now.items():
         role = "dim" if stale or count == 0 else ""
         line = [
             Span(" " + left(name, name_width), role),
-            Span(right(_amount(count), NUMBER), role),
-            _change(count - before.get(name, 0) if view.before else 0, change_width, stale),
+            Span(right(_amount(count, by_name[name].tier_at(table.peak_phase)), NUMBER), role),
+            _change(changes.get(name, 0), change_width, stale),
         ]
         component = by_name[name]
         for phase in phases:
             role = "dim" if stale or phase != table.peak_phase else "strong"
-            line.append(Span(right(_amount(component.at(phase)), NUMBER + 1), role))
+            amount = _amount(component.at(phase), component.tier_at(phase))
+            line.append(Span(right(amount, NUMBER + 1), role))
         lines.append(line)
-    lines += _totals(view, table, phases, name_width, change_width, stale)
+    lines += _totals(table, phases, name_width, change_width, stale, changes)
+    lines += _remarks(view, table, width, height - len(lines))
     return lines[:height]
 
 
+def _title(phase: str | None, width: int) -> str:
+    if width < 50:
+        return "memory at peak" if phase is None else f"peak: {_SHORT.get(phase, phase)}"
+    return "memory at peak" + ("" if phase is None else f" · {phase}")
+
+
+def _changes(table: MemoryTable, before: MemoryTable | None) -> dict[str, int]:
+    """What became of each row, both tables at the tier of the less exact one."""
+    if before is None:
+        return {}
+    now, then = alike(table, before)
+    old = components_of(then)
+    found = {name: count - old.get(name, 0) for name, count in components_of(now).items()}
+    for name in ("peak_bytes", "reserved_bytes", "device_bytes", "host_bytes"):
+        found[name] = getattr(now, name) - getattr(then, name)
+    return found
+
+
+def _remarks(view: PlanView, table: MemoryTable, width: int, room: int) -> list[Line]:
+    """What found the exact numbers, or why there are none, in the room that is left."""
+    exact = view.exact
+    if room <= 0 or view.stale or view.problem:
+        return []
+    if table.source:
+        words, role = f"{Tier.EXACT} {table.source}", "dim"
+        words += f" · {table.caveat}" if table.caveat else ""
+        if table.out_of_memory:
+            words, role = f"✗ out of memory, says {table.source}", "bad"
+    elif exact.problem:
+        words, role = f"not exact: {exact.problem}", "warn"
+    elif exact.seconds is not None:
+        verb = "compiled" if table.backend == "jax" else "traced"
+        words, role = f"this plan's own step is being {verb} · r stops it", "dim"
+    else:
+        words, role = exact.resting and f"exact numbers: {exact.resting}", "dim"
+    return [[Span(f" {text}", role)] for text in wrap(words, width - 2, min(2, room))]
+
+
 def _totals(
-    view: PlanView,
     table: MemoryTable,
     phases: tuple[str, ...],
     name_width: int,
     change_width: int,
     stale: bool,
+    changes: dict[str, int],
 ) -> list[Line]:
-    before = view.before
     rows = [
-        ("allocated", table.peak_bytes, before.peak_bytes if before else None),
-        ("reserved", table.reserved_bytes, before.reserved_bytes if before else None),
-        ("on the device", table.device_bytes, before.device_bytes if before else None),
-        ("host RAM", table.host_bytes, before.host_bytes if before else None),
+        ("allocated", "peak_bytes", table.tier),
+        ("reserved", "reserved_bytes", table.reserved_tier),
+        ("on the device", "device_bytes", table.device_tier),
+        ("host RAM", "host_bytes", table.host_tier),
     ]
-    if table.peak_bytes == table.reserved_bytes == table.device_bytes:
-        del rows[1:3]
     lines: list[Line] = []
-    for name, count, earlier in rows:
+    for name, key, tier in rows:
         first = name == "allocated"
         role = "dim" if stale else "strong" if first else ""
         line = [
-            Span(" " + left(f"{name} {table.tier}" if first else name, name_width), role),
-            Span(right(_amount(count), NUMBER), role),
-            _change(count - earlier if earlier is not None else 0, change_width, stale),
+            Span(" " + left(name, name_width), role),
+            Span(right(_amount(getattr(table, key), tier), NUMBER), role),
+            _change(changes.get(key, 0), change_width, stale),
         ]
         if first:
             for phase in phases:
                 peak = phase == table.peak_phase and not stale
                 count = table.phases.get(phase, 0)
-                line.append(Span(right(_amount(count), NUMBER + 1), "strong" if peak else "dim"))
+                amount = _amount(count, table.phase_tier(phase))
+                line.append(Span(right(amount, NUMBER + 1), "strong" if peak else "dim"))
         lines.append(line)
+        if key == "device_bytes":
+            low, high = map(format_bytes, table.band_bytes)
+            words = f"{low} – {high}"
+            lines.append(
+                [
+                    Span(" " + left("  between", name_width), "dim"),
+                    Span(right(words, NUMBER + change_width), "dim"),
+                ]
+            )
     return lines
 
 
@@ -148,7 +214,7 @@ def phase_lines(view: PlanView, width: int, height: int) -> list[Line]:
                 Span((" ▲ " if peak else "   "), "warn"),
                 Span(left(_SHORT.get(phase, phase), 9), role),
                 *bar(count, max(1, table.peak_bytes), room, role="warn" if peak else "train"),
-                Span(right(_amount(count), NUMBER + 2), role),
+                Span(right(_amount(count, table.phase_tier(phase)), NUMBER + 2), role),
             ]
         )
     return lines[:height]

@@ -22,11 +22,20 @@ _SIZES = ("train.batch_size", "data.sequence_length", "data.shuffle_buffer")
 
 
 def saving_span(saving: Saving | None, stale: bool, width: int) -> Span:
-    """What a change would do to the peak: ``−12 MiB`` saves, ``+3 MiB`` costs."""
+    """What a change would do to the peak: ``=−12 MiB`` saves, ``~+3 MiB`` costs, each with its tier.
+
+    What cannot be trained here is marked ✗ and not coloured as what can.
+    """
     if saving is None:
         return Span(right("", width), "dim")
-    text = "—" if saving.saves_bytes == 0 else signed_bytes(-saving.saves_bytes)
+    text = "—"
+    if saving.saves_bytes:
+        number = signed_bytes(-saving.saves_bytes)
+        text = (str(saving.tier) if saving.available else "✗") + number.rjust(width - 1)
+    if not saving.available:
+        return Span(right(text, width), "dim")
     if stale:
+        text = text if text == "—" else signed_bytes(-saving.saves_bytes)
         return Span(right(f"({text})", width), "dim")
     role = "good" if saving.saves_bytes > 0 else "warn" if saving.saves_bytes < 0 else "dim"
     return Span(right(text, width), role)
@@ -50,7 +59,8 @@ def toggle_line(view: PlanView, row: Optimization, width: int, current: bool) ->
     line = [
         Span("›" if current else " ", "accent"),
         Span(f"{toggle_key(row.key) or ' '} ", "key"),
-        Span(f"{mark} ", role),
+        Span(mark, role),
+        Span("*" if row.key in view.pinned else " ", "warn"),
         Span(left(name, max(0, label)) + " ", "strong" if current else ""),
         Span(left(value_word(value), word), role if on else ""),
     ]
