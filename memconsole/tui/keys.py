@@ -73,6 +73,8 @@ KEYS: tuple[Key, ...] = (
     # Plan
     Key(id="launch", keys="l", shown="l", action="launch", label="launch", screens=("plan",),
         help="Launch this plan as a run and watch it.", footer=True, writes=True),
+    Key(id="fit", keys="f", shown="f", action="fit", label="fit", screens=("plan",),
+        help="The fastest settings that fit the device; pinned ones stay.", footer=True),
     Key(id="model", keys="m", shown="m", action="pick_model", label="model", screens=("plan",),
         help="Choose the model: a catalog name, a directory or a hub id.", footer=True),
     Key(id="data", keys="d", shown="d", action="pick_data", label="data", screens=("plan",),
@@ -101,8 +103,6 @@ KEYS: tuple[Key, ...] = (
         help="Open a plan file."),
     Key(id="exact", keys="r", shown="r", action="exact", label="exact", screens=("plan",),
         help="Ask for traced or compiled numbers now, or stop asking for them."),
-    Key(id="fit", keys="f", shown="f", action="fit", label="fit", screens=("plan",),
-        help="The fastest settings that fit the device; pinned ones stay.", footer=True),
     Key(id="pin", keys="k", shown="k", action="pin", label="keep", screens=("plan",),
         help="Pin the selected optimization (*): f leaves it as it is; again lets go."),
     Key(id="largest-batch", keys="B", shown="B", action="largest_batch", label="largest batch",

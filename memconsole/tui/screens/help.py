@@ -22,7 +22,7 @@ _TITLES = {
     "command": "command line",
 }
 _WORDS = (
-    "● on, ○ off, ✗ not trained by this backend; ~ formula, = traced, ✓ calibrated; ┃ on a bar marks the "
+    "● on, ○ off, ✗ not trained by this backend, * pinned; ~ formula, = traced, ✓ calibrated; ┃ on a bar marks the "
     "predicted peak.",
     "The mouse is left to the terminal: select and copy text as usual.",
     "After a dropped connection the terminal may need the command: reset",

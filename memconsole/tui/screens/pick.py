@@ -76,12 +76,36 @@ def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Ch
         rows.append(Choice(reading.id, reading.id, note))
     if "cpu" not in local:
         rows.append(Choice("cpu", "cpu", "this machine's processor"))
+    verdicts = _verdicts(plan)
     for name, device in catalog.devices().items():
-        note = (
-            f"{format_bytes(device.total_bytes)} {device.memory_label} · {device.label} · catalog"
-        )
+        size = f"{format_bytes(device.total_bytes)} {device.memory_label}"
+        note = f"{size} · {verdicts.get(name, 'not for this backend')} · {device.label} · catalog"
         rows.append(Choice(name, name, note))
     return rows, "device name"
+
+
+def _verdicts(plan: Plan) -> dict[str, str]:
+    """Whether the plan as it is fits each catalog device, and which is the smallest that it fits."""
+    from memconsole.devices.planned import catalog_budgets
+    from memconsole.memory.estimate import table_of
+    from memconsole.memory.solve import planned_on, smallest_device
+    from memconsole.plan.plan import PlanError
+
+    try:
+        budgets = catalog_budgets(plan)
+        tables = {name: table_of(planned_on(plan, name), on) for name, on in budgets.items()}
+    except PlanError:
+        return dict.fromkeys(catalog_names(), "not priced")
+    words = {name: "✓ fits" if table.fits else "✗ too small" for name, table in tables.items()}
+    smallest = smallest_device(plan, budgets)
+    return words | ({smallest: "✓ smallest that fits"} if smallest else {})
+
+
+def catalog_names() -> tuple[str, ...]:
+    """Every catalog device."""
+    from memconsole.plan import catalog
+
+    return tuple(catalog.devices())
 
 
 _BACKENDS = {
