@@ -1,0 +1,149 @@
+"""Solving from the plan screen: f fits in one step, k pins, B and X find the largest sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conftest import GIB, Console, screen_lines, screen_text, settle
+
+from memconsole.devices.budget import budget
+from memconsole.memory.estimate import table_of
+from memconsole.memory.solve import fit, smallest_device_fitted
+from memconsole.plan import plan as plans
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.plan.plan import Plan
+from memconsole.tui.screens.pick import choices_for
+
+Make = Callable[..., Console]
+LARGE = plans.apply_settings(
+    Plan(),
+    ["model.name=gpt2-xl", "device.name=rtx-4090", "data.sequence_length=1024", "train.batch_size=8"],
+)  # fmt: skip
+
+
+def notice(app: Console) -> str:
+    row: str = screen_lines(app)[-2]
+    return row
+
+
+async def test_f_applies_the_fit_as_one_step_that_u_undoes(make_console: Make) -> None:
+    app = make_console(LARGE)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settle(pilot)
+        estimate = app.plan_screen.view.estimate
+        assert estimate is not None
+        assert not estimate.table.fits
+        await pilot.press("f")
+        await settle(pilot)
+        view = app.plan_screen.view
+        assert view.plan == fit(LARGE, budget(LARGE, None)).plan != LARGE
+        assert view.estimate is not None
+        assert view.estimate.table.fits
+        assert view.undo == (LARGE,)
+        assert "fits, time ×" in notice(app)
+        for change in fit(LARGE, budget(LARGE, None)).changes:
+            assert change.label in notice(app)
+        await pilot.press("u")
+        await settle(pilot)
+        assert app.plan_screen.view.plan == LARGE
+
+
+async def test_pinned_rows_are_marked_and_left_alone(make_console: Make) -> None:
+    free = {change.key for change in fit(LARGE, budget(LARGE, None)).changes}
+    key = "optimize.optimizer"
+    assert key in free
+    row = OPTIMIZATIONS.index(BY_KEY[key])
+    app = make_console(LARGE)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press(*["down"] * row, "k")
+        await settle(pilot)
+        assert "○*optimizer" in screen_text(app)
+        await pilot.press("f")
+        await settle(pilot)
+        view = app.plan_screen.view
+        assert view.plan.optimize.optimizer == "adamw"
+        assert view.plan == fit(LARGE, budget(LARGE, None), frozenset({key})).plan
+        await pilot.press("k")
+        assert app.plan_screen.view.pinned == frozenset()
+        await settle(pilot)
+        assert "○*" not in screen_text(app)
+
+
+async def test_f_on_what_cannot_fit_says_what_needs_most_and_changes_nothing(
+    make_console: Make,
+) -> None:
+    plan = plans.apply_settings(
+        Plan(), ["model.name=llama-3.1-8b", "device.name=rtx-3060-12gb", "train.batch_size=1"]
+    )
+    app = make_console(plan)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settle(pilot)
+        for row in OPTIMIZATIONS:
+            if row.key in ("optimize.lora_rank", "optimize.precision"):
+                app.plan_screen.view = type(app.plan_screen.view)(
+                    **{**vars(app.plan_screen.view),
+                       "pinned": app.plan_screen.view.pinned | {row.key}}
+                )  # fmt: skip
+        keep = app.plan_screen.view.pinned
+        await pilot.press("f")
+        await settle(pilot)
+        found = fit(plan, budget(plan, None), keep)
+        assert not found.fits
+        assert app.plan_screen.view.plan == plan
+        assert "no settings fit 11.8 GiB" in notice(app)
+        assert found.floor[1] in notice(app)
+        from memconsole.devices.planned import catalog_budgets
+
+        smallest = smallest_device_fitted(plan, catalog_budgets(plan), keep)
+        assert f"smallest device: {smallest or 'none of the catalog'}" in notice(app)
+
+
+async def test_capital_b_and_x_take_the_largest_that_fits(make_console: Make) -> None:
+    plan = plans.apply_settings(Plan(), ["model.name=gpt2", "device.name=rtx-3060-12gb"])
+    app = make_console(plan)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("X")
+        await settle(pilot)
+        longest = app.plan_screen.view.plan.data.sequence_length
+        await pilot.press("u", "B")
+        await settle(pilot)
+        rows = app.plan_screen.view.plan.train.batch_size
+        assert f"largest micro-batch: {rows:,} rows" in notice(app)
+    for key, size, step in (
+        ("train.batch_size", rows, 1),
+        ("data.sequence_length", longest, 8),
+    ):
+        device = budget(plan, None)
+        assert table_of(plans.replace(plan, {key: size}), device).fits
+        beyond = plans.replace(plan, {key: size + step})
+        assert size == 1024 or not table_of(beyond, device).fits
+
+
+async def test_a_fitting_plan_in_its_fastest_settings_is_left_alone(make_console: Make) -> None:
+    app = make_console(Plan())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("f")
+        await settle(pilot)
+        fitted = app.plan_screen.view.plan
+        await pilot.press("f")
+        await settle(pilot)
+        assert app.plan_screen.view.plan == fitted
+        assert "nothing to change" in notice(app)
+
+
+def test_the_device_picker_says_which_devices_fit_and_which_is_the_smallest() -> None:
+    choices, _ = choices_for("device", LARGE, None)
+    notes = {choice.value: choice.note for choice in choices}
+    assert "too small" in notes["rtx-3060-12gb"]
+    assert "not for this backend" in notes["tpu-v5e"]
+    fits = [name for name, note in notes.items() if "✓" in note]
+    assert fits
+    from memconsole.devices.planned import catalog_budgets
+
+    budgets = catalog_budgets(LARGE)
+    least = min(fits, key=lambda name: budgets[name].usable_bytes)
+    assert [name for name, note in notes.items() if "smallest that fits" in note] == [least]
+    assert budgets[least].usable_bytes > 30 * GIB
