@@ -38,7 +38,7 @@ def matter_of(plan: Plan, budget: Budget) -> Matter:
     key = " ".join(
         (
             structure,
-            f"device={target or budget.name}",
+            f"device={target},{budget.name}",
             f"rows={train.batch_size}",
             f"tokens={plan.data.sequence_length}",
             f"steps={plan.optimize.accumulation_steps}",

@@ -28,7 +28,7 @@ async def test_the_default_plan_is_priced_and_fits(make_console: Make) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         text = screen_text(app)
-    for words in ("stories", "python-stdlib", "peak: ", "allocated", "reserved", "between", "optimizer state", "fits, ", " free",
+    for words in ("stories", "python-stdlib", "peak: ", "allocated", "reserved", "between", "optim. state", "fits, ", " free",
                   "tokens/s", "min/epoch", "l launch"):  # fmt: skip
         assert words in text
 

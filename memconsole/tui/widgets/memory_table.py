@@ -19,6 +19,7 @@ _SHORT = {
     "evaluation": "evaluate",
     "checkpoint": "save",
 }
+_NARROW = {"optimizer state": "optim. state", "logits and loss": "logits, loss"}
 NUMBER = 9
 """A tier's mark and up to eight cells of bytes."""
 CHANGE = 10
@@ -90,7 +91,7 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     for name, count in now.items():
         role = "dim" if stale or count == 0 else ""
         line = [
-            Span(" " + left(name, name_width), role),
+            Span(" " + left(_narrow(name, name_width), name_width), role),
             Span(right(_amount(count, by_name[name].tier_at(table.peak_phase)), NUMBER), role),
             _change(changes.get(name, 0), change_width, stale),
         ]
@@ -103,6 +104,11 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     lines += _totals(table, phases, name_width, change_width, stale, changes)
     lines += _remarks(view, table, width, height - len(lines))
     return lines[:height]
+
+
+def _narrow(name: str, width: int) -> str:
+    """A component's name with a cell to spare before its number."""
+    return name if len(name) < width else _NARROW.get(name, name)
 
 
 def _title(phase: str | None, width: int) -> str:

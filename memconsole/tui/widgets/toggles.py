@@ -81,9 +81,9 @@ def _time_word(saving: Saving | None) -> str:
 def consequence(view: PlanView, row: Optimization, saving: Saving) -> str:
     """One sentence: what choosing this value would do."""
     if saving.saves_bytes > 0:
-        text = f"saves {signed_bytes(saving.saves_bytes)[1:]}"
+        text = f"saves {saving.tier}{signed_bytes(saving.saves_bytes)[1:]}"
     elif saving.saves_bytes < 0:
-        text = f"costs {signed_bytes(-saving.saves_bytes)[1:]}"
+        text = f"costs {saving.tier}{signed_bytes(-saving.saves_bytes)[1:]}"
     else:
         text = "saves nothing"
     factor = _time_word(saving)
