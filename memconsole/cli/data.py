@@ -5,12 +5,18 @@ from __future__ import annotations
 import json as json_module
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
+import msgspec
 
+from memconsole.cli.lengths import lengths_words
 from memconsole.cli.tables import columns
-from memconsole.plan.plan import PlanError
+from memconsole.memory.lengths import keep_lengths
+from memconsole.plan import plan as plans
+from memconsole.plan.lengths import Lengths
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.sanitize import clean, clean_line
 from memconsole.units import format_bytes, format_count
 
@@ -24,15 +30,30 @@ def command() -> None:
 @click.argument("source")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="As for plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.pass_context
+@click.option(
+    "--lengths/--no-lengths", default=True, help="Tokenize documents and tell how long they are."
+)
 def inspect_command(
-    ctx: click.Context, source: str, assignments: tuple[str, ...], as_json: bool
+    source: str, assignments: tuple[str, ...], as_json: bool, lengths: bool
 ) -> None:
     """Say what SOURCE holds: a catalog name, a path, hf://owner/name or *.h5.
 
-    It is read by a process of its own, as the trainer would read it.
+    It is read by a process of its own, as the trainer would read it. Lengths are remembered for plan and fit.
     """
-    argv = [sys.executable, "-P", "-m", "memconsole_trainer.data", source, *assignments]
+    found = inspection(source, assignments, lengths=lengths)
+    if found.get("lengths"):
+        plan = plans.apply_settings(plans.replace(Plan(), {"data.source": source}), assignments)
+        keep_lengths(plan, msgspec.convert(found["lengths"], Lengths))
+    if as_json:
+        click.echo(json_module.dumps(found, indent=2))
+    else:
+        click.echo(text(found))
+
+
+def inspection(source: str, assignments: Sequence[str], *, lengths: bool) -> dict[str, Any]:
+    """What `memconsole_trainer.data` says of a source. Raises `PlanError`."""
+    argv = [sys.executable, "-P", "-m", "memconsole_trainer.data"]
+    argv += [*(["--lengths"] if lengths else []), source, *assignments]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True)
     try:
         found: dict[str, Any] = json_module.loads(done.stdout)
@@ -43,17 +64,19 @@ def inspect_command(
         ) from None
     if "error" in found:
         raise PlanError(clean_line(found["error"]))
-    if as_json:
-        click.echo(json_module.dumps(found, indent=2))
-    else:
-        click.echo(text(found))
+    return found
 
 
 def text(found: dict[str, Any]) -> str:
     """An inspection for a person; nothing of the data reaches the terminal unsanitized."""
-    sample = found.pop("sample", None)
+    sample = found.get("sample")
     rows = []
     for key, value in found.items():
+        if key == "sample":
+            continue
+        if key == "lengths" and value:
+            rows.append(["tokens per document", clean_line(lengths_words(_lengths_of(value)))])
+            continue
         if value in (None, "", [], {}):
             continue
         shown = json_module.dumps(value) if isinstance(value, dict | list) else str(value)
@@ -64,3 +87,8 @@ def text(found: dict[str, Any]) -> str:
     if sample:
         lines += ["", clean(str(sample))]
     return "\n".join(lines)
+
+
+def _lengths_of(value: Any) -> Lengths:
+    found: Lengths = msgspec.convert(value, Lengths)
+    return found

@@ -9,6 +9,9 @@ from typing import Any
 import click
 import msgspec
 
+from memconsole.cli.lengths import document as rows_document
+from memconsole.cli.lengths import lines as rows_lines
+from memconsole.cli.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plan import DOES_NOT_FIT
 from memconsole.cli.tables import columns
@@ -49,6 +52,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 @plan_options
 @click.option("--budget", "amount", metavar="SIZE", help="Usable memory instead, as in 12GiB.")
 @click.option("--keep", multiple=True, metavar="KEY", help="Leave this setting as it is.")
+@click.option("--lengths", is_flag=True, help="Measure how many tokens documents hold.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--toml", "as_toml", is_flag=True, help="Print the fitted plan file instead.")
 @click.pass_context
@@ -59,6 +63,7 @@ def command(
     assignments: tuple[str, ...],
     amount: str | None,
     keep: tuple[str, ...],
+    lengths: bool,
     as_json: bool,
     as_toml: bool,
 ) -> None:
@@ -82,9 +87,12 @@ def command(
     else:
         answer = solve(plan, device, pinned)
         found = answer.found
-        click.echo(
-            json_module.dumps(document(answer), indent=2) if as_json else "\n".join(text(answer))
-        )
+        rows = row_lengths(found.plan, device, measure=lengths)
+        if as_json:
+            words = document(answer) | {"rows": rows_document(found.plan, rows)}
+            click.echo(json_module.dumps(words, indent=2))
+        else:
+            click.echo("\n".join([*text(answer), "", *rows_lines(found.plan, rows)]))
     ctx.exit(0 if found.fits else DOES_NOT_FIT)
 
 

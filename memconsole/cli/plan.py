@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+from memconsole.cli.lengths import document as rows_document
+from memconsole.cli.lengths import lines as rows_lines
+from memconsole.cli.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
@@ -37,6 +40,7 @@ NOT_EXACT = 1
     metavar="SECONDS",
     help="The most that --exact waits.",
 )
+@click.option("--lengths", is_flag=True, help="Measure how many tokens documents hold.")
 @click.option("--toml", "as_toml", is_flag=True, help="Print the plan file instead.")
 @click.option("--keys", is_flag=True, help="List every setting of a plan file.")
 @click.option(
@@ -51,6 +55,7 @@ def command(
     as_json: bool,
     exact: bool,
     limit_seconds: float,
+    lengths: bool,
     as_toml: bool,
     keys: bool,
     list_catalog: bool,
@@ -76,10 +81,12 @@ def command(
         found, problem = _exact(plan, device, limit_seconds)
     else:
         found = estimate(plan, device)
+    rows = row_lengths(plan, device, measure=lengths)
     if as_json:
-        click.echo(json_module.dumps(document(plan, found, problem), indent=2))
+        words = document(plan, found, problem) | {"rows": rows_document(plan, rows)}
+        click.echo(json_module.dumps(words, indent=2))
     else:
-        click.echo(text(plan, found))
+        click.echo("\n".join([text(plan, found), "", *rows_lines(plan, rows)]))
     if problem:
         click.echo(f"memconsole: not exact: {problem}", err=True)
         ctx.exit(NOT_EXACT)

@@ -33,6 +33,8 @@ def test_the_process_prints_json_and_its_exit_code_tells_failures(tmp_path: Path
         "row_tokens": None,
         "sample": "some words",
         "problem": "",
+        "lengths": None,
+        "lengths_problem": "",
     }
     (tmp_path / "bad.h5").write_bytes(b"no")
     code, found = look(str(tmp_path / "bad.h5"))

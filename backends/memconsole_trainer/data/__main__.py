@@ -1,4 +1,4 @@
-"""``python -m memconsole_trainer.data SOURCE [KEY=VALUE]...``: an `Inspection` as JSON.
+"""``python -m memconsole_trainer.data [--lengths] SOURCE [KEY=VALUE]...``: an `Inspection` as JSON.
 
 A process of its own, because the parsers of tables and HDF5 are C and meet files from anywhere.
 A failure is ``{"error": …}`` and the trainer's exit code for it.
@@ -17,12 +17,17 @@ from memconsole_trainer.data.inspect import inspect
 
 
 def main() -> int:
-    if len(sys.argv) < 2:
-        print("usage: python -m memconsole_trainer.data SOURCE [KEY=VALUE]...", file=sys.stderr)
+    words = sys.argv[1:]
+    lengths = words[:1] == ["--lengths"]
+    if lengths:
+        words = words[1:]
+    if not words:
+        usage = "python -m memconsole_trainer.data [--lengths] SOURCE [KEY=VALUE]..."
+        print(f"usage: {usage}", file=sys.stderr)
         return 2
     try:
-        plan = apply_settings(replace(Plan(), {"data.source": sys.argv[1]}), sys.argv[2:])
-        found = inspect(plan)
+        plan = apply_settings(replace(Plan(), {"data.source": words[0]}), words[1:])
+        found = inspect(plan, lengths=lengths)
     except (PlanError, DataError) as error:
         print(msgspec.json.encode({"error": str(error)}).decode())
         return int(ExitCode.BAD_PLAN if isinstance(error, PlanError) else ExitCode.BAD_DATA)

@@ -8,9 +8,10 @@ import msgspec
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import ROWS, TABLES, folder
+from memconsole.plan.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data import hdf5, sources
-from memconsole_trainer.data.documents import Documents
+from memconsole_trainer.data.documents import DataError, Documents
 from memconsole_trainer.data.hdf5 import TokenRows
 
 SAMPLE_CHARACTERS = 2000
@@ -33,10 +34,14 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     sample: str = ""
     problem: str = ""
     """Why it cannot be trained on as the plan stands."""
+    lengths: Lengths | None = None
+    """Tokens per document, where they were asked for."""
+    lengths_problem: str = ""
+    """Why they are not there though they were."""
 
 
-def inspect(plan: Plan) -> Inspection:
-    """Look at `plan.data`. Raises `DataError` for what cannot be read at all, `PlanError` for a source
+def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
+    """Look at `plan.data`, and tokenize some of it if `lengths` are wanted. Raises `DataError` for what cannot be read at all, `PlanError` for a source
     that is not there."""
     entry = catalog.dataset(plan)
     path = Path(entry.where).expanduser() if entry.kind == "file" else None
@@ -60,6 +65,7 @@ def inspect(plan: Plan) -> Inspection:
         kind, width = "tokens", found.width
     else:
         sample, kind, width = _first_text(found), "texts", None
+    measured, why = _measured(plan, found) if lengths else (None, "")
     return Inspection(
         source=plan.data.source,
         kind=kind,
@@ -68,7 +74,18 @@ def inspect(plan: Plan) -> Inspection:
         columns=columns,
         row_tokens=width,
         sample=sample,
+        lengths=measured,
+        lengths_problem=why,
     )
+
+
+def _measured(plan: Plan, source: Documents | TokenRows) -> tuple[Lengths | None, str]:
+    from memconsole_trainer.data.lengths import measure_lengths
+
+    try:
+        return measure_lengths(plan, source), ""
+    except (PlanError, DataError) as error:
+        return None, str(error)
 
 
 def _first_text(documents: Documents) -> str:

@@ -1,0 +1,117 @@
+"""The lengths of a plan's documents on a command line: measured where asked for, priced where known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from memconsole.memory.estimate import Lookup
+from memconsole.memory.lengths import LengthPrice, keep_lengths, known_lengths, priced_lengths
+from memconsole.memory.table import Budget
+from memconsole.plan import plan as plans
+from memconsole.plan.lengths import Lengths
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.units import format_bytes
+
+
+class RowLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a plan's rows."""
+
+    lengths: Lengths | None
+    prices: tuple[LengthPrice, ...]
+
+
+def row_lengths(
+    plan: Plan, device: Budget, *, measure: bool, lookup: Lookup | None = None
+) -> RowLengths:
+    """Lengths from the last measurement of this data, or from one made now. Raises `PlanError`."""
+    lengths = _measured(plan) if measure else known_lengths(plan)
+    prices = priced_lengths(plan, device, lengths, lookup) if lengths is not None else ()
+    return RowLengths(lengths=lengths, prices=prices)
+
+
+def _measured(plan: Plan) -> Lengths:
+    from memconsole.cli.data import inspection
+
+    found = inspection(plan.data.source, _assignments(plan), lengths=True)
+    if not found.get("lengths"):
+        reason = found.get("lengths_problem") or found.get("problem") or "nothing to measure"
+        raise PlanError(f"{plan.data.source}: {reason}")
+    lengths: Lengths = msgspec.convert(found["lengths"], Lengths)
+    keep_lengths(plan, lengths)
+    return lengths
+
+
+def _assignments(plan: Plan) -> list[str]:
+    """The settings that decide how the data is tokenized."""
+    words = []
+    for key, setting in plans.SETTINGS.items():
+        value = plans.get(plan, key)
+        if key.startswith(("data.", "model.")) and key != "data.source" and value is not None:
+            shown = str(value).lower() if isinstance(value, bool) else str(value)
+            words += [f"{key}={shown}"] if value != setting.default else []
+    return words
+
+
+def lengths_words(lengths: Lengths) -> str:
+    """``p50 312, p99 2,011, longest 9,120 (all 128 documents; …)``."""
+    if lengths.kind == "rows":
+        return f"every row of the file holds {lengths.longest:,} tokens"
+    which = "all" if lengths.exact else "a sample of"
+    return (
+        f"p50 {lengths.p50:,}, p99 {lengths.p99:,}, longest {lengths.longest:,} "
+        f"({which} {lengths.documents:,} documents; tokenizer: {lengths.tokenizer})"
+    )
+
+
+def lines(plan: Plan, rows: RowLengths) -> list[str]:
+    """What decides a row's length, and what rows would need that hold a document whole."""
+    length = plan.data.sequence_length
+    found = [
+        f"every row is {length:,} tokens, so that no batch needs more than another: {_why(rows)}"
+    ]
+    if rows.lengths is None:
+        return [*found, "documents' own lengths are not known; --lengths measures them"]
+    found.append(f"tokens per document: {lengths_words(rows.lengths)}")
+    if rows.lengths.kind == "rows":
+        return found
+    for price in rows.prices:
+        holds = f"  {price.name:<8}a row of {price.sequence_length:,} tokens holds it whole: "
+        if price.table is None:
+            found.append(holds + "the model has no positions for it")
+            continue
+        table = price.table
+        verdict = "fits" if table.fits else "does not fit"
+        found.append(f"{holds}{table.device_tier}{format_bytes(table.device_bytes)}, {verdict}")
+    return found
+
+
+def _why(rows: RowLengths) -> str:
+    if rows.lengths is not None and rows.lengths.kind == "rows":
+        return "the file's rows are cut to that"
+    return "documents are packed, the last row padded"
+
+
+def document(plan: Plan, rows: RowLengths) -> dict[str, Any]:
+    """The same as ``plan --json`` and ``fit --json`` print it."""
+    return {
+        "sequence_length": plan.data.sequence_length,
+        "lengths": None if rows.lengths is None else msgspec.to_builtins(rows.lengths),
+        "prices": _prices(rows.prices),
+    }
+
+
+def _prices(prices: Sequence[LengthPrice]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": p.name,
+            "tokens": p.tokens,
+            "sequence_length": p.sequence_length,
+            "tier": None if p.table is None else str(p.table.device_tier),
+            "device_bytes": None if p.table is None else p.table.device_bytes,
+            "fits": None if p.table is None else p.table.fits,
+        }
+        for p in prices
+    ]

@@ -1,0 +1,63 @@
+"""How many tokens the documents of a plan's data hold: the record of a measurement, and what it is of."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from memconsole.plan import catalog
+from memconsole.plan.plan import Plan
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per document, end-of-text token included."""
+
+    kind: Literal["packed", "rows"]
+    """packed: documents are joined and cut, so that every row is full. rows: the file's own rows of tokens, all
+    of one width."""
+    documents: int
+    """How many were looked at."""
+    exact: bool
+    """Whether those are all, each tokenized whole."""
+    p50: int
+    p99: int
+    longest: int
+    tokenizer: str
+    """In words; empty for rows of tokens."""
+
+
+def percentile(ordered: list[int], share: float) -> int:
+    """The smallest of the values that at least `share` of them do not exceed (nearest rank)."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def lengths_key(plan: Plan) -> str:
+    """What decides the lengths: the data as it is on disk, which of it, and the tokenizer. Raises `PlanError`."""
+    entry, data = catalog.dataset(plan), plan.data
+    parts: list[object] = [
+        entry.kind, entry.where, entry.config, entry.bytes, entry.documents, data.source, data.text_column,
+        data.split, data.max_examples,
+    ]  # fmt: skip
+    if entry.kind == "file":
+        parts.append(_changed(Path(entry.where).expanduser()))
+    if data.tokenizer is not None:
+        parts += [data.tokenizer, _changed(Path(data.tokenizer).expanduser())]
+    else:
+        vocabulary = catalog.architecture(plan).vocab_size
+        parts += [
+            catalog.model_directory(plan), min(data.vocab_size or vocabulary, vocabulary),
+            data.tokenizer_examples, data.validation_fraction,
+        ]  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _changed(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
