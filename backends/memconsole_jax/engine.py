@@ -329,6 +329,11 @@ def _filled(array: NDArray[np.int32], value: int, rows: tuple[int, ...]) -> NDAr
 
 
 def _host(array: jax.Array) -> NDArray[np.generic]:
+    """`array` on the host: on a CPU a view, which must be gone before the next step, because a buffer that is
+    looked at cannot be donated; elsewhere a copy, which JAX does not keep with the array."""
+    on_cpu = all(device.platform == "cpu" for device in array.devices())
+    if on_cpu and array.dtype != jnp.bfloat16:  # NumPy's DLPack has no bfloat16
+        return np.from_dlpack(array)
     return np.array(array)
 
 

@@ -62,6 +62,13 @@ def planned(
     return _planned(plan, architecture, place, interrupt)
 
 
+def planned_step(plan: Plan, architecture: Architecture, place: Target) -> Needed:
+    """What the training step alone needs."""
+    with targets.absent(place.kind):
+        programs = Programs.of(plan, architecture, place.kind, place.device)
+        return _compiled(programs.lower_train(), place)
+
+
 def _planned(
     plan: Plan, architecture: Architecture, place: Target, interrupt: tracing.Interrupt
 ) -> Exact:

@@ -6,9 +6,12 @@ import re
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)\s*([KMGT]?)(?:i?B)?"
+_TOTAL = re.compile(rf"[Tt]otal hbm usage >= {_SIZE}")
+"""libtpu's sum of program, arguments and the runtime's reserve."""
 _PATTERNS = (
-    # libtpu: what program, arguments and the runtime's reserve add up to
-    re.compile(rf"[Tt]otal hbm usage >= {_SIZE}"),
+    # libtpu before it assigns buffers: arguments are among what it counts
+    re.compile(rf"total memory required for HLO temporaries \({_SIZE}\)"),
+    _TOTAL,
     re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
     # XLA's other backends
     re.compile(rf"(?:would need|requires|trying to allocate) {_SIZE}(?:ytes)?"),
@@ -30,7 +33,7 @@ def needed_bytes(message: str) -> int | None:
         found = pattern.search(message)
         if found:
             total = _bytes(*found.groups()[:2])
-            reserved = _RESERVED.search(message) if pattern is _PATTERNS[0] else None
+            reserved = _RESERVED.search(message) if pattern is _TOTAL else None
             return total - (_bytes(*reserved.groups()) if reserved else 0)
     return None
 
