@@ -16,6 +16,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workspace_bytes: int
     """Inside the allocator and independent of the plan: matmul workspaces; on a CPU the growth of
     thread pools, lazily loaded code and compiled programs."""
+    packed_bytes: int = 0
+    """Most that a CPU's fp32 matmuls keep of operands they repacked (MKL holds on to its buffers)."""
     reserve_share: float
     """Held by the framework's allocator over the live peak, as a share of it."""
     host_bytes: int

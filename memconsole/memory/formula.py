@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memconsole.memory import jax_moments, torch_moments
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.host import host_bytes
+from memconsole.memory.host import host_bytes, runtime_bytes
 from memconsole.memory.moments import Moment, step_of
 from memconsole.memory.table import COMPONENTS, PHASES, Budget, Component, MemoryTable, Tier
 from memconsole.plan.architecture import Architecture
@@ -26,7 +26,8 @@ def memory_table(plan: Plan, architecture: Architecture, budget: Budget) -> Memo
         total = moment.total
         if total > totals[moment.phase]:
             totals[moment.phase], largest[moment.phase] = total, moment
-    phases = {phase: total + costs.workspace_bytes for phase, total in totals.items()}
+    own = runtime_bytes(step, costs)
+    phases = {phase: total + own for phase, total in totals.items()}
     peak_phase = max(phases, key=phases.__getitem__)
     peak = phases[peak_phase]
     on_cpu = budget.kind == "cpu"
@@ -37,7 +38,7 @@ def memory_table(plan: Plan, architecture: Architecture, budget: Budget) -> Memo
         backend=plan.backend,
         budget=budget,
         tier=Tier.FORMULA,
-        components=_components(largest, costs.workspace_bytes),
+        components=_components(largest, own),
         phases=phases,
         peak_phase=peak_phase,
         peak_bytes=peak,

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from memconsole.memory.coefficients import Runtime
 from memconsole.memory.data import data_bytes
+from memconsole.memory.moments import Step
+from memconsole.memory.torch_moments import CHUNK_TOKENS
 from memconsole.plan.plan import Plan
+
+
+def runtime_bytes(step: Step, costs: Runtime) -> int:
+    """The framework's own bytes beside tensors: its workspace, and what fp32 matmuls keep of the largest
+    operand they repacked."""
+    if not costs.packed_bytes or step.compute != 4:
+        return costs.workspace_bytes
+    a, rows = step.architecture, step.tokens
+    if step.plan.optimize.fused_loss:
+        rows = min(rows, CHUNK_TOKENS)
+    largest = max(
+        step.sizes.block.largest, step.head, step.tokens * a.intermediate_size, rows * a.vocab_size
+    )
+    return costs.workspace_bytes + min(costs.packed_bytes, 4 * largest)
 
 
 def host_bytes(plan: Plan, vocab_size: int, costs: Runtime, offloaded: int, on_host: int) -> int:

@@ -28,14 +28,18 @@ def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
     exact = known.exact
     costs = runtime(table.backend, table.budget.kind)
     totals, rows, tiers = dict(table.phases), _rows(table), dict[str, Tier]()
+    own = max(
+        (size for c in table.components if c.name == _RUNTIME for size in c.phases.values()),
+        default=0,
+    )
     for name, found in exact.phases.items():
         phase = name
         if name == exact.program_phase:
             # Where in its step a whole program needs most, only the formula tells.
             phase = max(STEP, key=lambda p: table.phases.get(p, 0))
-            _spread_program(totals, rows, phase, found, costs.workspace_bytes)
+            _spread_program(totals, rows, phase, found, own)
         else:
-            _put(totals, rows, phase, found, costs.workspace_bytes)
+            _put(totals, rows, phase, found, own)
         tiers[phase] = Tier.EXACT
     components = _components(rows)
     peak_phase = max(totals, key=totals.__getitem__)
@@ -44,7 +48,8 @@ def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
     reserved, reserved_tier = peak, tiers.get(peak_phase, Tier.FORMULA)
     if not on_cpu and exact.reserved_bytes is not None:
         reserved = max(peak, exact.reserved_bytes)
-        reserved_tier = Tier.EXACT if known.replayed else Tier.FORMULA
+        replayed = known.replayed and exact.reserved_bytes >= peak
+        reserved_tier = reserved_tier if replayed else Tier.FORMULA
     elif not on_cpu:
         reserved = peak + int(peak * costs.reserve_share)
         reserved_tier = Tier.FORMULA if costs.reserve_share else reserved_tier

@@ -167,9 +167,10 @@ def unavailable(what: str) -> NoReturn:
 
 
 def stored() -> list[Part]:
-    """Everything measured so far, by file name."""
-    files = sorted(FOLDER.glob("*.json"))
-    return [msgspec.json.decode(file.read_bytes(), type=Part) for file in files]
+    """Everything measured so far, by file name; what truths a part keeps for itself has no rows."""
+    texts = [file.read_bytes() for file in sorted(FOLDER.glob("*.json"))]
+    parts = [text for text in texts if "rows" in msgspec.json.decode(text)]
+    return [msgspec.json.decode(text, type=Part) for text in parts]
 
 
 def table(parts: Iterable[Part]) -> str:
