@@ -8,15 +8,10 @@ question ends the trace of a neighbour and drops the neighbours that wait.
 
 from __future__ import annotations
 
-import os
-import queue
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
 
 import msgspec
 import torch
@@ -39,9 +34,9 @@ from memconsole_torch.trace_timeline import (
     moments,
     telling_sizes,
 )
+from memconsole_trainer import tracing
 
 KINDS = ("cpu", "gpu", "rocm", "apple")
-DROPPED = "a newer question came first"
 _CAVEATS = {
     "cpu": "",
     "gpu": "CUDA's kernels were stood in for, their workspaces taken from PyTorch's sources",
@@ -51,10 +46,6 @@ _CAVEATS = {
 _COMPILED = "torch.compile's fusions are not traced: it needs less"
 _KEPT = 32
 """Structures whose recordings are remembered."""
-
-
-class DroppedError(Exception):
-    """Something more urgent came."""
 
 
 @dataclass
@@ -194,66 +185,10 @@ def _exact(
     )
 
 
-def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer the questions of a stream until it ends."""
-    arrived: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(questions, arrived), daemon=True).start()
-    tracer, waiting = Tracer(), deque[Question]()
-    encoder = msgspec.json.Encoder()
-
-    def say(answer: Answer) -> None:
-        answers.write(encoder.encode(answer) + b"\n")
-        answers.flush()
-
-    def take(question: Question) -> None:
-        """Put a question where it belongs: an urgent one before all, and neighbours dropped for it."""
-        if question.urgent:
-            while waiting:
-                say(Answer(id=waiting.popleft().id, problem=DROPPED))
-        waiting.append(question)
-
-    def interrupt() -> None:
-        """End a neighbour's trace when something urgent, or the end, has come."""
-        while not arrived.empty():
-            question = arrived.get()
-            if question is None:
-                raise EOFError
-            take(question)
-            if question.urgent:
-                raise DroppedError
-
-    while True:
-        if not waiting:
-            question = arrived.get()
-            if question is None:
-                return
-            take(question)
-            continue
-        question = waiting.popleft()
-        try:
-            say(tracer.answer(question, interrupt))
-        except DroppedError:
-            say(Answer(id=question.id, problem=DROPPED))
-        except EOFError:
-            return
-
-
-def _read(questions: IO[bytes], arrived: queue.SimpleQueue[Question | None]) -> None:
-    decoder = msgspec.json.Decoder(Question)
-    for line in questions:
-        try:
-            arrived.put(decoder.decode(line))
-        except msgspec.DecodeError as error:
-            print(f"not a question: {error}", file=sys.stderr)
-    arrived.put(None)
-
-
 def main() -> None:
-    """Serve on the process's own streams; whatever prints goes to standard error."""
+    """Serve on the process's own streams."""
     torch.set_num_threads(1)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(sys.stdin.buffer, answers)
+    tracing.run(Tracer().answer)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from memconsole.plan.plan import Plan, dumps, replace
 torch = pytest.importorskip("torch")
 
 from memconsole_torch import trace, trace_step, trace_timeline  # noqa: E402
+from memconsole_trainer import tracing  # noqa: E402
 from tests.accuracy import torch_exact  # noqa: E402
 from tests.accuracy.random_plans import describe, draw  # noqa: E402
 
@@ -235,4 +236,4 @@ def test_the_process_answers_until_its_input_closes_and_drops_neighbours() -> No
         process.stdin.close()
         assert process.wait(30) == 0
     assert answers[4].exact is not None
-    assert [answers[i].problem for i in (1, 2, 3)] == [trace.DROPPED] * 3
+    assert [answers[i].problem for i in (1, 2, 3)] == [tracing.DROPPED] * 3
