@@ -145,7 +145,8 @@ HEAD = ("estimate", "truth", "over", "median", "worst under", "worst over", "bar
 
 
 def write(part: Part, packages: Iterable[str] = (), machine: str = "") -> None:
-    """Store `part` with today's date, this machine and the versions of `packages`; print its rows."""
+    """Store `part` with today's date, this machine and the versions of `packages`; print its rows and put the
+    table of all parts into the README."""
     versions = {name: metadata.version(name) for name in packages}
     here = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     part = msgspec.structs.replace(
@@ -158,6 +159,7 @@ def write(part: Part, packages: Iterable[str] = (), machine: str = "") -> None:
     text = msgspec.json.format(msgspec.json.encode(part), indent=1)
     (FOLDER / f"{part.name}.json").write_bytes(text + b"\n")
     print(table([part]))
+    into_readme(stored())
 
 
 def unavailable(what: str) -> NoReturn:
@@ -191,8 +193,9 @@ def section(parts: Iterable[Part]) -> str:
     return "\n".join(lines)
 
 
-def into_readme(parts: Iterable[Part], readme: Path = README) -> None:
+def into_readme(parts: Iterable[Part], readme: Path | None = None) -> None:
     """Put the section between the README's markers. Raises `ValueError` where they are missing."""
+    readme = readme or README
     text = readme.read_text(encoding="utf-8")
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     readme.write_text(f"{text[:begin]}\n{section(parts)}\n{text[end:]}", encoding="utf-8")
