@@ -1,9 +1,9 @@
 """Real runs of both trainers on this machine's CPU: estimated against measured growth of resident memory.
 
-    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write]
+    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write [--speed]]
 
 Each plan trains a few steps, evaluates, samples and saves, as a person's run does. ``--write`` fits the
-runtime coefficients to these runs (on seeds of their own, see `FITTED`) instead of reporting.
+runtime coefficients (``--speed``: and the speed) to runs (of seeds of their own, see `FITTED`) instead of reporting.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from memconsole.memory import coefficients as numbers  # noqa: E402
 from memconsole.memory.estimate import architecture_of, table_of  # noqa: E402
 from memconsole.memory.host import runtime_bytes  # noqa: E402
 from memconsole.memory.moments import step_of  # noqa: E402
+from memconsole.memory.seconds import step_seconds  # noqa: E402
 from memconsole.plan.plan import Plan, apply_settings  # noqa: E402
 from tests.accuracy.results import (  # noqa: E402
     MIB,
@@ -187,12 +188,34 @@ def fit(backend: str, outcomes: list[Outcome]) -> None:
     )
 
 
+def fit_speed(outcomes: list[Outcome]) -> None:
+    """Scale the processor's speed to the fastest of these runs: whatever else runs here only slows one down."""
+    factor = max(
+        o.tokens_per_second
+        * step_seconds(o.plan, architecture_of(o.plan), budget(o.plan, None))
+        / o.plan.tokens_per_step
+        for o in outcomes
+    )
+    old = numbers.speed("cpu")
+    document = json.loads(COEFFICIENTS.read_text())
+    document["speed"]["cpu"].update(
+        flops_share=round(old.flops_share * factor, 4),
+        bandwidth_share=round(old.bandwidth_share * factor, 4),
+        step_overhead_seconds=round(old.step_overhead_seconds / factor, 6),
+        source="fastest of the real runs of `python tests/accuracy/cpu.py --write --speed` on "
+        f"{os.cpu_count()} cores",
+    )
+    COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"speed: {factor:.2f} of what was assumed")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", action="append", choices=("torch", "jax"))
     parser.add_argument("--first", type=int, help="first seed")
     parser.add_argument("--plans", type=int)
     parser.add_argument("--write", action="store_true", help="fit the runtime coefficients")
+    parser.add_argument("--speed", action="store_true", help="with --write: fit the speed, too")
     options = parser.parse_args()
     seeds = FITTED if options.write else REPORTED
     if options.first is not None or options.plans is not None:
@@ -207,6 +230,8 @@ def main() -> None:
         outcomes = [Outcome(seed, backend) for seed in seeds]
         if options.write:
             fit(backend, outcomes)
+        if options.write and options.speed:
+            fit_speed(outcomes)
         rows += [
             Errors(
                 estimate=f"{backend} ~ peak on a CPU",
