@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memconsole.memory import jax_moments, torch_moments
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.host import host_bytes, runtime_bytes
+from memconsole.memory.host import host_bytes, runtime_bytes, saved_bytes
 from memconsole.memory.moments import Moment, step_of
 from memconsole.memory.table import COMPONENTS, PHASES, Budget, Component, MemoryTable, Tier
 from memconsole.plan.architecture import Architecture
@@ -45,7 +45,11 @@ def memory_table(plan: Plan, architecture: Architecture, budget: Budget) -> Memo
         reserved_bytes=reserved,
         device_bytes=device,
         host_bytes=host_bytes(
-            plan, architecture.vocab_size, costs, step.state.host, peak if on_cpu else 0
+            plan,
+            architecture.vocab_size,
+            costs,
+            step.state.host,
+            peak if on_cpu else saved_bytes(step),
         ),
         band_bytes=(int(device * low), int(device * high)),
     )

@@ -23,6 +23,19 @@ def runtime_bytes(step: Step, costs: Runtime) -> int:
     return costs.workspace_bytes + min(costs.packed_bytes, 4 * largest)
 
 
+SHARD_BYTES = 64 * 2**20
+"""`memconsole_trainer.checkpoint.SHARD_BYTES`."""
+
+
+def saved_bytes(step: Step) -> int:
+    """Host copies of device tensors while a checkpoint is written: a shard of weights, one of the optimizer's
+    state. On a CPU the tensors themselves are written."""
+    if step.kind == "cpu":
+        return 0
+    weights = 4 * step.trained.elements if step.frozen else step.weights
+    return min(weights, SHARD_BYTES) + min(step.state.resident, SHARD_BYTES)
+
+
 def host_bytes(plan: Plan, vocab_size: int, costs: Runtime, offloaded: int, on_host: int) -> int:
     """Peak resident bytes: the idle trainer, its data, `offloaded` optimizer state, and `on_host` tensors
     where the device is the CPU."""
