@@ -67,7 +67,9 @@ def jax_block(a: Architecture, precision: str, checkpointing: str, kind: str, ra
         element=c,
         everything=everything,
         kept=kept,
-        recomputed=0 if checkpointing == "none" else everything,
+        recomputed={"none": everything, "selective": everything - outputs, "full": everything}[
+            checkpointing
+        ],
         passing=4 * h + 2 * c * h + c * f * (3 if a.gated_mlp else 2),
         backward=c * f * (2 if a.gated_mlp else 1) + 4 * h,
     )

@@ -54,7 +54,9 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The same beside the sum of earlier micro-batches."""
     accumulated_head: float
     block: float
-    """Everything one block keeps, in its backward pass."""
+    """What a checkpointed block makes again, in its backward pass."""
+    slice: float
+    """Everything one block kept, in the backward pass of a block that is not checkpointed."""
     scores: float
     stream: float
     mlp: float

@@ -52,7 +52,9 @@ def moments(step: Step) -> Iterator[Moment]:
     yield at("forward", standing, kept + stream, 0, passing)
     yield at("loss", standing, kept, logits, 3 * stream)
     yield at("backward", standing + early, kept, logits, 3 * stream)
-    again = int(overlap.block * block.everything * t)
+    # A block without checkpointing has one more of everything it kept: the slice that is worked on.
+    share = overlap.slice if o.gradient_checkpointing == "none" else overlap.block
+    again = int(share * block.recomputed * t)
     work = overlap.scores * scores + overlap.stream * stream + overlap.mlp * wide
     summed = max(standing, step.gradients)
     yield at("backward", summed, kept + again, 0, int(work))
