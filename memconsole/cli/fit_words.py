@@ -1,0 +1,173 @@
+"""What `memconsole fit` prints, for a person and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memconsole.cli.tables import columns
+from memconsole.memory.reasons import PHASE_WORDS
+from memconsole.memory.solve import Fit
+from memconsole.memory.table import MemoryTable
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan
+from memconsole.units import format_bytes
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the command found out."""
+
+    given: Plan
+    found: Fit
+    keep: frozenset[str]
+    notes: tuple[str, ...]
+    largest_micro_batch: tuple[int | None, int | None]
+    """Of the plan as given, and as fitted."""
+    largest_sequence_length: tuple[int | None, int | None]
+    smallest_device: str | None
+    """Of the catalog, for the plan as given."""
+    smallest_device_fitted: str | None
+    """The same, fitted to each device."""
+
+
+def hopeless(found: Fit) -> str:
+    """Why nothing fits: what is needed at least, and what most of it is."""
+    phase, component, size = found.floor
+    needed, usable = found.after.device_bytes, found.after.budget.usable_bytes
+    return (
+        f"no settings fit {format_bytes(usable)}: at least {format_bytes(needed)} are needed, "
+        f"{format_bytes(size)} of it {component} in {PHASE_WORDS[phase]}"
+    )
+
+
+def text(answer: Answer) -> list[str]:
+    """The answer for a person, about 100 columns wide."""
+    found, device = answer.found, answer.found.after.budget
+    plan = answer.given
+    lines = [
+        f"{plan.model.name}   {plan.backend} on {device.name} ({format_bytes(device.usable_bytes)} of "
+        f"{format_bytes(device.total_bytes)} {device.memory_label} usable: {device.why})",
+        "as given: " + _verdict(found.before),
+        ("fitted:   " + _verdict(found.after)) if found.fits else hopeless(found),
+        "",
+    ]
+    if found.changes:
+        lines.append("what to change" if found.fits else "what needs least")
+        rows = [
+            [f"  {c.label}", f"{_word(c.before)} -> {_word(c.after)}", c.key] for c in found.changes
+        ]
+        lines += columns(rows, left=(0, 1, 2))
+        altered = ", ".join(found.result_changes)
+        lines.append(f"  result: changed by {altered}" if altered else "  result: not changed")
+        lines.append(f"  time:   {found.time_factor:.2f}x per token (estimated)")
+    else:
+        lines.append("nothing to change: no other settings that fit are estimated to be faster")
+    if answer.keep:
+        lines.append("  kept:   " + ", ".join(sorted(answer.keep)))
+    lines += [f"  note:   {note}" for note in answer.notes]
+    lines += ["", *columns(_table(found.before, found.after))]
+    lines += ["", *columns(_sizes(answer), left=(0, 1, 2))]
+    return lines
+
+
+def _verdict(table: MemoryTable) -> str:
+    free = format_bytes(abs(table.free_bytes))
+    return f"fits, {free} free" if table.fits else f"does not fit, {free} over"
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:
+    """Each component at the peak, and the totals, before and after."""
+    rows = [["", "as given", "fitted"]]
+    for old, new in zip(before.components, after.components, strict=True):
+        sizes = old.at(before.peak_phase), new.at(after.peak_phase)
+        tiers = old.tier_at(before.peak_phase), new.tier_at(after.peak_phase)
+        if any(sizes):
+            cells = (
+                f"{t}{format_bytes(n)}" if n else "-" for t, n in zip(tiers, sizes, strict=True)
+            )
+            rows.append([old.name, *cells])
+    both = before, after
+    rows.append(["peak in", *(table.peak_phase for table in both)])
+    for label, field, tier in (
+        ("allocated", "peak_bytes", "tier"),
+        ("reserved", "reserved_bytes", "reserved_tier"),
+        ("device", "device_bytes", "device_tier"),
+        ("host", "host_bytes", "host_tier"),
+    ):
+        cells = (f"{getattr(t, tier)}{format_bytes(getattr(t, field))}" for t in both)
+        rows.append([label, *cells])
+    return rows
+
+
+def _sizes(answer: Answer) -> list[list[str]]:
+    def shown(value: int | str | None) -> str:
+        return "none" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+    plan = answer.given
+    return [
+        ["", "as given", "fitted"],
+        ["largest micro-batch", *map(shown, answer.largest_micro_batch),
+         f"rows of {plan.data.sequence_length:,} tokens"],
+        ["largest sequence length", *map(shown, answer.largest_sequence_length), "tokens"],
+        ["smallest device", shown(answer.smallest_device), shown(answer.smallest_device_fitted),
+         "of the catalog; fitted to each"],
+    ]  # fmt: skip
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """The answer as ``fit --json`` prints it; every byte count an integer."""
+    found, device = answer.found, answer.found.after.budget
+    phase, component, size = found.floor
+    given = plans.to_document(answer.given, full=True)
+    return {
+        "backend": answer.given.backend,
+        "device": {
+            "name": device.name,
+            "kind": device.kind,
+            "memory": device.memory_label,
+            "total_bytes": device.total_bytes,
+            "usable_bytes": device.usable_bytes,
+            "usable_because": device.why,
+        },
+        "fits": found.fits,
+        "changes": [
+            {"key": c.key, "label": c.label, "before": c.before, "after": c.after}
+            for c in found.changes
+        ],
+        "result_changes": list(found.result_changes),
+        "time_factor": round(found.time_factor, 4),
+        "kept": sorted(answer.keep),
+        "notes": list(answer.notes),
+        "given": given,
+        "plan": plans.to_document(found.plan, full=True),
+        "before": _bytes(found.before),
+        "after": _bytes(found.after),
+        "floor": None if found.fits else {"phase": phase, "component": component, "bytes": size},
+        "largest_micro_batch": _both(answer.largest_micro_batch),
+        "largest_sequence_length": _both(answer.largest_sequence_length),
+        "smallest_device": _both((answer.smallest_device, answer.smallest_device_fitted)),
+    }
+
+
+def _both(pair: tuple[Any, Any]) -> dict[str, Any]:
+    return {"given": pair[0], "fitted": pair[1]}
+
+
+def _bytes(table: MemoryTable) -> dict[str, Any]:
+    return {
+        "tier": str(table.tier),
+        "components": {c.name: c.at(table.peak_phase) for c in table.components},
+        "phases": table.phases,
+        "peak_phase": table.peak_phase,
+        "peak_bytes": table.peak_bytes,
+        "reserved_bytes": table.reserved_bytes,
+        "device_bytes": table.device_bytes,
+        "host_bytes": table.host_bytes,
+        "band_bytes": list(table.band_bytes),
+        "fits": table.fits,
+    }
