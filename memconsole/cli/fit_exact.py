@@ -10,7 +10,7 @@ from memconsole.cli.exact import wait_for_exact
 from memconsole.memory.estimate import table_of
 from memconsole.memory.exact import ExactBook
 from memconsole.memory.solve import Fit, Price, fit
-from memconsole.memory.table import Budget, MemoryTable, Tier
+from memconsole.memory.table import Budget, MemoryTable
 from memconsole.plan.plan import Plan
 
 
@@ -58,5 +58,5 @@ def hopeful(book: ExactBook) -> Price:
 
 
 def sure(table: MemoryTable) -> bool:
-    """Whether its peak was traced or compiled."""
-    return table.tier is not Tier.FORMULA
+    """Whether it holds what was traced or compiled; some of its phases may still be the formula's."""
+    return table.formula is not None
