@@ -20,6 +20,7 @@ RUN = (
     "train.max_steps=240", "train.epochs=3", "train.evaluate_every=60", "data.max_examples=40",
     "data.sequence_length=64", "train.batch_size=8", "train.sample_tokens=32", "device.name=cpu",
 )  # fmt: skip
+CARD = ("model.name=gpt2", "data.sequence_length=512", "train.batch_size=8", "device.name=rtx-4090")
 TOO_LARGE = ("model.name=llama-3.2-1b", "data.sequence_length=1024", "device.name=rtx-3060-12gb")
 
 
@@ -56,6 +57,30 @@ async def plans(columns: int, rows: int) -> None:
     async with app.run_test(size=(columns, rows)) as pilot:
         await devices_known(app, pilot)
         await shoot(app, pilot, f"plan-does-not-fit-{size}")
+
+
+async def exact(columns: int, rows: int) -> None:
+    """The plan screen while its step is traced, and with the numbers of the trace and of its neighbours."""
+    from memconsole.memory.table import Tier
+    from memconsole.plan import plan
+    from memconsole.tui.app import ConsoleApp
+
+    size = f"{columns}x{rows}"
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        app = ConsoleApp(plan.apply_settings(plan.Plan(), CARD), slow_link=False)
+        async with app.run_test(size=(columns, rows)) as pilot:
+            await devices_known(app, pilot)
+            while (app.plan_screen.view.exact.seconds or 0) < 1:
+                await pilot.pause(0.1)
+            await shoot(app, pilot, f"plan-exact-pending-{size}")
+            for _ in range(600):
+                await pilot.pause(0.2)
+                found = app.plan_screen.view.estimate
+                ahead = {s.key for s in found.savings if s.tier == Tier.EXACT} if found else set()
+                if {"optimize.precision", "optimize.fused_loss", "optimize.lora_rank"} <= ahead:
+                    break
+            await shoot(app, pilot, f"plan-exact-done-{size}")
 
 
 async def devices_known(app, pilot) -> None:  # type: ignore[no-untyped-def]
@@ -102,6 +127,7 @@ async def story() -> None:
 
     for size in SIZES:
         await plans(*size)
+        await exact(*size)
     settings = [part for setting in RUN for part in ("--set", setting)]
     run = memconsole("train", "--detach", "--name", "stories on the standard library", *settings)
     follower = Follower(find_run(run))

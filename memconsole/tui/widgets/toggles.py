@@ -18,6 +18,8 @@ _SHORT = {
     "optimize.lora_rank": "LoRA adapters",
 }
 """Labels where the full one does not fit; the catalog of optimizations holds the full ones."""
+NUMBER = 10
+"""Cells of a saving: its tier's mark, its sign and up to eight of bytes."""
 _SIZES = ("train.batch_size", "data.sequence_length", "data.shuffle_buffer")
 
 
@@ -31,7 +33,7 @@ def saving_span(saving: Saving | None, stale: bool, width: int) -> Span:
     text = "—"
     if saving.saves_bytes:
         number = signed_bytes(-saving.saves_bytes)
-        text = (str(saving.tier) if saving.available else "✗") + number.rjust(width - 1)
+        text = (str(saving.tier) if saving.available else "✗") + number.rjust(min(width, NUMBER) - 1)
     if not saving.available:
         return Span(right(text, width), "dim")
     if stale:
