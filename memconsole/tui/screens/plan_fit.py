@@ -11,6 +11,7 @@ from textual.worker import get_current_worker
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.ink import fit as shortened
 from memconsole.tui.screens.plan_exact import ExactPlan
 from memconsole.tui.words import value_word
 from memconsole.units import format_bytes
@@ -83,7 +84,7 @@ class FitPlan(ExactPlan, inherit_bindings=False):
             self.notice("the plan changed meanwhile: press the key again", "warn")
             return
         self.change(lambda _: solution.plan)
-        self.notice(solution.words, solution.role)
+        self.notice(shortened(solution.words, max(20, self.size.width - 2)), solution.role)
 
     def _fitted(self) -> Solution:
         """Runs on the worker's thread; the view is one immutable value."""
