@@ -213,3 +213,18 @@ def test_the_band_is_the_formulas_until_exact_numbers_were_measured(
 def test_a_table_with_all_its_tiers_is_read_back_from_json() -> None:
     after = sharpened(table_of(PLAN, device("gpu")), Known(exact=exact(TRACED)))
     assert msgspec.json.decode(msgspec.json.encode(after), type=MemoryTable) == after
+
+
+def test_the_shipped_bands_cover_every_measured_case() -> None:
+    from memconsole.memory.coefficients import coefficients
+    from tests.accuracy.exact_band import certainties
+
+    made = certainties()
+    shipped = coefficients().exact
+    assert {b: set(kinds) for b, kinds in made.items()} == {b: set(k) for b, k in shipped.items()}
+    for backend, kinds in made.items():
+        for kind, wanted in kinds.items():
+            found = shipped[backend][kind]
+            for name in ("allocated", "reserved", "unreplayed"):
+                low, high = getattr(found, name)
+                assert low <= getattr(wanted, name)[0] <= 1 <= getattr(wanted, name)[1] <= high
