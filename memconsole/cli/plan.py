@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from memconsole.calibration import Receipts
 from memconsole.cli.lengths import document as rows_document
 from memconsole.cli.lengths import lines as rows_lines
 from memconsole.cli.lengths import row_lengths
@@ -81,6 +82,9 @@ def command(
         found, problem = _exact(plan, device, limit_seconds)
     else:
         found = estimate(plan, device)
+    receipts = Receipts()
+    receipts.refresh()
+    found = receipts.calibrate(plan, found)
     rows = row_lengths(plan, device, measure=lengths)
     if as_json:
         words = document(plan, found, problem) | {"rows": rows_document(plan, rows)}

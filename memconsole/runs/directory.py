@@ -24,6 +24,7 @@ from memconsole.sanitize import clean_line
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
 NAME_CHARACTERS = 80
+RECEIPT = "receipt.json"
 
 
 class RunError(UserError):
@@ -64,7 +65,7 @@ class RunDirectory:
 
     @property
     def receipt_path(self) -> Path:
-        return self.path / "receipt.json"
+        return self.path / RECEIPT
 
     @property
     def attempts_path(self) -> Path:

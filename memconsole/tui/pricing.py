@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memconsole.devices.reading import Devices
@@ -11,6 +12,7 @@ from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan, PlanError
 
 if TYPE_CHECKING:
+    from memconsole.calibration import Receipts
     from memconsole.memory.estimate import Lookup
 
 FRAME_SECONDS = 0.016
@@ -28,6 +30,20 @@ class Priced:
     seconds: float
 
 
+@lru_cache(maxsize=1)
+def _receipts() -> Receipts:
+    from memconsole.calibration import Receipts
+
+    return Receipts()
+
+
+def _calibrated(plan: Plan, found: Estimate) -> Estimate:
+    """`found`, calibrated where runs of the plan's setup were measured on this machine."""
+    receipts = _receipts()
+    receipts.refresh()
+    return receipts.calibrate(plan, found)
+
+
 def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Priced:
     """Estimate `plan` on the device it names, as full as `devices` says it is, as exact as `lookup` knows."""
     from memconsole.devices.budget import budget
@@ -38,6 +54,7 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
     try:
         check(plan)
         found = estimate(plan, budget(plan, devices), lookup)
+        found = _calibrated(plan, found)
     except PlanError as error:
         return Priced(plan, None, str(error), time.perf_counter() - begun)
     return Priced(plan, found, "", time.perf_counter() - begun)

@@ -1,0 +1,126 @@
+"""Calibrates estimates by the receipts of this machine's finished runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memconsole.memory.estimate import table_of
+from memconsole.memory.receipts import Machine, Measured, calibrated, setup_of
+from memconsole.memory.table import Estimate
+from memconsole.plan.plan import Plan
+from memconsole.runs.directory import RECEIPT, runs_root
+from memconsole.runs.report import driver_version
+
+MOST_RUNS = 20
+"""Newest runs of one setup that count."""
+REFRESH_SECONDS = 5.0
+MOST_BYTES = 1 << 20
+"""A receipt larger than this is not one of ours."""
+FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "optax")
+
+
+class _Peaks(msgspec.Struct, kw_only=True):
+    peak_bytes: int | None = None
+
+
+class _Stored(msgspec.Struct, kw_only=True):
+    """The fields of receipt.json that count here."""
+
+    device_name: str
+    device_total_bytes: int | None = None
+    driver: str | None = None
+    versions: dict[str, str]
+    plan: dict[str, Any]
+    steps: int
+    measured: _Peaks
+
+
+class Receipts:
+    """The receipts under a folder of runs, read once each, by setup. Damaged ones are left out."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._seen: set[str] = set()
+        self._by_setup: dict[tuple[object, ...], list[Measured]] = {}
+        self._decoder = msgspec.json.Decoder(_Stored)
+        self._lock = threading.Lock()
+        self._machines: dict[str, Machine] = {}
+        self._refreshed: float | None = None
+
+    def refresh(self) -> None:
+        """Read the receipts that came since, at most every few seconds: a stat per run without one."""
+        with self._lock:
+            now = time.monotonic()
+            if self._refreshed is not None and now - self._refreshed < REFRESH_SECONDS:
+                return
+            self._refreshed = now
+            try:
+                names = sorted(os.listdir(self._root or runs_root()))
+            except OSError:
+                return
+            for name in names:
+                if name not in self._seen:
+                    self._read(name)
+
+    def calibrate(self, plan: Plan, found: Estimate) -> Estimate:
+        """`found` with its table calibrated by the runs of the plan's setup, on a device of this machine."""
+        if not found.table.budget.local:
+            return found
+        with self._lock:
+            runs = list(self._by_setup.get(setup_of(plan), ()))[-MOST_RUNS:]
+        if not runs:
+            return found
+        device = found.table.budget
+        table = calibrated(
+            found.table,
+            plan,
+            self._machine(device.name, device.kind),
+            runs,
+            lambda earlier: table_of(earlier, device),
+        )
+        return msgspec.structs.replace(found, table=table)
+
+    def _machine(self, name: str, kind: str) -> Machine:
+        if name not in self._machines:
+            versions = {}
+            for package in FRAMEWORKS:
+                try:
+                    versions[package] = version(package)
+                except PackageNotFoundError:
+                    continue
+            self._machines[name] = Machine(name, versions, driver_version(kind))
+        return self._machines[name]
+
+    def _read(self, name: str) -> None:
+        path = (self._root or runs_root()) / name / RECEIPT
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise ValueError
+            stored = self._decoder.decode(path.read_bytes())
+            plan = msgspec.convert(stored.plan, Plan)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, msgspec.MsgspecError):
+            self._seen.add(name)
+            return
+        self._seen.add(name)
+        peak = stored.measured.peak_bytes
+        # A run that ended in its first step measured no whole step.
+        if not peak or stored.steps < 2:
+            return
+        run = Measured(
+            plan=plan,
+            device_name=stored.device_name,
+            device_total_bytes=stored.device_total_bytes,
+            driver=stored.driver,
+            versions=stored.versions,
+            peak_bytes=peak,
+        )
+        self._by_setup.setdefault(setup_of(plan), []).append(run)
