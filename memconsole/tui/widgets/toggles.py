@@ -33,7 +33,9 @@ def saving_span(saving: Saving | None, stale: bool, width: int) -> Span:
     text = "—"
     if saving.saves_bytes:
         number = signed_bytes(-saving.saves_bytes)
-        text = (str(saving.tier) if saving.available else "✗") + number.rjust(min(width, NUMBER) - 1)
+        text = (str(saving.tier) if saving.available else "✗") + number.rjust(
+            min(width, NUMBER) - 1
+        )
     if not saving.available:
         return Span(right(text, width), "dim")
     if stale:
