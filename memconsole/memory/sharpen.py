@@ -11,7 +11,7 @@ from memconsole.memory.timeline import Exact, ExactPhase
 STEP = ("forward", "loss", "backward", "optimizer step")
 """The phases of one training step, which a program compiled as a whole does not tell apart."""
 _RUNTIME = "runtime"
-_PROGRAM = "one number for the whole step: its phases, and the parts marked ~, are the formula's"
+_PROGRAM = "one number for the whole step: parts and phases marked ~ are the formula's"
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
         band_bytes=band,
         band_from=why,
         source=exact.source,
-        caveat="; ".join(filter(None, (_PROGRAM if exact.program_phase else "", exact.caveat))),
+        caveat="; ".join(filter(None, (exact.caveat, _PROGRAM if exact.program_phase else ""))),
         least_bytes=exact.least_bytes,
         out_of_memory=exact.out_of_memory,
         formula=table,
