@@ -1,7 +1,7 @@
-"""The operations of the torch decoder's block, on a tape that counts bytes.
+"""The operations that the torch decoder's block is made of, on a tape that counts bytes.
 
 Mirrors `memconsole_torch`: decoder.py operation by operation and variable by variable, lora.py and
-autocast's cache of 16-bit weights. Widths are elements per token: h hidden, q heads × head_size, k
+autocast's cache of 16-bit weights; `torch_program` puts them together. Widths are elements per token: h hidden, q heads × head_size, k
 kv_heads × head_size, f intermediate; c bytes of a compute element.
 """
 
@@ -59,40 +59,6 @@ class Operations:
         self.outputs: list[Storage] | None = None
         """What selective checkpointing keeps, in the order in which it is made."""
         self.taking = False
-
-    def block(self, x: Tensor) -> Tensor:
-        a = self.architecture
-        attended = self.attention(self.norm(x))
-        x = self.add(x, self.norm(attended) if a.post_norms else attended)
-        return self.add(
-            x, self.norm(self.mlp(self.norm(x))) if a.post_norms else self.mlp(self.norm(x))
-        )
-
-    def attention(self, x: Tensor) -> Tensor:
-        a = self.architecture
-        q, k = self.project(x, a.query_width), None
-        if a.query_key_norm:
-            q = self.norm(q, a.heads)
-        k = self.project(x, a.key_width)
-        if a.query_key_norm:
-            k = self.norm(k, a.kv_heads)
-        v = self.project(x, a.key_width)
-        if a.positions == "rope":
-            q, k = self.rotate(q), self.rotate(k)
-        attended = self.attend(q, k, v)
-        return self.project(self.relay(attended), a.hidden_size)
-
-    def mlp(self, x: Tensor) -> Tensor:
-        a = self.architecture
-        if a.gated_mlp:
-            return self.project(
-                self.multiply(
-                    self.activation(self.project(x, a.intermediate_size)),
-                    self.project(x, a.intermediate_size),
-                ),
-                a.hidden_size,
-            )
-        return self.project(self.activation(self.project(x, a.intermediate_size)), a.hidden_size)
 
     def norm(self, x: Tensor, groups: int = 1) -> Tensor:
         """fp32 statistics; the result in the compute precision."""

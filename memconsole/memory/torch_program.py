@@ -1,6 +1,6 @@
 """The torch decoder's block and final norm as programs of bytes: what each holds at its widest moments.
 
-Mirrors `memconsole_torch`: decoder.py (its operations are in `torch_operations`) and checkpointing.py.
+Mirrors `memconsole_torch`: decoder.py, whose operations are in `torch_operations`, and checkpointing.py.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class Program(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=2048)
 def block_program(a: Architecture, kernels: Kernels) -> Program:
     """One decoder block."""
-    return _run(Operations(a, kernels), Operations.block)
+    return _run(Operations(a, kernels), _block)
 
 
 @lru_cache(maxsize=2048)
 def final_norm_program(a: Architecture, kernels: Kernels) -> Program:
     """The norm before the head; never checkpointed."""
-    return _run(Operations(a, kernels), Operations.norm)
+    return _run(Operations(a, kernels), _norm)
 
 
 @lru_cache(maxsize=2048)
 def evaluated_block(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
     """Widest moments of a block that no gradient will be asked of."""
-    return _evaluated(Operations(a, kernels), Operations.block)
+    return _evaluated(Operations(a, kernels), _block)
 
 
 @lru_cache(maxsize=2048)
 def evaluated_norm(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
-    return _evaluated(Operations(a, kernels), Operations.norm)
+    return _evaluated(Operations(a, kernels), _norm)
 
 
 def kept_per_token(a: Architecture, choice: OptimizeChoice, checkpointing: str, kind: str) -> Size:
@@ -68,7 +68,42 @@ def kept_per_token(a: Architecture, choice: OptimizeChoice, checkpointing: str, 
     return block_program(a, kernels).kept.activations
 
 
-Body = Callable[["Operations", Tensor], Tensor]
+Body = Callable[[Operations, Tensor], Tensor]
+
+
+def _block(o: Operations, x: Tensor) -> Tensor:
+    post = o.architecture.post_norms
+    attended = _attention(o, o.norm(x))
+    x = o.add(x, o.norm(attended) if post else attended)
+    return o.add(x, o.norm(_mlp(o, o.norm(x))) if post else _mlp(o, o.norm(x)))
+
+
+def _attention(o: Operations, x: Tensor) -> Tensor:
+    a = o.architecture
+    q = o.project(x, a.query_width)
+    if a.query_key_norm:
+        q = o.norm(q, a.heads)
+    k = o.project(x, a.key_width)
+    if a.query_key_norm:
+        k = o.norm(k, a.kv_heads)
+    v = o.project(x, a.key_width)
+    if a.positions == "rope":
+        q, k = o.rotate(q), o.rotate(k)
+    attended = o.attend(q, k, v)
+    return o.project(o.relay(attended), a.hidden_size)
+
+
+def _mlp(o: Operations, x: Tensor) -> Tensor:
+    f = o.architecture.intermediate_size
+    if not o.architecture.gated_mlp:
+        return o.project(o.activation(o.project(x, f)), o.architecture.hidden_size)
+    return o.project(
+        o.multiply(o.activation(o.project(x, f)), o.project(x, f)), o.architecture.hidden_size
+    )
+
+
+def _norm(o: Operations, x: Tensor) -> Tensor:
+    return o.norm(x)
 
 
 def _evaluated(o: Operations, body: Body) -> tuple[Live, ...]:
