@@ -26,6 +26,10 @@ trainer is dead, children of it still hold memory. lost: died with its superviso
 LIVE: frozenset[str] = frozenset({"starting", "running", "unsupervised", "stopping"})
 
 
+OUT_OF_MEMORY = ("out_of_memory", "host_out_of_memory")
+"""Reasons of a verdict that a leaner plan mends."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Why a run ended."""
 

@@ -142,13 +142,13 @@ class FollowingApp(App[None], inherit_bindings=False):
     # Acting on runs
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def launch(self, plan: Plan) -> None:
+    def launch(self, plan: Plan, name: str | None = None) -> None:
         """Check, price and start `plan` as a run of its own."""
         from memconsole.runs.directory import RunError
         from memconsole.start import start
 
         try:
-            run = start(plan, None, self.devices, self.book.lookup if self.book else None)
+            run = start(plan, name, self.devices, self.book.lookup if self.book else None)
         except (PlanError, RunError, OSError) as error:
             self.post_message(ActionFailed(f"not launched: {error}"))
             return

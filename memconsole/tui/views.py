@@ -9,7 +9,7 @@ from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan
-from memconsole.runs.snapshot import LIVE, RunSnapshot
+from memconsole.runs.snapshot import LIVE, OUT_OF_MEMORY, RunSnapshot
 
 Pane = Literal["output", "sample", "summary"]
 PANES: tuple[Pane, ...] = ("output", "sample", "summary")
@@ -131,6 +131,13 @@ class RunView:
     @property
     def live(self) -> bool:
         return self.snapshot is not None and self.snapshot.state in LIVE
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the run ended because memory did."""
+        run = self.snapshot
+        verdict = run.verdict if run is not None and not self.live else None
+        return verdict is not None and verdict.reason in OUT_OF_MEMORY
 
     @property
     def resumable(self) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from memconsole.plan import plan as plans
 from memconsole.tui.chart import GLYPHS
 from memconsole.tui.keys import bindings
 from memconsole.tui.screens.base import ConsoleScreen
@@ -63,6 +65,8 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             found.add("live")
         if view.resumable:
             found.add("resumable")
+        if view.out_of_memory:
+            found.add("out_of_memory")
         return found
 
     def _change(self, **changes: object) -> None:
@@ -115,6 +119,29 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             Answer("k", "kill", "end at once; work since the last checkpoint is lost"),
         )
         self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
+
+    async def action_remedies(self) -> None:
+        """List what would have lowered this run's memory; the one picked is applied and launched."""
+        from memconsole.tui.remedies import choices_of, remedies_of
+        from memconsole.tui.screens.pick import PickScreen
+
+        run = self.console.run_view.snapshot
+        if run is None:
+            return
+        found, problem = await asyncio.to_thread(remedies_of, run.plan, self.console.devices)
+        if not found:
+            self.notice(problem or "no setting that this backend trains needs less memory", "bad")
+            return
+
+        def picked(value: object) -> None:
+            if isinstance(value, str):
+                remedy = found[int(value)]
+                self.notice(f"launching with {remedy.label} …")
+                name = f"{run.name}-again" if run.name else None
+                self.console.launch(plans.replace(run.plan, remedy.changes), name)
+
+        heading = f"{run.name or run.id} ran out of memory: relaunch with"
+        self.app.push_screen(PickScreen(heading, choices_of(found)), picked)
 
     def action_resume(self) -> None:
         run = self.console.run_view.snapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.runs.snapshot import RunSnapshot
+from memconsole.runs.snapshot import OUT_OF_MEMORY, RunSnapshot
 from memconsole.tui.bars import bar
 from memconsole.tui.ink import Line, Span, fit, width_of
 from memconsole.tui.views import RunView
@@ -62,7 +62,9 @@ def _ended_line(run: RunSnapshot, width: int) -> Line:
     assert verdict is not None
     role = "good" if verdict.reason in ("finished", "stopped") else "bad"
     words = f" {verdict.reason.replace('_', ' ')}: {verdict.evidence}"
-    if verdict.resumable:
+    if verdict.reason in OUT_OF_MEMORY:
+        words += " — f lists what would have saved it"
+    elif verdict.resumable:
         words += " — r resumes it"
     if role == "bad" and run.error is not None and run.error.message not in words:
         words += f" · {run.error.message}"
