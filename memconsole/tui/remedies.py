@@ -26,9 +26,9 @@ def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
         Choice(
             str(n),
             remedy.label,
-            f"saves ~{format_bytes(remedy.saves_bytes)} · time ×{remedy.time_factor:.2f}"
-            + (" · ✓ fits then" if remedy.fits else " · ✗ does not fit yet"),
-            label_width=44,
+            f"saves ~{format_bytes(remedy.saves_bytes)} · ×{remedy.time_factor:.2f} · "
+            + ("✓ fits" if remedy.fits else "✗ too little"),
+            label_width=36,
         )
         for n, remedy in enumerate(found)
     ]
