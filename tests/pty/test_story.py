@@ -82,8 +82,15 @@ def pick(terminal: Terminal, key: str, kind: str, word: str, expected: str) -> N
     terminal.wait_for(expected)
 
 
-def allocated(terminal: Terminal) -> str:
-    return terminal.wait_for(r"allocated ~ +([\d.]+ [KMG]iB)").group(1)
+def wait_for_mebibytes(terminal: Terminal, least: float, most: float) -> float:
+    """The allocated MiB of the table, once they lie between two bounds, by formula or traced."""
+    deadline = time.monotonic() + 20
+    while True:
+        shown = float(terminal.wait_for(r"allocated +[~=✓] *([\d.]+) MiB").group(1))
+        if least < shown < most or time.monotonic() > deadline:
+            assert least < shown < most
+            return shown
+        time.sleep(0.1)
 
 
 @pytest.mark.timeout(900)
@@ -99,14 +106,17 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
     console.press("u")
     console.wait_for(r"stories")
 
-    before = allocated(console)
+    before = wait_for_mebibytes(console, 0, 1000)
     console.press("5")
     console.wait_for(r"chunked loss +on")
-    console.wait_for(r"allocated ~ +[\d.]+ [KMG]iB +[−+]")
-    assert allocated(console) != before
     console.press("5")
     console.wait_for(r"chunked loss +off")
-    assert allocated(console) == before
+    console.press("b")
+    console.wait_for(r"micro-batch +8")
+    wait_for_mebibytes(console, 1.15 * before, 2 * before)
+    console.press("u")
+    console.wait_for(r"micro-batch +4")
+    wait_for_mebibytes(console, 0.9 * before, 1.1 * before)
 
     console.press("l")
     console.wait_for("running", SLOW)
