@@ -31,7 +31,8 @@ def chunk_rows(batch: int, heads: int, length: int) -> int:
 def causal_attention(
     query: Array, key: Array, value: Array, scale: float, window: Array | None
 ) -> Array:
-    """Attention of query (B, T, H, D) over key, value (B, T, K, D); returns (B, T, H, D).
+    """Attention of query (B, T, H, D) over key, value (B, T, K, D); returns (B, T, H·D), or (B, T, H, D) where
+    cuDNN keeps it so for its backward pass: what is returned is what stays, and only once.
 
     `window`: how many keys a query sees, itself included, as a scalar; None means all before it.
     """
@@ -52,7 +53,7 @@ def causal_attention(
         starts = jnp.arange(chunks, dtype=jnp.int32) * rows
         y = lax.map(lambda xs: one(xs[0], key, value, xs[1], window), (parts, starts))
         y = jnp.moveaxis(y, 0, 1).reshape(b, chunks * rows, *q.shape[2:])[:, :t]
-    return checkpoint_name(y.reshape(b, t, h, d), "attention")
+    return checkpoint_name(y.reshape(b, t, h * d), "attention")
 
 
 def _chunk(

@@ -31,7 +31,7 @@ Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Linear(nnx.Module):
-    """``x @ W.T + b``: (..., inputs) -> (..., outputs), in the dtype of x."""
+    """``x @ W.T + b``: (B, T, inputs) -> (B, T, outputs), in the dtype of x."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         self.weight = nnx.Param(jnp.zeros((outputs, inputs)))
@@ -49,7 +49,27 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((rows, hidden)))
 
     def __call__(self, indices: Array) -> Array:
-        return self.weight[...][indices]
+        return looked_up(self.weight[...], indices)
+
+
+@jax.custom_vjp
+def looked_up(table: Array, indices: Array) -> Array:
+    """Rows of a table (rows, hidden)."""
+    return table[indices]
+
+
+def _looked_up_forward(table: Array, indices: Array) -> tuple[Array, Any]:
+    return table[indices], (indices, table.shape)
+
+
+def _looked_up_backward(kept: Any, gradient: Array) -> tuple[Array, None]:
+    indices, shape = kept
+    # Without a need for the gradient XLA would make room for zeros long before they are added to.
+    zero = 0 * gradient.reshape(-1)[0]
+    return jnp.full(shape, zero).at[indices].add(gradient), None
+
+
+looked_up.defvjp(_looked_up_forward, _looked_up_backward)
 
 
 class Norm(nnx.Module):
@@ -101,10 +121,9 @@ class Attention(nnx.Module):
         return q, k, v
 
     def __call__(self, x: Array, rotation: Rotation | None, window: Array | None) -> Array:
-        b, t, _ = x.shape
         q, k, v = self.project(x, rotation)
-        y = causal_attention(q, k, v, self.scale, window)  # (B, T, H, D)
-        return self.output(y.reshape(b, t, -1))  # (B, T, C)
+        y = causal_attention(q, k, v, self.scale, window)  # (B, T, H·D) or (B, T, H, D)
+        return self.output(y)  # (B, T, C)
 
 
 class MLP(nnx.Module):
@@ -298,9 +317,11 @@ def gated(gate: Array, up: Array, name: str) -> Array:
 
 
 def product(x: Array, weight: Array) -> Array:
-    """``x @ W.T`` in the dtype of x. Under `recomputed` and without a transposed copy, so that the
-    backward pass keeps neither a cast nor a turned copy of every layer's weights."""
-    return jnp.einsum("...i,oi->...o", x, weight.astype(x.dtype))
+    """``x @ W.T`` in the dtype of x (B, T, ...), whose last axes are taken as one. Under `recomputed` and without
+    a transposed copy, so that the backward pass keeps neither a cast nor a turned copy of every layer's
+    weights, nor joined heads beside the heads that attention keeps."""
+    joined = x.reshape(*x.shape[:2], -1)
+    return jnp.einsum("bti,oi->bto", joined, weight.astype(x.dtype))
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

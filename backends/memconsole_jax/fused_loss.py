@@ -14,7 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from memconsole_jax import target
+
 MASKED = -100
+ALIGNED_ROWS = 16
+"""XLA for GPUs pads matmuls whose sizes are no multiple of this: with GPT-2's 50257 rows it would copy
+the whole gradient of the logits, where a padded head costs only itself."""
 CHUNK_TOKENS = 1024
 """Most tokens whose logits exist at a time."""
 
@@ -27,7 +32,14 @@ def chunk_tokens(tokens: int) -> int:
 
 def plain_nats(hidden: Array, head: Array, targets: Array) -> Array:
     """Summed nats of targets (B, T) under hidden (B, T, C) and head (V, C), through full logits."""
-    logits = (hidden @ head.astype(hidden.dtype).T).astype(jnp.float32)  # (B, T, V)
+    matrix = head.astype(hidden.dtype)
+    missing = -head.shape[0] % ALIGNED_ROWS if target.kind() == "gpu" else 0
+    if missing:
+        matrix = jnp.pad(matrix, ((0, missing), (0, 0)))
+    logits = (hidden @ matrix.T).astype(jnp.float32)  # (B, T, V)
+    if missing:
+        column = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+        logits = jnp.where(column < head.shape[0], logits, jnp.finfo(jnp.float32).min)
     return jnp.sum(_nats(logits, targets))
 
 
