@@ -115,6 +115,8 @@ class Needed(msgspec.Struct, frozen=True):
 
     needed: int
     host: int = 0
+    arguments: int = 0
+    """Of the needed, what is there before and after the program as well."""
     refused: bool = False
 
 
@@ -144,7 +146,7 @@ def _compiled(lowered: Any, place: Target) -> Needed:
         - m.host_alias_size_in_bytes
         + m.host_temp_size_in_bytes
     )
-    return Needed(needed, host)
+    return Needed(needed, host, needed - m.temp_size_in_bytes)
 
 
 def _bytes(shapes: Any) -> int:

@@ -23,6 +23,7 @@ from tests.accuracy.results import UNAVAILABLE, into_readme, stored, table  # no
 PARTS = {
     "torch-formula": "torch_formula.py",
     "torch-exact": "torch_exact.py",
+    "torch-reserved": "torch_reserved.py",
     "xla": "xla.py",
     "cpu": "cpu.py",
     "key-press": "key_press.py",

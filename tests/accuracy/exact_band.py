@@ -30,8 +30,6 @@ RESERVED_UNMEASURED = (0.97, 1.07)
 """Bar of the replay below; above, what allocators were seen to hold over the live peak (AgileRL, 5.4-7 %)."""
 UNREPLAYED = (0.78, 1.28)
 """Allocators held 3.7 to 28 % over the live peak (replays of 11 configurations)."""
-CONTEXT_BYTES = {"gpu": (136 << 20, 1270 << 20)}
-"""0.13 GiB on an A2000 to 1.24 GiB on an A100 (Loggetta, AgileRL, Unsloth, published)."""
 
 
 def certainties() -> dict[str, dict[str, Certainty]]:
@@ -54,7 +52,6 @@ def certainties() -> dict[str, dict[str, Certainty]]:
             allocated=_factors(allocated),
             reserved=_factors(reserved) if reserved else RESERVED_UNMEASURED,
             unreplayed=UNREPLAYED,
-            context_bytes=CONTEXT_BYTES[kind],
             source=f"{truths}; {driver}{unmeasured}",
         )
     return found

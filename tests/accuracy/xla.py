@@ -1,11 +1,11 @@
 """What XLA plans for the JAX engine's training step on devices that are not there: the truth of the JAX formula.
 
-    python tests/accuracy/xla.py compile TARGET [--plans N] [--first SEED]   ask XLA, and store its answers
-    python tests/accuracy/xla.py [report]                                          formula against what is stored
-    python tests/accuracy/xla.py fit KIND [--write]                                fit how temporaries overlap
+    python tests/accuracy/xla.py compile TARGET [--plans N] [--first SEED] [--again]   ask XLA, store its answers
+    python tests/accuracy/xla.py [report]                                    formula against what is stored
+    python tests/accuracy/xla.py fit KIND [--write]                          fit how temporaries overlap
 
-TARGET is a catalog device: tpu-v5e and tpu-v6e need `pip install "memconsole[tpu]"`, h100-80gb needs
-`memconsole[cuda-plan]`; no device is needed. Compiling takes 10-120 s a plan, so that answers are kept in
+TARGET is cpu or a catalog device: tpu-v5e and tpu-v6e need `pip install "memconsole[tpu]"`, h100-80gb needs
+`memconsole[cuda-plan]`; no device is needed. Compiling takes 3-120 s a plan, so that answers are kept in
 xla_truths.json, with versions, and reporting and fitting need no compiler. Coefficients are fitted
 to plans with even seeds; the report counts odd ones apart.
 """
@@ -45,6 +45,38 @@ FAMILIES = ("gpt2", "llama", "llama", "qwen", "gemma", "gemma3")
 OPTIMIZERS = ("adamw", "adamw", "adamw", "adamw-8bit", "adafactor", "lion", "sgd")
 
 
+class Scale(msgspec.Struct, frozen=True):
+    """What models and batches are drawn from."""
+
+    hidden: tuple[int, ...]
+    head_sizes: tuple[int, ...]
+    heads: tuple[int, ...]
+    layers: tuple[int, ...]
+    vocabularies: tuple[int, ...]
+    lengths: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+ACCELERATOR = Scale(
+    hidden=(256, 512, 768, 1024, 1536, 2048),
+    head_sizes=(64, 64, 128),
+    heads=(4, 6, 8, 12, 16),
+    layers=(2, 4, 6, 8, 12, 16, 24),
+    vocabularies=(4096, 8192, 32_000, 50_257, 128_256),
+    lengths=(256, 512, 1024, 1024, 2048, 4096),
+    tokens=(1024, 2048, 4096, 8192, 16_384),
+)
+CPU = Scale(
+    hidden=(64, 128, 256, 384, 512, 768),
+    head_sizes=(16, 32, 64),
+    heads=(2, 4, 6, 8),
+    layers=(2, 3, 4, 6, 8, 12),
+    vocabularies=(300, 1000, 4096, 8192, 32_000, 50_257),
+    lengths=(64, 128, 256, 512, 1024),
+    tokens=(128, 256, 1024, 2048, 4096, 8192),
+)
+
+
 class Truth(msgspec.Struct, frozen=True, kw_only=True):
     """XLA's plan of one drawn training step."""
 
@@ -54,27 +86,34 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     """`describe` of what the seed drew when it was compiled."""
     planned_bytes: int
     """Arguments, outputs that reuse none, temporaries."""
+    argument_bytes: int
+    """Of these, all but the temporaries."""
     compiler: str
 
 
-def draw(seed: int) -> tuple[Architecture, Plan]:
-    """A decoder of a size that people train, and a plan for it, from a seed."""
+def kind_of(target: str) -> str:
+    return "cpu" if target == "cpu" else catalog.catalog_device(target).kind
+
+
+def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
+    """A decoder of a size that people train on a `kind` of device, and a plan for it, from a seed."""
     rng = random.Random(seed)
+    scale = CPU if kind == "cpu" else ACCELERATOR
     family = rng.choice(FAMILIES)
     gated, gemma3 = family != "gpt2", family == "gemma3"
     gemma = family in ("gemma", "gemma3")
-    head_size = rng.choice((64, 64, 128))
-    heads = rng.choice((4, 6, 8, 12, 16))
+    head_size = rng.choice(scale.head_sizes)
+    heads = rng.choice(scale.heads)
     kv_heads = rng.choice([n for n in range(1, heads + 1) if heads % n == 0]) if gated else heads
-    hidden = heads * head_size if not gated else rng.choice((256, 512, 768, 1024, 1536, 2048))
-    length = rng.choice((256, 512, 1024, 1024, 2048, 4096))
+    hidden = heads * head_size if not gated else rng.choice(scale.hidden)
+    length = rng.choice(scale.lengths)
     if not gated:
         length = min(length, 1024)
     architecture = Architecture(
         family="llama" if family == "qwen" else family,  # type: ignore[arg-type]
-        vocab_size=rng.choice((4096, 8192, 32_000, 50_257, 128_256)),
+        vocab_size=rng.choice(scale.vocabularies),
         hidden_size=hidden,
-        layers=rng.choice((2, 4, 6, 8, 12, 16, 24)),
+        layers=rng.choice(scale.layers),
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
@@ -93,7 +132,7 @@ def draw(seed: int) -> tuple[Architecture, Plan]:
         sliding_window=rng.choice((512, 1024)) if gemma3 else None,
         global_every=rng.choice((2, 6)) if gemma3 else 1,
     )
-    tokens = rng.choice((1024, 2048, 4096, 8192, 16_384))
+    tokens = rng.choice(scale.tokens)
     rank = rng.choice((0, 0, 0, 0, 8, 64))
     plan = replace(
         Plan(),
@@ -136,28 +175,29 @@ def stored() -> list[Truth]:
     if not TRUTHS.exists():
         return []
     found = msgspec.json.decode(TRUTHS.read_bytes(), type=list[Truth])
-    return [t for t in found if describe(*draw(t.seed)) == t.plan]
+    return [t for t in found if describe(*draw(t.seed, kind_of(t.target))) == t.plan]
 
 
-def compile_plans(name: str, first: int, plans: int) -> None:
+def compile_plans(name: str, seeds: range, again: bool) -> None:
     """Ask XLA, one plan after another; each answer is stored as it comes."""
     from memconsole_jax import trace, trace_targets
 
     trace_targets.environment()
-    kind = catalog.catalog_device(name).kind
-    known = {(t.target, t.seed) for t in stored()}
-    for seed in range(first, first + plans):
+    kind = kind_of(name)
+    known = set() if again else {(t.target, t.seed) for t in stored()}
+    for seed in seeds:
         if (name, seed) in known:
             continue
-        architecture, plan = draw(seed)
+        architecture, plan = draw(seed, kind)
         started = time.monotonic()
-        target = trace_targets.target(name, kind)
+        target = trace_targets.target("" if kind == "cpu" else name, kind)
         planned = trace.planned_step(plan, architecture, target)
         truth = Truth(
             target=name,
             seed=seed,
             plan=describe(architecture, plan),
             planned_bytes=planned.needed,
+            argument_bytes=planned.arguments,
             compiler=target.compiler,
         )
         kept = [t for t in stored() if (t.target, t.seed) != (name, seed)]
@@ -172,7 +212,7 @@ def compile_plans(name: str, first: int, plans: int) -> None:
 
 def estimated_bytes(seed: int, kind: str) -> int:
     """The formula's live bytes at the training step's peak, without the runtime's own."""
-    architecture, plan = draw(seed)
+    architecture, plan = draw(seed, kind)
     return peak(step_of(plan, architecture, kind))
 
 
@@ -186,7 +226,7 @@ def report() -> Part:
     """The formula against everything stored, by target; plans that no coefficient was fitted to."""
     rows = []
     for target in sorted({t.target for t in stored()}):
-        kind = catalog.catalog_device(target).kind
+        kind = kind_of(target)
         cases = tuple(
             Case(
                 plan=f"{t.seed}: {t.plan}",
@@ -215,9 +255,9 @@ def fit(kind: str) -> dict[str, float | str]:
     """The fields of `coefficients.Overlap` that explain the stored truths of a kind best, by random descent on
     the mean error, an under-estimate weighing more."""
     cases = [
-        (step_of(*reversed(draw(t.seed)), kind), t.planned_bytes)
+        (step_of(*reversed(draw(t.seed, kind)), kind), t.planned_bytes)
         for t in stored()
-        if catalog.catalog_device(t.target).kind == kind and is_fitted(t.seed)
+        if kind_of(t.target) == kind and is_fitted(t.seed)
     ]
     present = msgspec.structs.asdict(coefficients.xla(kind))
     names = [name for name in present if name != "source"]
@@ -253,13 +293,17 @@ def main() -> None:
     asked.add_argument("target")
     asked.add_argument("--plans", type=int, default=24)
     asked.add_argument("--first", type=int, default=0)
+    asked.add_argument(
+        "--again", action="store_true", help="what is stored, too: the engine changed"
+    )
     fitted = commands.add_parser("fit")
-    fitted.add_argument("kind", choices=("gpu", "tpu"))
+    fitted.add_argument("kind", choices=("cpu", "gpu", "tpu"))
     fitted.add_argument("--write", action="store_true")
     commands.add_parser("report")
     arguments = parser.parse_args()
     if arguments.command == "compile":
-        compile_plans(arguments.target, arguments.first, arguments.plans)
+        seeds = range(arguments.first, arguments.first + arguments.plans)
+        compile_plans(arguments.target, seeds, arguments.again)
     elif arguments.command == "fit":
         found = fit(arguments.kind)
         print(found)

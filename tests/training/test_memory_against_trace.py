@@ -118,19 +118,15 @@ def test_a_torch_block_keeps_exactly_the_tensors_the_formula_lists(
 @pytest.mark.parametrize("seed", [3, 8])
 def test_the_formula_is_near_what_xla_plans_for_the_jax_step(seed: int) -> None:
     pytest.importorskip("jax")
-    from tests.accuracy.trace_jax import planned
+    from memconsole_jax import trace, trace_targets
 
     architecture, plan = draw_small(random.Random(seed), "jax")
     step = step_of(plan, architecture, "cpu")
-    phases = {m.phase: 0 for m in jax_moments.moments(step)}
-    for m in jax_moments.moments(step):
-        phases[m.phase] = max(phases[m.phase], m.total)
-    estimate = max(phases[phase] for phase in TRAINING)
-    xla = planned(plan, architecture)
-    total = xla["argument"] + xla["output"] - xla["alias"] + xla["temporary"]
-    assert estimate == pytest.approx(total, rel=0.25)
+    planned = trace.planned_step(plan, architecture, trace_targets.target("", "cpu"))
+    estimate = max(m.total for m in jax_moments.moments(step) if m.phase in TRAINING)
+    assert estimate == pytest.approx(planned.needed, rel=0.25)
     arguments = step.weights + step.state.resident + step.data
-    assert arguments == pytest.approx(xla["argument"], rel=0.01)
+    assert arguments == pytest.approx(planned.arguments, rel=0.01)
 
 
 def with_settings(changes: dict[str, Any]) -> Case:
