@@ -173,6 +173,8 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
         lines.append("✓ Chunked cross-entropy enabled - the full logits never exist")
     if o.lora_rank:
         lines.append(f"✓ LoRA adapters of rank {o.lora_rank} on a frozen base")
+    if o.base_storage != "bf16":
+        lines.append(f"✓ Frozen matrices stored in {o.base_storage} codes (QLoRA)")
     if o.optimizer != "adamw":
         lines.append(f"✓ Optimizer: {o.optimizer}")
     lines.append("✓ One compiled training step; weights and optimizer state updated in place")

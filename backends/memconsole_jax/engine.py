@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_jax import devices, generate, precision
+from memconsole_jax import devices, generate, precision, quantized_base
 from memconsole_jax.decoder import assemble
 from memconsole_jax.fused_loss import MASKED, plain_nats
 from memconsole_jax.programs import Programs
@@ -93,7 +93,7 @@ class JaxEngine:
         self._base: NDArray[np.uint8] | None = None
         if plan.optimize.lora_rank:
             base = adapters.Fingerprinted(weights)
-            self._kept = self._load(self._kept_stacks, base.tensor)
+            self._kept = self._load_base(base.tensor)
             self._base = base.fingerprint()
             weights = InitialAdapters(plan, architecture)
         else:
@@ -254,6 +254,18 @@ class JaxEngine:
             name: self._put(self._stored(name, stack.gather(tensor)))
             for name, stack in found.items()
         }
+
+    def _load_base(self, tensor: Any) -> dict[str, jax.Array]:
+        """The arrays of the frozen base, some of them codes."""
+        storage = self._plan.optimize.base_storage
+        found: dict[str, jax.Array] = {}
+        for name, stack in self._kept_stacks.items():
+            if self._programs.is_quantized(name):
+                arrays = quantized_base.gathered(stack, storage, tensor)
+                found |= {n: self._put(array) for n, array in arrays.items()}
+            else:
+                found |= self._load({name: stack}, tensor)
+        return found
 
     def _stored(self, name: str, array: NDArray[np.float32]) -> Any:
         """`array` as it is kept: a frozen base that is computed with in 16 bits is rounded to them."""

@@ -15,7 +15,10 @@ from jax import Array
 
 from memconsole.plan.architecture import Architecture
 from memconsole_jax.decoder import Decoder, Linear, assemble, product, recomputed
+from memconsole_jax.quantized_base import QuantizedLinear
+from memconsole_jax.stacking import stacks
 from memconsole_trainer.adapters import SCALE
+from memconsole_trainer.base_storage import SCALES
 
 _A, _B = ".lora_a", ".lora_b"
 
@@ -23,7 +26,7 @@ _A, _B = ".lora_a", ".lora_b"
 class Adapted(nnx.Module):
     """A linear layer with an adapter beside it: ``base(x) + 2 (x @ A.T) @ B.T``, in the dtype of x."""
 
-    def __init__(self, base: Linear, a: Array, b: Array) -> None:
+    def __init__(self, base: Linear | QuantizedLinear, a: Array, b: Array) -> None:
         self.base = base
         self.lora_a = nnx.Param(a)
         self.lora_b = nnx.Param(b)
@@ -34,12 +37,23 @@ class Adapted(nnx.Module):
 
 
 def assembled(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
-    """`decoder.assemble`, with the adapters among `weights`, if any, beside their matrices."""
+    """`decoder.assemble`, with the adapters among `weights`, if any, beside their matrices, which may be codes."""
     decoder = assemble(a, weights)
+    shapes = {name: stack.members[0].shape for name, stack in stacks(a).items()}
+    for name in weights:
+        if name.endswith(SCALES):
+            weight = name.removesuffix(SCALES)
+            rows, columns = shapes[weight]
+            _replace(decoder, weight, QuantizedLinear, weights[name], (rows, columns))
     for name in weights:
         if name.endswith(_A):
-            *path, last = name.removesuffix(_A).split(".")
-            parent = functools.reduce(getattr, path, decoder)
             b = weights[name.removesuffix(_A) + _B]
-            setattr(parent, last, Adapted(getattr(parent, last), weights[name], b))
+            _replace(decoder, name, Adapted, weights[name], b)
     return decoder
+
+
+def _replace(decoder: Decoder, name: str, kind: type, *arguments: Any) -> None:
+    """Put a layer of another `kind` around the one that has the weight `name`."""
+    *path, last, _ = name.split(".")
+    parent = functools.reduce(getattr, path, decoder)
+    setattr(parent, last, kind(getattr(parent, last), *arguments))

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_jax.optimizers import transformation
+from memconsole_jax.quantized_base import stored_shapes
 from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import Trained, evaluation_step, train_step
 from memconsole_trainer.adapters import stored_in_bf16, trained_parameters
+from memconsole_trainer.base_storage import is_quantized
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Programs:
         frozen = bool(self.plan.optimize.lora_rank) and name in self.kept
         return frozen and stored_in_bf16(self.plan, self.kept[name].members[0])
 
+    def is_quantized(self, name: str) -> bool:
+        """Whether a weight is stored in codes."""
+        return is_quantized(self.plan, self.kept[name].members[0])
+
     def dtype(self, name: str) -> Any:
         """What a weight is stored as. XLA for CPUs would widen a whole 16-bit base to fp32 in each step,
         beside it: there the rounded values stay in fp32."""
@@ -53,7 +59,14 @@ class Programs:
 
     @property
     def kept_shapes(self) -> dict[str, Any]:
-        return {name: self._shape(s.shape, self.dtype(name)) for name, s in self.kept.items()}
+        shapes: dict[str, Any] = {}
+        for name, s in self.kept.items():
+            if self.is_quantized(name):
+                found = stored_shapes(s, self.plan.optimize.base_storage)
+                shapes |= {n: self._shape(*described) for n, described in found.items()}
+            else:
+                shapes[name] = self._shape(s.shape, self.dtype(name))
+        return shapes
 
     @property
     def state_shapes(self) -> Any:

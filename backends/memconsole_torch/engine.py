@@ -92,6 +92,8 @@ class TorchEngine:
             lines.append("torch.compile enabled - the first steps compile")
         if o.lora_rank:
             lines.append(f"LoRA adapters of rank {o.lora_rank} on a frozen base")
+        if o.base_storage != "bf16":
+            lines.append(f"Frozen matrices stored in {o.base_storage} codes (QLoRA)")
         lines.append(f"Optimizer: {o.optimizer}")
         return lines
 
@@ -123,7 +125,9 @@ class TorchEngine:
         checkpointing.apply(self._decoder, plan.optimize.gradient_checkpointing)
         if plan.optimize.compile:
             compilation.apply(self._decoder)
-        self.parameters = sum(p.numel() for p in self._decoder.parameters())
+        rank = plan.optimize.lora_rank
+        whole = (*parameters(architecture), *adapters.adapters(architecture, rank))
+        self.parameters = sum(p.size for p in whole)
         self.trainable_parameters = sum(p.numel() for p in self._trained)
 
     def train_step(self, batch: Batch) -> None:

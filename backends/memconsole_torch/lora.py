@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.architecture import Architecture, parameters
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import BaseStorage, Plan
 from memconsole_torch import pretrained
 from memconsole_torch.decoder import Decoder
+from memconsole_torch.quantized_base import product
 from memconsole_trainer.adapters import SCALE, InitialAdapters, adapters, stored_in_bf16
+from memconsole_trainer.base_storage import SCALES, blocks_of, code_bytes, is_quantized, parts
 from memconsole_trainer.engine import WeightSource
 
 
@@ -32,14 +34,38 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(x, self.lora_a) * SCALE
-        return F.linear(x, self.weight, self.bias) + F.linear(low, self.lora_b)
+        return self.frozen(x) + F.linear(low, self.lora_b)
+
+    def frozen(self, x: Tensor) -> Tensor:
+        """The layer without its adapter."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class QuantizedAdapted(Adapted):
+    """The same whose matrix is held as codes, under the name `weight`, and scales: buffers, not parameters."""
+
+    weight_scales: Tensor
+
+    def __init__(self, linear: nn.Linear, rank: int, storage: BaseStorage) -> None:
+        super().__init__(linear, rank)
+        self.shape = linear.out_features, linear.in_features
+        blocks, device = blocks_of(linear.weight.numel()), linear.weight.device
+        codes = torch.empty(blocks, code_bytes(storage), dtype=torch.uint8, device=device)
+        del self.weight
+        self.register_buffer("weight", codes)
+        self.register_buffer("weight" + SCALES, torch.empty(blocks, device=device))
+
+    def frozen(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.weight_scales, self.bias, self.shape)
 
 
 def load(
     plan: Plan, architecture: Architecture, weights: WeightSource, device: torch.device
 ) -> Decoder:
     """A decoder on `device` whose base holds `weights`, frozen, and whose adapters start anew."""
-    decoder = pretrained.load(architecture, weights, device, partial(_adapt, plan))
+    decoder = pretrained.load(
+        architecture, weights, device, partial(_adapt, plan), partial(parts, plan)
+    )
     own, new = dict(decoder.named_parameters()), InitialAdapters(plan, architecture)
     for p in adapters(architecture, plan.optimize.lora_rank):
         pretrained.copy_into(own[p.name], new.tensor(p.name), p.name)
@@ -56,4 +82,10 @@ def _adapt(plan: Plan, decoder: Decoder) -> None:
         if p.role == "matrix":
             parent, _, name = p.name.removesuffix(".weight").rpartition(".")
             module = decoder.get_submodule(parent)
-            setattr(module, name, Adapted(getattr(module, name), plan.optimize.lora_rank))
+            linear, rank = getattr(module, name), plan.optimize.lora_rank
+            adapted = (
+                QuantizedAdapted(linear, rank, plan.optimize.base_storage)
+                if is_quantized(plan, p)
+                else Adapted(linear, rank)
+            )
+            setattr(module, name, adapted)

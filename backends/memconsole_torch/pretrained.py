@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.architecture import Architecture, Parameter, parameters
 from memconsole_torch.decoder import Decoder
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.huggingface import HuggingFaceWeights, WeightsError
@@ -17,25 +17,34 @@ from memconsole_trainer.huggingface import HuggingFaceWeights, WeightsError
 __all__ = ["HuggingFaceWeights", "WeightsError", "copy_into", "load"]
 
 
+Array = NDArray[np.generic]
+
+
+def _whole(parameter: Parameter, array: Array) -> Iterable[tuple[str, Array]]:
+    return ((parameter.name, array),)
+
+
 def load(
     architecture: Architecture,
     weights: WeightSource,
     device: torch.device,
     change: Callable[[Decoder], None] | None = None,
+    parts: Callable[[Parameter, Array], Iterable[tuple[str, Array]]] = _whole,
 ) -> Decoder:
     """A decoder on `device` holding `weights`, in fp32 unless `change` says otherwise.
 
     Memory is allocated on the device at once; each tensor passes through the host alone. `change` is
-    called before, while the decoder has shapes only.
+    called before, while the decoder has shapes only. `parts` gives the tensors that a weight is stored as.
     """
     with torch.device("meta"):
         decoder = Decoder(architecture)
     if change is not None:
         change(decoder)
     decoder.to_empty(device=device)
-    own = dict(decoder.named_parameters())
+    own = {**dict(decoder.named_parameters()), **dict(decoder.named_buffers())}
     for parameter in parameters(architecture):
-        copy_into(own[parameter.name], weights.tensor(parameter.name), parameter.name)
+        for name, array in parts(parameter, weights.tensor(parameter.name)):
+            copy_into(own[name], array, name)
     return decoder
 
 

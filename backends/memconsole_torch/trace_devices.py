@@ -6,7 +6,7 @@ backend on the device is listed here:
 - `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; keys repeated where they are;
 - `decoder.Norm`: CUDA's fused RMS norm;
 - `optimizers.create`: fused updates on CPU, CUDA and ROCm, one tensor at a time on MPS;
-- `quantized_adam._Slices`: its slice;
+- `quantized_adam._Slices`, `quantized_base.decoded`: their slices;
 - autocast: of the CPU, whose list of 16-bit operators holds all that the decoder runs, as the other lists do;
 - pinned copies and devices.prepare: host memory, or no allocation.
 """
@@ -23,8 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memconsole_torch import decoder, quantized_adam
+from memconsole_torch import decoder, quantized_adam, quantized_base
 from memconsole_torch.trace_liveness import Override, Workspace
+from memconsole_trainer.base_storage import pairs
 
 aten = torch.ops.aten
 FLASH_LARGEST_HEAD = 256
@@ -84,8 +85,11 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change = partial(_change, stack)
         change(quantized_adam, "_table", _table)
         change(quantized_adam._Slices, "update", _first_of_its_size(quantized_adam._Slices.update))
+        change(quantized_base, "_pairs", partial(_table, pairs()))
+        change(quantized_base, "_slices", _first_slice)
         if kind != "cpu":
             change(quantized_adam, "CPU_SLICE", quantized_adam.DEVICE_SLICE)
+            change(quantized_base, "CPU_SLICE", quantized_base.DEVICE_SLICE)
             attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
             change(decoder, "attend", attend)
         if kind in ("gpu", "rocm"):
@@ -272,6 +276,11 @@ def _first_of_its_size(update: Any) -> Any:
             update(self, weight, gradient, state, start, group)
 
     return run
+
+
+def _first_slice(blocks: int, most: int) -> list[slice]:
+    """The slices of a matrix's codes: the others allocate what the first does, one after another."""
+    return [slice(0, most)]
 
 
 def _unfused(optimizer: Any) -> Any:

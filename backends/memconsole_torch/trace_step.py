@@ -128,8 +128,8 @@ def _rows(live: Liveness, sizes: Sizes, counted: bool, array: Any) -> torch.Tens
 
 
 def _declare(live: Liveness, engine: Any) -> None:
-    for parameter in engine._decoder.parameters():
-        live.declare(parameter, "weights")
+    for weight in (*engine._decoder.parameters(), *engine._decoder.buffers()):
+        live.declare(weight, "weights")
     for state in engine._optimizer.state.values():
         for value in state.values():
             if isinstance(value, torch.Tensor):
@@ -191,6 +191,7 @@ def _without_data(sizes: Sizes) -> Iterator[None]:
         change(patch.object(torch.nn.Module, "to_empty", _to_empty))
         change(patch.object(pretrained, "copy_into", lambda *_: None))
         change(patch.object(adapters, "Fingerprinted", _NoFingerprint))
+        change(patch.object(lora, "parts", lambda *_: ()))
         change(patch.object(lora, "InitialAdapters", _NoWeights))
         change(patch.object(torch.Tensor, "tolist", lambda t: [0.0] * t.numel()))
         change(patch.object(fused_loss.chunked, "__defaults__", (sizes.chunk,)))
@@ -204,6 +205,9 @@ def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
             if p is not None:
                 empty = torch.empty(p.shape, dtype=p.dtype, device=device)
                 part._parameters[name] = torch.nn.Parameter(empty, requires_grad=p.requires_grad)
+        for name, b in part._buffers.items():
+            if b is not None:
+                part._buffers[name] = torch.empty(b.shape, dtype=b.dtype, device=device)
 
 
 class _NoWeights:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture, Parameter, parameters
 from memconsole.plan.plan import Plan
+from memconsole_trainer import base_storage
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.huggingface import WeightsError
 from memconsole_trainer.initialize import drawn
@@ -108,6 +109,7 @@ class Merged:
         """fp32; nothing larger than a few copies of the tensor is allocated."""
         parameter = self._parameters[name]
         weight = np.asarray(self._base.tensor(name), dtype=np.float32)
+        weight = base_storage.stored(self._plan, parameter, weight)
         if stored_in_bf16(self._plan, parameter):
             weight = bf16_rounded(weight)
         if parameter.role != "matrix":

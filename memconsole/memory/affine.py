@@ -68,7 +68,7 @@ def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
         o.optimizer,
         f"fused_loss={o.fused_loss}",
         f"freeze={o.freeze_base}",
-        f"rank={o.lora_rank}",
+        f"rank={o.lora_rank} base={o.base_storage}",
         f"compile={o.compile}",
         f"offload={o.optimizer_offload},{o.activation_offload}",
         f"sharding={o.sharding},{plan.device.count}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memconsole.memory.optimizer_state import State, state
-from memconsole.memory.sizes import Group, Sizes, sizes
+from memconsole.memory.sizes import Group, Sizes, coded_bytes, sizes
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
@@ -81,7 +81,11 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
     trained = _adapters(s, o.lora_rank) if frozen else s.used
     # XLA for CPUs would widen a 16-bit base in each step: the JAX backend stores it in fp32 there.
     narrow = frozen and not (plan.backend == "jax" and kind == "cpu")
-    stored = s.total * (compute if narrow else 4) + (4 * trained.elements if frozen else 0)
+    whole, coded = s.total, 0
+    if frozen and o.base_storage != "bf16":
+        whole -= s.layers * s.block_matrices
+        coded = coded_bytes(o.base_storage, s.layers * s.block.coded_blocks)
+    stored = whole * (compute if narrow else 4) + coded + (4 * trained.elements if frozen else 0)
     gathered = 0
     if shards > 1:
         gathered = compute * (2 * s.block.elements + s.outside.elements)

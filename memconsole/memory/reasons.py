@@ -18,6 +18,7 @@ TOUCHES: dict[str, tuple[str, ...]] = {
     "optimize.gradient_checkpointing": ("activations",),
     "optimize.fused_loss": ("logits and loss",),
     "optimize.activation_offload": ("activations",),
+    "optimize.base_storage": ("weights",),
     "optimize.optimizer": ("optimizer state",),
     "optimize.optimizer_offload": ("optimizer state",),
     "optimize.accumulation_steps": ("activations", "logits and loss"),

@@ -17,6 +17,8 @@ from memconsole.plan.architecture import (
 
 QUANTIZED_FROM = 4096
 """Smaller tensors keep 32-bit optimizer state (bitsandbytes `min_8bit_size`)."""
+STORAGE_BLOCK = 64
+"""Elements of a frozen matrix sharing one fp32 scale (`memconsole_trainer.base_storage.BLOCK`)."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The same, the matrix counted twice."""
     quantizable: int = 0
     """Elements whose 8-bit optimizer state is really 8-bit: matrices of at least 4096 elements."""
+    coded_blocks: int = 0
+    """Blocks of matrices that a quantized frozen base stores in codes."""
     factored: int = 0
     """Adafactor second moments: rows + columns of matrices, every element of vectors
     (Shazeer & Stern 2018, algorithm 4)."""
@@ -48,6 +52,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             pair=max(self.pair, other.pair),
             pair_twice=max(self.pair_twice, other.pair_twice),
             quantizable=self.quantizable + times * other.quantizable,
+            coded_blocks=self.coded_blocks + times * other.coded_blocks,
             factored=self.factored + times * other.factored,
             adapter_width=self.adapter_width + times * other.adapter_width,
             adapter_largest=max(self.adapter_largest, other.adapter_largest),
@@ -80,6 +85,11 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     def head_matrix(self) -> int:
         """Elements of the matrix that makes logits, tied or not."""
         return self.head or self.embedding
+
+
+def coded_bytes(storage: str, blocks: int) -> int:
+    """Bytes of so many blocks of codes, their scales included."""
+    return blocks * (STORAGE_BLOCK * (8 if storage == "int8" else 4) // 8 + 4)
 
 
 @lru_cache(maxsize=256)
@@ -122,6 +132,7 @@ def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 pair=p.size + before if len(p.shape) > 1 else 0,
                 pair_twice=2 * p.size + before if len(p.shape) > 1 else 0,
                 quantizable=p.size if matrix and p.size >= QUANTIZED_FROM else 0,
+                coded_blocks=-(-p.size // STORAGE_BLOCK) if matrix else 0,
                 factored=sum(p.shape) if len(p.shape) > 1 else p.size,
                 adapter_width=sum(p.shape) if matrix else 0,
                 adapter_largest=max(p.shape) if matrix else 0,

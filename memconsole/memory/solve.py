@@ -26,6 +26,7 @@ from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import Budget, MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
+from memconsole.plan.conflicts import conflict
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan
 
@@ -35,6 +36,7 @@ RESULT_CLASSES = (
     "16-bit arithmetic",
     "8-bit optimizer state",
     "another optimizer",
+    "quantized frozen weights",
     "adapters instead of the whole model",
 )
 """What a change may do to the training result, the least first."""
@@ -54,7 +56,9 @@ def result_class(key: str, before: Any, after: Any) -> int | None:
     if key == "optimize.optimizer_offload":
         lossy = {"compress": 1, "drop": 2}
         return max((lossy[v] for v in (before, after) if v in lossy), default=None)
-    return 3 if key == "optimize.lora_rank" else None
+    if key == "optimize.base_storage":
+        return 3
+    return 4 if key == "optimize.lora_rank" else None
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +196,10 @@ def _groups(plan: Plan, keep: frozenset[str]) -> Iterator[Iterable[tuple[Plan, i
         sets.setdefault(number, []).append(chosen)
     others = [_merged(chosen) for chosen in itertools.product(*harmless)]
     for number in sorted(sets):
-        yield [_combined(plan, a, b) for a in map(_merged, sets[number]) for b in others]
+        combined = (_combined(plan, a, b) for a in map(_merged, sets[number]) for b in others)
+        found = [c for c in combined if conflict(c[0].optimize) is None]
+        if found:
+            yield found
 
 
 def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Option]:

@@ -88,7 +88,7 @@ def _remembered(step: Step) -> tuple[Moment, ...]:
     key = (
         step.architecture, step.kind, step.tokens, step.sequence, step.compute, step.frozen,
         step.accumulates, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
-        o.activation_offload,
+        o.activation_offload, o.base_storage,
     )  # fmt: skip
     found = _moments.get(key)
     if found is None:
@@ -286,13 +286,14 @@ def _kernels(step: Step) -> Kernels:
         checkpointing=o.gradient_checkpointing,
         rank=o.lora_rank,
         frozen=step.frozen,
+        storage=o.base_storage,
     )
 
 
 @lru_cache(maxsize=256)
 def _of_norm(kernels: Kernels) -> Kernels:
     """What decides the final norm's program."""
-    return msgspec.structs.replace(kernels, checkpointing="none", rank=0)
+    return msgspec.structs.replace(kernels, checkpointing="none", rank=0, storage="bf16")
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
+from memconsole.memory.sizes import STORAGE_BLOCK
 from memconsole.memory.torch_tape import (
     COPIES,
     GRADIENTS,
+    WORKSPACE,
     Contribution,
     Size,
     Slot,
@@ -22,6 +24,8 @@ from memconsole.memory.torch_tape import (
 from memconsole.plan.architecture import Architecture
 
 FP32 = 4
+DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
+"""Elements decoded at a time: `memconsole_torch.quantized_base.CPU_SLICE` and `DEVICE_SLICE`."""
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Of adapters beside the matrices; 0: none."""
     frozen: bool = False
     """Whether only adapters are trained."""
+    storage: str = "bf16"
+    """Of a frozen base's matrices: other than bf16, each is decoded for one product at a time."""
     masked: bool = False
     """Whether attention gets an additive mask (a sliding window that cuts)."""
     first: bool = False
@@ -147,6 +153,8 @@ class Operations:
         if c != FP32 and not frozen:
             copy = tape.new(Size(2 * elements), COPIES)
             self.casts.append(copy)
+        coded = frozen and self.kernels.storage != "bf16"
+        decoded = self._decode(elements) if coded else None
         if frozen and below is None:
             return Tensor(self._output(c * out), out, c, None)
         saved = tape.saved()
@@ -161,15 +169,29 @@ class Operations:
             gradient: Storage, held: tuple[Storage | None, Storage | None] = held
         ) -> list[Contribution]:
             found: list[Contribution] = []
+            again = self._decode(elements) if coded else None
             if below is not None:
                 found.append((below, tape.new(Size(token=c * width))))
+            del again
             if not frozen:
                 found.append((weight, tape.new(Size(c * elements))))
             return found
 
         tape.record(slot, run)
         del copy, held
-        return Tensor(self._output(c * out), out, c, slot)
+        result = Tensor(self._output(c * out), out, c, slot)
+        del decoded
+        return result
+
+    def _decode(self, elements: int) -> Storage:
+        """A matrix made of its codes, and the fp32 values, in nf4 also the rows, of a slice of it."""
+        kernels = self.kernels
+        blocks = -(-elements // STORAGE_BLOCK)
+        whole = self.tape.new(Size(kernels.compute * blocks * STORAGE_BLOCK), WORKSPACE)
+        most = DECODED_CPU if kernels.kind == "cpu" else DECODED_DEVICE
+        slice_elements = min(most, blocks * STORAGE_BLOCK)
+        self.tape.new(Size(slice_elements * (6 if kernels.storage == "nf4" else 4)), WORKSPACE)
+        return whole
 
     def _weight_gradient(self, gradient: Storage, elements: int) -> list[Contribution]:
         """Cast to fp32, then kept or added to what is there."""

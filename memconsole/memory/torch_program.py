@@ -64,6 +64,7 @@ def kept_per_token(a: Architecture, choice: OptimizeChoice, checkpointing: str, 
         checkpointing=checkpointing,
         rank=choice.lora_rank,
         frozen=choice.freeze_base or choice.lora_rank > 0,
+        storage=choice.base_storage,
     )
     return block_program(a, kernels).kept.activations
 

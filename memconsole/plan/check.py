@@ -10,6 +10,7 @@ import re
 
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.conflicts import check_conflicts
 from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
 from memconsole.plan.tokenizer_file import tokenizer_vocab_size
 
@@ -39,7 +40,7 @@ def check(plan: Plan) -> None:
     _check_positions(plan, architecture)
     _check_vocabulary(plan, architecture)
     _check_rows(plan)
-    _check_adapters(plan)
+    check_conflicts(plan.optimize)
     catalog.dataset(plan)
 
 
@@ -106,20 +107,6 @@ def _check_rows(plan: Plan) -> None:
             "data.stride",
             f"{stride:,}",
             f"rows would skip tokens; expected at most data.sequence_length = {length:,}",
-        )
-
-
-def _check_adapters(plan: Plan) -> None:
-    rank, frozen = plan.optimize.lora_rank, plan.optimize.freeze_base
-    if frozen and rank == 0:
-        raise _error(
-            "optimize.freeze_base", "true", "nothing is left to train; set optimize.lora_rank too"
-        )
-    if rank > 0 and not frozen:
-        raise _error(
-            "optimize.lora_rank",
-            str(rank),
-            "adapters are trained on a frozen base; set optimize.freeze_base = true too",
         )
 
 

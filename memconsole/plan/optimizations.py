@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from memconsole.plan import plan as plans
+from memconsole.plan.conflicts import check_conflicts
 from memconsole.plan.plan import Plan, PlanError
 
 DeviceKind = str
@@ -43,6 +44,12 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
         """`plan` with this toggle at `value`."""
         changes = self.changes(plan, value) if self.changes else {self.key: value}
         return plans.replace(plan, changes)
+
+    def press(self, plan: Plan, value: Any) -> Plan:
+        """The same. Raises `PlanError` where another optimization of the plan excludes it."""
+        changed = self.apply(plan, value)
+        check_conflicts(changed.optimize)
+        return changed
 
     def next_value(self, plan: Plan) -> Any:
         """What one key press selects: the following value, the first after the last."""
@@ -198,6 +205,14 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         values=_fixed(False, True),
         trains={"torch": None},
         absent={"jax": "the JAX step is always compiled by XLA"},
+    ),
+    Optimization(
+        key="optimize.base_storage",
+        label="quantized frozen base (QLoRA)",
+        help="a frozen base's matrices in int8 or nf4 codes, made whole one at a time",
+        costs="rounding of the base; decoding it in both passes",
+        values=_fixed("bf16", "int8", "nf4"),
+        trains=EVERYWHERE,
     ),
     Optimization(
         key="train.batch_size",

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from memconsole.plan.sections import (
     BACKENDS,
+    BaseStorage,
     Checkpointing,
     DataChoice,
     DeviceChoice,
@@ -38,6 +39,7 @@ from memconsole.plan.sections import (
 __all__ = [
     "BACKENDS",
     "SETTINGS",
+    "BaseStorage",
     "Checkpointing",
     "DataChoice",
     "DeviceChoice",

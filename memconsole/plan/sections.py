@@ -14,6 +14,7 @@ MOST = 1_000_000_000_000
 """Upper limit of counts that have no other: sums of bytes stay within 64 bits."""
 Precision = Literal["fp32", "bf16", "fp16"]
 Checkpointing = Literal["none", "selective", "full"]
+BaseStorage = Literal["bf16", "int8", "nf4"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "sgd"]
 OptimizerOffload = Literal["none", "cpu", "pinned", "compress", "drop"]
 Sharding = Literal["none", "fsdp"]
@@ -158,6 +159,10 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     fused_loss: Annotated[bool, about("chunked cross-entropy: the full logits never exist")] = False
     freeze_base: Annotated[bool, about("no gradient for the loaded weights")] = False
     lora_rank: Annotated[int, about("rank of the adapters; 0: none", ge=0, le=1024)] = 0
+    base_storage: Annotated[
+        BaseStorage,
+        about("matrices of a frozen base: as they are computed with, or 8- or 4-bit codes"),
+    ] = "bf16"
     compile: Annotated[bool, about("torch.compile the training step")] = False
     sharding: Annotated[Sharding, about("split weights, gradients and state over devices")] = "none"
 

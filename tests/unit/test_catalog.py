@@ -15,6 +15,7 @@ from memconsole.plan import catalog, stdlib
 from memconsole.plan.architecture import parameter_count
 from memconsole.plan.catalog import sources
 from memconsole.plan.check import check, device_kind
+from memconsole.plan.conflicts import conflict
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import DataChoice, Plan, PlanError, replace
 
@@ -382,7 +383,8 @@ def test_every_toggle_of_every_model_leads_to_a_plan_that_can_be_priced(
         seen = plan
         for _ in row.values(plan):
             seen = row.apply(seen, row.next_value(seen))
-            check(seen)
+            if conflict(seen.optimize) is None:
+                check(seen)
         assert row.value(seen) == row.value(plan), "a toggle comes round"
 
 

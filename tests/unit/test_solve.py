@@ -31,12 +31,18 @@ from memconsole.memory.solve import (
 )
 from memconsole.memory.table import Budget
 from memconsole.plan import plan as plans
+from memconsole.plan.conflicts import conflict
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
 
 KINDS = {"torch": ("cpu", "gpu", "rocm", "apple"), "jax": ("cpu", "gpu", "rocm", "tpu")}
 FREE = [row for row in OPTIMIZATIONS if row.key not in SIZES]
-ALTERING = ("optimize.precision", "optimize.optimizer", "optimize.lora_rank")
+ALTERING = (
+    "optimize.precision",
+    "optimize.optimizer",
+    "optimize.base_storage",
+    "optimize.lora_rank",
+)
 
 
 def device(kind: str, usable: int) -> Budget:
@@ -67,7 +73,8 @@ def plans_and_kinds(draw: st.DrawFn) -> tuple[Plan, str]:
     )
     for row in FREE:
         values = [v for v in row.values(plan) if row.refusal(plan, v) is None]
-        plan = row.apply(plan, draw(st.sampled_from(values)))
+        tried = [row.apply(plan, value) for value in values]
+        plan = draw(st.sampled_from([p for p in tried if conflict(p.optimize) is None]))
     return plan, draw(st.sampled_from(KINDS[backend]))
 
 
@@ -80,6 +87,8 @@ def everything(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...], 
         for row, value in chosen:
             if value != row.value(plan):
                 changed = row.apply(changed, value)
+        if conflict(changed.optimize):
+            continue
         if any(plans.get(changed, key) != plans.get(plan, key) for key in keep):
             continue
         classes = {result_class(row.key, row.value(plan), value) for row, value in chosen}

@@ -192,9 +192,9 @@ class PlanScreen(FitPlan, inherit_bindings=False):
 
     def _step(self, row: Optimization, direction: int) -> None:
         if direction > 0:
-            self.change(lambda plan: row.apply(plan, row.next_value(plan)))
+            self.change(lambda plan: row.press(plan, row.next_value(plan)))
         else:
-            self.change(lambda plan: row.apply(plan, _previous_value(row, plan)))
+            self.change(lambda plan: row.press(plan, _previous_value(row, plan)))
 
     def action_undo(self) -> None:
         self.notice("")
