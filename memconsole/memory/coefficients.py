@@ -22,11 +22,32 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Taken by the compiler before the first step, beside weights and state, where nothing was compiled before."""
     reserve_share: float
     """Held by the framework's allocator over the live peak, as a share of it."""
+    reserve_share_16: float | None = None
+    """The same where matmuls are in 16 bits; None: no other."""
+    reserve_bytes: int = 0
+    """Held besides, whatever the peak: pages in part used."""
     host_bytes: int
     """Resident memory of the trainer's process tree before the model is built."""
+    context_range: tuple[int, int] | None = None
+    """Least and most that drivers were seen to charge; None: the band is of them, too."""
     band: tuple[float, float]
-    """Low and high bound of the device bytes, as factors."""
+    """Low and high bound of the allocator's bytes, as factors."""
     source: str
+
+    def reserved_bytes(self, peak: int, *, sixteen_bit: bool) -> int:
+        """What the allocator holds for a live peak of `peak` bytes."""
+        share = self.reserve_share
+        if sixteen_bit and self.reserve_share_16 is not None:
+            share = self.reserve_share_16
+        return peak + int(peak * share) + self.reserve_bytes
+
+    def band_bytes(self, low: float, high: float) -> tuple[int, int]:
+        """Device bytes of an allocator that holds `low` to `high`, with the driver's least and most."""
+        least, most = self.context_range or (
+            self.context_bytes * self.band[0],
+            self.context_bytes * self.band[1],
+        )
+        return int(low + least), int(high + most)
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,8 +95,6 @@ class Certainty(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Of the allocator's bytes, replayed for the plan itself."""
     unreplayed: tuple[float, float] = (1.0, 1.0)
     """Of the allocator's bytes where the plan itself was not replayed."""
-    context_bytes: tuple[int, int] = (0, 0)
-    """Least and most that drivers were seen to charge besides."""
     source: str
     """One phrase that follows "band:"."""
 

@@ -31,7 +31,8 @@ def memory_table(plan: Plan, architecture: Architecture, budget: Budget) -> Memo
     peak_phase = max(phases, key=phases.__getitem__)
     peak = phases[peak_phase]
     on_cpu = budget.kind == "cpu"
-    reserved = peak if on_cpu else peak + int(peak * costs.reserve_share)
+    sixteen_bit = plan.optimize.precision != "fp32"
+    reserved = peak if on_cpu else costs.reserved_bytes(peak, sixteen_bit=sixteen_bit)
     device = reserved if on_cpu else reserved + costs.context_bytes
     low, high = costs.band
     return MemoryTable(
@@ -51,7 +52,7 @@ def memory_table(plan: Plan, architecture: Architecture, budget: Budget) -> Memo
             step.state.host,
             peak if on_cpu else saved_bytes(step),
         ),
-        band_bytes=(int(device * low), int(device * high)),
+        band_bytes=costs.band_bytes(reserved * low, reserved * high),
     )
 
 

@@ -48,13 +48,18 @@ def state_bytes(optimizer: str, trained: Group) -> int:
 
 def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) -> int:
     """Short-lived bytes of one update. Both backends go tensor by tensor, torch's AdamW and SGD in one fused
-    kernel where there is one (CPU, CUDA, ROCm) and in lists of whole temporaries elsewhere.
+    kernel on CPU, CUDA and ROCm.
 
-    torch's own lion and adafactor let go of a tensor's update when the next one's is made.
+    On MPS they are not fused, nor done in lists (torch 2.11 to 2.13, `_get_foreach_kernels_supported_devices`):
+    AdamW's denominator is divided from a root while the last tensor's is still there, and SGD makes a copy of
+    the gradient to decay in. torch's own lion and adafactor let go of a tensor's update when the next one's
+    is made.
     """
-    if optimizer in ("adamw", "sgd"):
-        fused = backend == "jax" or kind in ("cpu", "gpu", "rocm")
-        return 0 if fused else 4 * trained.elements
+    unfused = backend == "torch" and kind not in ("cpu", "gpu", "rocm")
+    if optimizer == "adamw":
+        return 4 * max(trained.pair_twice, 2 * trained.largest) if unfused else 0
+    if optimizer == "sgd":
+        return 4 * trained.largest if unfused else 0
     if optimizer == "adamw-8bit":
         most = SLICE if kind == "cpu" else 8 * SLICE
         # torch's buffers have a slice's size whatever the weights, and tables of codes beside them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memconsole.memory.coefficients import Certainty, certainty, runtime
+from memconsole.memory.coefficients import Certainty, Runtime, certainty, runtime
 from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
 from memconsole.memory.timeline import Exact, ExactPhase
 
@@ -51,11 +51,12 @@ def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
         replayed = known.replayed and exact.reserved_bytes >= peak
         reserved_tier = reserved_tier if replayed else Tier.FORMULA
     elif not on_cpu:
-        reserved = peak + int(peak * costs.reserve_share)
-        reserved_tier = Tier.FORMULA if costs.reserve_share else reserved_tier
+        beside = table.reserved_bytes - table.peak_bytes
+        reserved = peak + beside * peak // max(1, table.peak_bytes)
+        reserved_tier = Tier.FORMULA if beside else reserved_tier
     device = reserved if on_cpu else reserved + costs.context_bytes
     sure = certainty(table.backend, table.budget.kind)
-    band, why = _band(table, peak, reserved, device, sure, known.replayed)
+    band, why = _band(table, peak, reserved, costs, sure, known.replayed)
     return msgspec.structs.replace(
         table,
         tier=tiers.get(peak_phase, Tier.FORMULA),
@@ -182,18 +183,17 @@ def _band(
     table: MemoryTable,
     peak: int,
     reserved: int,
-    device: int,
+    costs: Runtime,
     sure: Certainty | None,
     replayed: bool,
 ) -> tuple[tuple[int, int], str]:
     """The band of the device bytes, from how far traced, replayed and driver bytes were found off."""
     if sure is None:
-        low, high = runtime(table.backend, table.budget.kind).band
+        low, high = costs.band
         why = "as wide as the formula's: not yet measured for exact numbers on this kind of device"
-        return (int(device * low), int(device * high)), why
+        return costs.band_bytes(reserved * low, reserved * high), why
     if table.budget.kind == "cpu":
         return (int(peak * sure.allocated[0]), int(peak * sure.allocated[1])), sure.source
     low, high = sure.reserved if replayed else sure.unreplayed
-    driver = sure.context_bytes
-    least = max(int(peak * sure.allocated[0]), int(reserved * low)) + driver[0]
-    return (least, int(reserved * high * sure.allocated[1]) + driver[1]), sure.source
+    least = max(peak * sure.allocated[0], reserved * low)
+    return costs.band_bytes(least, reserved * high * sure.allocated[1]), sure.source

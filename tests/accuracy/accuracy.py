@@ -26,10 +26,13 @@ PARTS = {
     "torch-reserved": "torch_reserved.py",
     "xla": "xla.py",
     "cpu": "cpu.py",
+    "cpu-exact": "cpu_exact.py",
     "key-press": "key_press.py",
     "gpu": "gpu.py",
+    "bands": "bands.py",
 }
-"""Scripts by the name of the file that they write; each runs alone and takes some minutes at most."""
+"""Scripts by the name of the file that they write; each runs alone and takes some minutes at most. The last
+writes no results: it makes of them all how wide the bands of exact numbers are."""
 
 
 def main() -> None:

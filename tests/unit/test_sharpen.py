@@ -193,12 +193,13 @@ def test_the_band_is_the_formulas_until_exact_numbers_were_measured(
     known = Known(exact=exact(TRACED, reserved_bytes=5 * GIB))
     monkeypatch.setattr("memconsole.memory.sharpen.certainty", lambda backend, kind: None)
     wide = sharpened(base, known)
-    low, high = runtime("torch", "gpu").band
-    assert wide.band_bytes == (int(wide.device_bytes * low), int(wide.device_bytes * high))
+    costs = runtime("torch", "gpu")
+    least, most = (wide.reserved_bytes * factor for factor in costs.band)
+    assert wide.band_bytes == costs.band_bytes(least, most)
     assert "not yet measured" in wide.band_from
     sure = Certainty(
         allocated=(0.99, 1.01), reserved=(0.97, 1.03), unreplayed=(0.8, 1.2),
-        context_bytes=(GIB // 2, GIB), source="measured in a test",
+        source="measured in a test",
     )  # fmt: skip
     monkeypatch.setattr("memconsole.memory.sharpen.certainty", lambda backend, kind: sure)
     narrow = sharpened(base, known)
@@ -217,7 +218,7 @@ def test_a_table_with_all_its_tiers_is_read_back_from_json() -> None:
 
 def test_the_shipped_bands_cover_every_measured_case() -> None:
     from memconsole.memory.coefficients import coefficients
-    from tests.accuracy.exact_band import certainties
+    from tests.accuracy.bands import certainties
 
     made = certainties()
     shipped = coefficients().exact
