@@ -21,7 +21,7 @@ from memconsole.memory.table import Budget
 from memconsole.memory.timeline import Exact, ExactPhase
 from memconsole.memory.tracing import Patience
 from memconsole.plan import plan as plans
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
 
 GIB = 2**30
 DEVICE = Budget(
@@ -440,7 +440,11 @@ def test_neighbours_are_the_next_key_presses_the_selected_row_first() -> None:
     assert Plan() not in found
     assert len(set(found)) == len(found)
     for other in OPTIMIZATIONS:
-        pressed = other.apply(Plan(), other.next_value(Plan()))
-        assert (pressed in found) == (other.refusal(Plan(), other.next_value(Plan())) is None)
+        value = other.next_value(Plan())
+        try:
+            pressed = other.press(Plan(), value)
+        except PlanError:
+            continue  # the key does nothing but say why
+        assert (pressed in found) == (other.refusal(Plan(), value) is None)
     for value in row.values(Plan()):
         assert value == row.value(Plan()) or row.apply(Plan(), value) in found
