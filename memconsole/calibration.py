@@ -16,7 +16,7 @@ from memconsole.memory.receipts import Machine, Measured, calibrated, setup_of
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
 from memconsole.runs.directory import RECEIPT, runs_root
-from memconsole.runs.report import driver_version
+from memconsole.runs.receipt import driver_version
 
 MOST_RUNS = 20
 """Newest runs of one setup that count."""

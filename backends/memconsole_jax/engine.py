@@ -224,6 +224,7 @@ class JaxEngine:
             stats.get("pool_bytes", stats.get("bytes_reserved")),
             None,
             stats.get("bytes_limit"),
+            stats.get("peak_pool_bytes"),
         )
 
     def reset_peak(self) -> None:

@@ -104,6 +104,7 @@ class DeviceMemory:
                 torch.cuda.memory_reserved(self._device),
                 total - free,
                 total,
+                torch.cuda.max_memory_reserved(self._device),
             )
         held = torch.mps.current_allocated_memory()
         self._peak = max(self._peak, held)

@@ -21,6 +21,7 @@ def run(attempt: Attempt) -> int:
     from memconsole_trainer.data.documents import DataError
     from memconsole_trainer.huggingface import WeightsError
     from memconsole_trainer.loop import NonFiniteLossError, Trainer
+    from memconsole_trainer.memory_limit import lift_limit
     from memconsole_trainer.setup import StopRequestedError, set_up
 
     job = trainer = None
@@ -38,6 +39,7 @@ def run(attempt: Attempt) -> int:
         code, reason = ExitCode.FENCED, "fenced"
         print(f"memconsole: {error}", file=sys.stderr, flush=True)
     except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+        lift_limit()
         cause = attempt.report(error)
         code, reason = exit_code_of(cause), _REASONS.get(cause, cause)
         if isinstance(error, PlanError | DataError | WeightsError | NonFiniteLossError):

@@ -57,6 +57,8 @@ class MemoryReading:
     reserved_bytes: int | None
     device_bytes: int | None
     device_total_bytes: int | None
+    peak_reserved_bytes: int | None = None
+    """Highest since the peak was reset; None where the allocator keeps no such account."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import time
 import weakref
 from dataclasses import dataclass
 
-_STATUS = "/proc/self/status"
 _CLEAR_REFS = "/proc/self/clear_refs"
 
 
@@ -26,6 +25,18 @@ class Resident:
     anonymous: int
     mapped: int
     high: int
+    shared: int = 0
+    """Of `mapped`, pages of shared memory: tmpfs, /dev/shm, shared anonymous mappings."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Resident bytes of this process and all its descendants, frameworks included."""
+
+    resident: int
+    anonymous: int
+    shared: int
+    """Of the process that maps most: pages that several map are held once."""
 
 
 class HostMemory:
@@ -36,6 +47,9 @@ class HostMemory:
     since the previous reading, and the larger count of file pages of the two readings is deducted.
     So a peak between two readings is found, and newly mapped libraries are not taken for tensors.
     """
+
+    highest_anonymous = 0
+    """Most anonymous bytes this process was seen to hold, its baseline included."""
 
     def __init__(self, period_seconds: float = 0.05) -> None:
         self._period = period_seconds
@@ -105,10 +119,11 @@ class HostMemory:
                 self._mark = now.high
             self._mapped = now.mapped
             self._peak = max(self._peak, peak)
+            HostMemory.highest_anonymous = max(HostMemory.highest_anonymous, peak)
             return now
 
     def _sample_tree(self) -> None:
-        self._peak_tree = max(self._peak_tree, tree_rss_bytes())
+        self._peak_tree = max(self._peak_tree, tree_memory().resident)
 
 
 def _watch(memory: weakref.ref[HostMemory], stop: threading.Event, period: float) -> None:
@@ -125,31 +140,36 @@ def _watch(memory: weakref.ref[HostMemory], stop: threading.Event, period: float
         del watched
 
 
-def resident() -> Resident:
-    """This process's resident memory now; pages swapped out still count as anonymous."""
+def resident(pid: int | None = None) -> Resident:
+    """Resident memory now of this process, or of another; pages swapped out still count as anonymous."""
     try:
-        with open(_STATUS, "rb", buffering=0) as file:
+        with open(f"/proc/{pid or 'self'}/status", "rb", buffering=0) as file:
             text = file.read(8192)
         anonymous = _kib(text, b"RssAnon:") + _kib(text, b"VmSwap:")
-        mapped = _kib(text, b"RssFile:") + _kib(text, b"RssShmem:")
-        return Resident(anonymous, mapped, _kib(text, b"VmHWM:"))
+        shared = _kib(text, b"RssShmem:")
+        mapped = _kib(text, b"RssFile:") + shared
+        return Resident(anonymous, mapped, _kib(text, b"VmHWM:"), shared)
     except (OSError, ValueError):
         import psutil
 
-        rss = psutil.Process().memory_info().rss
+        rss = psutil.Process(pid).memory_info().rss
         return Resident(rss, 0, rss)
 
 
-def tree_rss_bytes() -> int:
-    """Resident bytes of this process and all its descendants, frameworks included."""
+def tree_memory() -> Tree:
+    """What this process and its descendants hold now."""
     import psutil
 
-    total = 0
+    found = []
     me = psutil.Process(os.getpid())
     for process in (me, *me.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total
+            found.append((process.memory_info().rss, resident(process.pid)))
+    return Tree(
+        resident=sum(rss for rss, _ in found),
+        anonymous=sum(kinds.anonymous for _, kinds in found),
+        shared=max((kinds.shared for _, kinds in found), default=0),
+    )
 
 
 def _kib(text: bytes, key: bytes) -> int:

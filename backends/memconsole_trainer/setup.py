@@ -24,6 +24,7 @@ from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine, EngineFactory
 from memconsole_trainer.huggingface import has_weights
+from memconsole_trainer.memory_limit import limit_device
 from memconsole_trainer.progress import Progress
 from memconsole_trainer.schedule import warmup_steps
 from memconsole_trainer.starting import starting_weights, weights_directory
@@ -117,6 +118,8 @@ def set_up(attempt: Attempt) -> Job:
         if directory is not None and not has_weights(directory):
             say.warning(f"{directory} holds no safetensors: training starts from new weights")
         weights = starting_weights(plan, architecture)
+        attempt.reading = lambda: _held(engine)
+        limit_device(plan, engine.device)
         engine.build(plan, architecture, state.total_steps, weights)
         if stored is not None:
             engine.load_state(stored)
@@ -133,6 +136,11 @@ def set_up(attempt: Attempt) -> Job:
     return Job(
         plan, architecture, engine, data, shape, stream, checkpoints, state, fingerprints, path
     )
+
+
+def _held(engine: Engine) -> tuple[int | None, int | None]:
+    reading = engine.memory()
+    return reading.allocated_bytes, reading.peak_bytes
 
 
 def engine_factory(backend: str) -> EngineFactory:

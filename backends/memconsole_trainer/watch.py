@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
 from memconsole_trainer.engine import Engine
-from memconsole_trainer.host_memory import resident, tree_rss_bytes
+from memconsole_trainer.host_memory import HostMemory, resident, tree_memory
 from memconsole_trainer.progress import Progress
 from memconsole_trainer.setup import StopRequestedError
 
@@ -26,7 +26,7 @@ class Watch:
         self.phase = "build"
         self._clock = self._busy_since = time.monotonic()
         self._busy_seconds = 0.0
-        self._peak_host = 0
+        self._peak_host = self._peak_anonymous = self._peak_shared = 0
         self._memory_said = 0.0
 
     def enter(self, phase: str, detail: str = "") -> None:
@@ -87,8 +87,12 @@ class Watch:
         if now_and_then and time.monotonic() - self._memory_said < MEMORY_EVERY_SECONDS:
             return
         reading = self._engine.memory()
-        tree = tree_rss_bytes()
-        self._peak_host = max(self._peak_host, tree, resident().high)
+        tree = tree_memory()
+        self._peak_host = max(self._peak_host, tree.resident, resident().high)
+        self._peak_anonymous = max(
+            self._peak_anonymous, tree.anonymous, HostMemory.highest_anonymous
+        )
+        self._peak_shared = max(self._peak_shared, tree.shared)
         self._memory_said = time.monotonic()
         self._attempt.emit(
             events.Memory(
@@ -99,7 +103,10 @@ class Watch:
                 reserved_bytes=reading.reserved_bytes,
                 device_bytes=reading.device_bytes,
                 device_total_bytes=reading.device_total_bytes,
-                host_bytes=tree,
+                host_bytes=tree.resident,
                 peak_host_bytes=self._peak_host,
+                peak_reserved_bytes=reading.peak_reserved_bytes,
+                peak_host_anonymous_bytes=self._peak_anonymous,
+                peak_host_shared_bytes=self._peak_shared,
             )
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TextIO, cast
 
-from memconsole.runs import files, locks
+from memconsole.runs import files, locks, shortfall
 from memconsole.runs.directory import RunDirectory
 from memconsole.runs.eventlog import EventWriter
 from memconsole.runs.events import Error, Event
@@ -54,6 +54,8 @@ class Attempt:
         self.step = 0
         self.checkpoint: str | None = None
         """The newest one, for the last word of an attempt that ends before it trains."""
+        self.reading: Callable[[], tuple[int | None, int | None]] | None = None
+        """Live tensor bytes now and at their peak, once there is a device that holds any."""
         self._pid = os.getpid()
         self._locks: list[locks.Lock] = []
         self._writing = threading.RLock()
@@ -162,7 +164,7 @@ class Attempt:
         trace = "".join(traceback.format_exception(exception))[-TRACEBACK_CHARACTERS:]
         message = clean(redact(str(exception), self._secrets))[:4096] or type(exception).__name__
         trace = clean(redact(trace, self._secrets))
-        self.emit(Error(cause=cause, message=message, traceback=trace), durable=True)
+        self.emit(self._error(cause, message, trace), durable=True)
         record = ErrorRecord(
             cause=cause,
             type=type(exception).__name__,
@@ -173,6 +175,24 @@ class Attempt:
         )
         self._write_last("error.json", record)
         return cause
+
+    def _error(self, cause: str, message: str, trace: str) -> Error:
+        """With what was held and asked for, where memory ran out: the frames that held it are alive yet."""
+        if cause != "out_of_memory":
+            return Error(cause=cause, message=message, traceback=trace)
+        held = peak = None
+        with contextlib.suppress(Exception):
+            if self.reading is not None:
+                held, peak = self.reading()
+        told = shortfall.held_bytes(message)
+        return Error(
+            cause=cause,
+            message=message,
+            traceback=trace,
+            held_bytes=max((n for n in (held, told) if n is not None), default=None),
+            peak_bytes=peak,
+            requested_bytes=shortfall.requested_bytes(message),
+        )
 
     def free_reserve(self) -> None:
         """Give up the ballast so that last records fit on a full disk."""

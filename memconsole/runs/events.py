@@ -92,6 +92,12 @@ class Memory(Event, frozen=True, kw_only=True):
     host_bytes: int | None
     """Resident memory of the trainer's process tree."""
     peak_host_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    """Highest reserved within this phase."""
+    peak_host_anonymous_bytes: int | None = None
+    """Of the trainer's process tree since it began: heap and tensors, not files or shared memory."""
+    peak_host_shared_bytes: int | None = None
+    """Of its process that maps most shared memory, since it began."""
 
 
 class Checkpoint(Event, frozen=True, kw_only=True):
@@ -121,6 +127,11 @@ class Error(Event, frozen=True, kw_only=True):
     cause: str
     message: str
     traceback: str = ""
+    held_bytes: int | None = None
+    """Live tensor bytes when memory ran out, and the highest of its phase."""
+    peak_bytes: int | None = None
+    requested_bytes: int | None = None
+    """The allocation that failed."""
 
 
 class Stopped(Event, frozen=True, kw_only=True):

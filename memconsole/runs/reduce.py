@@ -10,7 +10,7 @@ from memconsole.runs import events
 from memconsole.runs.history import History
 from memconsole.sanitize import clean, clean_line
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 MAX_WARNINGS = 20
 MAX_EVALUATIONS = 128
 MAX_EPOCHS = 256
@@ -57,6 +57,9 @@ class RunState(msgspec.Struct, kw_only=True):
     peak_bytes: int | None = None
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_host_anonymous_bytes: int | None = None
+    peak_host_shared_bytes: int | None = None
     checkpoint: events.Checkpoint | None = None
     sample: events.Sample | None = None
     warnings: list[str] = []
@@ -134,6 +137,7 @@ def reduce(state: RunState, record: events.Record) -> RunState:
         case events.Warning():
             state.warnings = [*state.warnings, clean_line(record.message, 500)][-MAX_WARNINGS:]
         case events.Error():
+            _highest_of_phase(state, state.phase, record.held_bytes, record.peak_bytes)
             state.error = msgspec.structs.replace(
                 record,
                 cause=clean_line(record.cause, 80),
@@ -279,21 +283,34 @@ def _evaluation(state: RunState, record: events.Evaluation) -> None:
 
 
 def _memory(state: RunState, record: events.Memory) -> None:
-    numbers = (record.allocated_bytes, record.peak_bytes, record.device_bytes, record.host_bytes)
-    if not _plausible(*(n for n in numbers if n is not None)):
+    numbers = (n for n in msgspec.structs.astuple(record) if isinstance(n, int))
+    if not _plausible(*numbers):
         state.odd += 1
         return
     phase = clean_line(record.phase, 40)
     # A trainer starts its peak anew with each phase, so a peak belongs to the phase that tells it.
-    seen = _highest(record.allocated_bytes, record.peak_bytes)
-    if seen is not None:
-        state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), seen)
-    state.peak_bytes = _highest(state.peak_bytes, seen)
+    _highest_of_phase(state, phase, record.allocated_bytes, record.peak_bytes)
     state.peak_device_bytes = _highest(state.peak_device_bytes, record.device_bytes)
     state.peak_host_bytes = _highest(
         state.peak_host_bytes, record.host_bytes, record.peak_host_bytes
     )
+    state.peak_reserved_bytes = _highest(
+        state.peak_reserved_bytes, record.reserved_bytes, record.peak_reserved_bytes
+    )
+    state.peak_host_anonymous_bytes = _highest(
+        state.peak_host_anonymous_bytes, record.peak_host_anonymous_bytes
+    )
+    state.peak_host_shared_bytes = _highest(
+        state.peak_host_shared_bytes, record.peak_host_shared_bytes
+    )
     state.memory = msgspec.structs.replace(record, phase=phase)
+
+
+def _highest_of_phase(state: RunState, phase: str, *values: int | None) -> None:
+    seen = _highest(*values)
+    if seen is not None and _plausible(seen):
+        state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), seen)
+        state.peak_bytes = _highest(state.peak_bytes, seen)
 
 
 def _highest(*values: int | None) -> int | None:

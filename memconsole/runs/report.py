@@ -1,9 +1,7 @@
-"""What a run did, from its records alone: the document of `report --json`, and the receipt."""
+"""What a run did, from its records alone: the document of `report --json`."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,13 +9,20 @@ import msgspec
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
 from memconsole.runs import events, files
+from memconsole.runs.comparison import (
+    Comparison,
+    EstimatedTable,
+    MeasuredLine,
+    MemoryLine,
+    compare,
+)
 from memconsole.runs.directory import RunDirectory
 from memconsole.runs.eventlog import EventReader
 from memconsole.runs.follow import READ_BYTES, clean_texts
 from memconsole.runs.liveness import liveness
 from memconsole.runs.reduce import RunState, begin_attempt, reduce
-from memconsole.runs.snapshot import Verdict
-from memconsole.runs.verdict import verdict
+from memconsole.runs.shortfall import Shortfall, shortfall
+from memconsole.runs.snapshot import OUT_OF_MEMORY, Verdict
 from memconsole.sanitize import clean_line
 
 _EVERYTHING = 1 << 60
@@ -30,7 +35,7 @@ class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str
 
 
-_UNENDED = VerdictLine(reason="starting", evidence="the run has not ended")
+UNENDED = VerdictLine(reason="starting", evidence="the run has not ended")
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,24 +58,18 @@ class EpochLine(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float
 
 
-class MemoryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Peaks. None: not estimated, or the device does not tell."""
-
-    peak_bytes: int | None = None
-    """Live tensor bytes."""
-    device_bytes: int | None = None
-    """What the driver charges the process."""
-    host_bytes: int | None = None
-    """Resident memory of the trainer's process tree."""
-
-
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated at launch, and measured by the trainer."""
 
     estimated: MemoryLine
-    measured: MemoryLine
+    measured: MeasuredLine
     by_phase: dict[str, int]
     """Measured peak of live tensor bytes in each phase."""
+    comparison: tuple[Comparison, ...] = ()
+    band_from: str = ""
+    """Where the estimate's band comes from, as one phrase."""
+    shortfall: Shortfall | None = None
+    """What a run lacked that ran out of memory."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,47 +98,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `estimate.json` that are compared: the launcher writes a whole memory estimate."""
 
-    class Table(msgspec.Struct, frozen=True, kw_only=True):
-        tier: str
-        peak_bytes: int
-        device_bytes: int
-        host_bytes: int
-        band_bytes: tuple[int, int] | None = None
-        phases: dict[str, int] = {}
-
-    table: Table
+    table: EstimatedTable
     step_seconds: float | None = None
     tokens_per_second: float | None = None
     epoch_minutes: float | None = None
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """`receipt.json`: estimate and measurement of one run, and all that could explain a difference."""
-
-    version: int = 1
-    run: str
-    backend: str
-    device_id: str
-    device_name: str
-    device_kind: str
-    device_total_bytes: int | None
-    driver: str | None
-    versions: dict[str, str]
-    plan: dict[str, Any]
-    parameters: int | None
-    trainable_parameters: int | None
-    verdict: VerdictLine
-    steps: int
-    attempts: int
-    estimate: StoredEstimate | None
-    measured: MemoryLine
-    by_phase: dict[str, int]
-    tokens_per_second: float | None
-    average_epoch_minutes: float | None
-    written_wall: float
-
-
-class _Story(msgspec.Struct):
+class Story(msgspec.Struct):
     """A run's folded events with every step kept."""
 
     state: RunState
@@ -148,55 +113,10 @@ class _Story(msgspec.Struct):
 
 def report(run: RunDirectory) -> Report:
     """The report of a run, live or ended. Never raises for what its files hold or lack."""
-    return _report(run, _read(run), _verdict(run))
+    return report_of(run, read_story(run), _verdict(run))
 
 
-def write_receipt(run: RunDirectory) -> Receipt:
-    """Write `receipt.json` of a run that has ended; its supervisor calls this. Raises `OSError`.
-
-    No lock is looked at: in the process that holds one, opening its file would give it up.
-    """
-    story, attempt = _read(run), run.newest_attempt()
-    ended = _verdict_line(verdict(run, attempt)) if attempt is not None else _UNENDED
-    made, state = _report(run, story, ended), story.state
-    started = state.started
-    kind = started.device_kind if started else ""
-    receipt = Receipt(
-        run=made.run,
-        backend=made.backend,
-        device_id=started.device_id if started else "",
-        device_name=made.device,
-        device_kind=kind,
-        device_total_bytes=state.memory.device_total_bytes if state.memory else None,
-        driver=driver_version(kind),
-        versions=started.versions if started else {},
-        plan=made.plan,
-        parameters=state.parameters,
-        trainable_parameters=state.trainable_parameters,
-        verdict=made.verdict,
-        steps=state.step,
-        attempts=made.attempts,
-        estimate=_estimate(run),
-        measured=made.memory.measured,
-        by_phase=made.memory.by_phase,
-        tokens_per_second=_typical_speed(story.steps),
-        average_epoch_minutes=made.average_epoch_minutes,
-        written_wall=time.time(),
-    )
-    files.write_struct(run.receipt_path, receipt)
-    return receipt
-
-
-def driver_version(kind: str, root: Path = Path("/")) -> str | None:
-    """The GPU driver's version as its kernel module tells; None where there is none."""
-    module = {"gpu": "nvidia", "rocm": "amdgpu"}.get(kind)
-    if module is None:
-        return None
-    content = files.read_regular(root / "sys/module" / module / "version", 4096)
-    return clean_line(content.decode("utf-8", "replace").strip(), 80) or None if content else None
-
-
-def _read(run: RunDirectory) -> _Story:
+def read_story(run: RunDirectory) -> Story:
     """Fold every attempt's events; steps taken again after a resume replace the abandoned ones."""
     state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
     steps: list[StepLine] = []
@@ -219,7 +139,7 @@ def _read(run: RunDirectory) -> _Story:
                             tokens_per_second=record.tokens_per_second,
                         )
                     )
-    return _Story(state, steps)
+    return Story(state, steps)
 
 
 def _truncate(steps: list[StepLine], last: int) -> None:
@@ -227,7 +147,8 @@ def _truncate(steps: list[StepLine], last: int) -> None:
         steps.pop()
 
 
-def _report(run: RunDirectory, story: _Story, why: VerdictLine) -> Report:
+def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
+    """The report of a run whose events are read and whose verdict is known."""
     state, started, ended = story.state, story.state.started, story.state.ended
     evaluations = tuple(
         EvaluationLine(step=e.step, loss=e.loss, bits_per_byte=e.bits_per_byte, metrics=e.metrics)
@@ -242,13 +163,12 @@ def _report(run: RunDirectory, story: _Story, why: VerdictLine) -> Report:
         )
         for e in (mark.event for mark in state.epochs)
     )
-    on_cpu = started is not None and started.device_kind == "cpu"
     plan = _plan(run)
     elapsed = (state.earlier_seconds + state.attempt_seconds) / 60
     average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
     losses = [e.loss for e in evaluations if e.loss is not None]
     losses += [e.validation_loss for e in epochs if e.validation_loss is not None]
-    stored = _estimate(run)
+    stored = stored_estimate(run)
     return Report(
         run=clean_line(run.id, 80),
         name=run.name,
@@ -259,22 +179,7 @@ def _report(run: RunDirectory, story: _Story, why: VerdictLine) -> Report:
         steps=tuple(story.steps),
         evaluations=evaluations,
         epochs=epochs,
-        memory=MemoryReport(
-            estimated=MemoryLine(
-                peak_bytes=stored.table.peak_bytes,
-                device_bytes=stored.table.device_bytes,
-                host_bytes=stored.table.host_bytes,
-            )
-            if stored
-            else MemoryLine(),
-            measured=MemoryLine(
-                peak_bytes=state.peak_bytes,
-                # On the processor nothing but the trainer's own allocations is charged to it.
-                device_bytes=state.peak_bytes if on_cpu else state.peak_device_bytes,
-                host_bytes=state.peak_host_bytes,
-            ),
-            by_phase=dict(state.peaks_by_phase),
-        ),
+        memory=_memory(state, stored.table if stored else None, why),
         best_validation_loss=min(losses, default=None),
         final_train_loss=_final_train_loss(story),
         unigram_loss=next(
@@ -293,7 +198,57 @@ def _report(run: RunDirectory, story: _Story, why: VerdictLine) -> Report:
     )
 
 
-def _final_train_loss(story: _Story) -> float | None:
+def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> MemoryReport:
+    measured = _measured(state)
+    died = why.reason in OUT_OF_MEMORY
+    error = state.error
+    lacked = None
+    if died:
+        lacked = shortfall(
+            state.phase,
+            state.peak_bytes,
+            error.held_bytes if error else None,
+            error.requested_bytes if error else None,
+        )
+    return MemoryReport(
+        estimated=MemoryLine(
+            peak_bytes=table.peak_bytes,
+            device_bytes=table.device_bytes,
+            host_bytes=table.host_bytes,
+            reserved_bytes=table.reserved_bytes,
+        )
+        if table
+        else MemoryLine(),
+        measured=measured,
+        by_phase=dict(state.peaks_by_phase),
+        comparison=compare(table, measured, state.peaks_by_phase, died),
+        band_from=table.band_from if table else "",
+        shortfall=lacked,
+    )
+
+
+def _measured(state: RunState) -> MeasuredLine:
+    """The run's peaks, and why one is missing."""
+    if state.memory is None:
+        return MeasuredLine()
+    on_cpu = state.started is not None and state.started.device_kind == "cpu"
+    silent = "this device does not tell"
+    found = {
+        "peak_bytes": state.peak_bytes,
+        # On the processor nothing but the trainer's own allocations is charged to it.
+        "device_bytes": state.peak_bytes if on_cpu else state.peak_device_bytes,
+        "host_bytes": state.peak_host_bytes,
+        "reserved_bytes": None if on_cpu else state.peak_reserved_bytes,
+        "host_anonymous_bytes": state.peak_host_anonymous_bytes,
+        "host_shared_bytes": state.peak_host_shared_bytes,
+    }
+    missing = {name: silent for name, value in found.items() if value is None}
+    if on_cpu:
+        missing["reserved_bytes"] = "the C library keeps tensors in its heap and tells no reserve"
+    return MeasuredLine(**found, missing=missing)
+
+
+def _final_train_loss(story: Story) -> float | None:
     """Of the last log window, which the last step tells too."""
     ended = story.state.ended
     if ended is not None and ended.final_train_loss is not None:
@@ -304,11 +259,11 @@ def _final_train_loss(story: _Story) -> float | None:
 def _verdict(run: RunDirectory) -> VerdictLine:
     now = liveness(run)
     if now.verdict is not None and not now.live:
-        return _verdict_line(now.verdict)
-    return VerdictLine(reason=now.state, evidence=_UNENDED.evidence)
+        return verdict_line(now.verdict)
+    return VerdictLine(reason=now.state, evidence=UNENDED.evidence)
 
 
-def _verdict_line(why: Verdict) -> VerdictLine:
+def verdict_line(why: Verdict) -> VerdictLine:
     return VerdictLine(reason=clean_line(why.reason, 80), evidence=clean_line(why.evidence, 500))
 
 
@@ -320,12 +275,6 @@ def _plan(run: RunDirectory) -> dict[str, Any]:
     return document
 
 
-def _estimate(run: RunDirectory) -> StoredEstimate | None:
+def stored_estimate(run: RunDirectory) -> StoredEstimate | None:
     stored = files.read_struct(run.path / "estimate.json", StoredEstimate)
     return None if stored is None else clean_texts(stored)
-
-
-def _typical_speed(steps: list[StepLine]) -> float | None:
-    """The median of the reported speeds, which the first, compiling step does not move."""
-    speeds = sorted(step.tokens_per_second for step in steps)
-    return speeds[len(speeds) // 2] if speeds else None

@@ -287,7 +287,7 @@ class Supervisor:
 
     def _receipt(self) -> None:
         """Leave the estimate and the measurement side by side in `receipt.json`."""
-        from memconsole.runs.report import write_receipt
+        from memconsole.runs.receipt import write_receipt
 
         try:
             write_receipt(self.run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.sizing import size
-from memconsole_trainer.host_memory import HostMemory, resident, tree_rss_bytes
+from memconsole_trainer.host_memory import HostMemory, resident, tree_memory
 from memconsole_trainer.initialize import InitialWeights
 from memconsole_trainer.schedule import learning_rate, warmup_steps
 
@@ -145,14 +146,24 @@ def test_a_reading_costs_less_than_a_hundredth_of_the_time_between_two() -> None
 
 def test_children_count_into_the_tree() -> None:
     code = "import time; held = bytearray(80 << 20); print(1, flush=True); time.sleep(60)"
-    before = tree_rss_bytes()
+    before = tree_memory()
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
-    grown = tree_rss_bytes() - before
+    now = tree_memory()
     child.kill()
     child.communicate()
-    assert grown > 70 * MIB
+    assert now.resident - before.resident > 70 * MIB
+    assert now.anonymous - before.anonymous > 70 * MIB
+
+
+def test_shared_pages_are_told_apart_and_counted_once() -> None:
+    before = tree_memory()
+    with mmap.mmap(-1, 60 * MIB) as shared:
+        shared.write(b"x" * (60 * MIB))
+        now = tree_memory()
+    assert now.shared - before.shared > 55 * MIB
+    assert now.anonymous - before.anonymous < 30 * MIB
 
 
 def test_the_watching_thread_ends_with_its_memory() -> None:

@@ -12,10 +12,13 @@ from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Budget
 from memconsole.plan.plan import Plan, apply_settings
 from memconsole.runs import events, files
+from memconsole.runs.comparison import EstimatedTable, MemoryLine, compare
 from memconsole.runs.directory import RunDirectory, create_run
 from memconsole.runs.eventlog import EventWriter
+from memconsole.runs.receipt import Receipt, driver_version, write_receipt
 from memconsole.runs.records import ExitRecord
-from memconsole.runs.report import Receipt, driver_version, report, write_receipt
+from memconsole.runs.report import report
+from memconsole.runs.shortfall import Shortfall, held_bytes, requested_bytes, shortfall
 from memconsole.runs.snapshot import Verdict
 
 BUDGET = Budget(
@@ -120,6 +123,8 @@ def _memory(phase: str, allocated: int, peak: int, host: int) -> events.Memory:
         device_bytes=peak,
         device_total_bytes=8 << 30,
         host_bytes=host,
+        peak_host_anonymous_bytes=host // 3,
+        peak_host_shared_bytes=host // 9,
     )
 
 
@@ -147,10 +152,10 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
     assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second"}
     assert set(document["evaluations"][0]) == {"step", "loss", "bits_per_byte", "metrics"}
     assert set(document["epochs"][0]) == {"epoch", "train_loss", "validation_loss", "minutes"}
-    assert set(document["memory"]) == {"estimated", "measured", "by_phase"}
+    assert set(document["memory"]) >= {"estimated", "measured", "by_phase"}
     names = {"peak_bytes", "device_bytes", "host_bytes"}
-    assert set(document["memory"]["estimated"]) == names
-    assert set(document["memory"]["measured"]) == names
+    assert set(document["memory"]["estimated"]) >= names
+    assert set(document["memory"]["measured"]) >= names
     assert document["plan"]["train"]["batch_size"] == 4
 
 
@@ -206,6 +211,81 @@ def test_the_receipt_can_be_read_back_and_holds_what_explains_a_difference(
     assert read.device_kind == "cpu"
     assert read.tokens_per_second == 130.0
     assert read.driver is None
+    table = estimate(run.read_plan(), BUDGET).table
+    assert read.estimate.table.band_bytes == table.band_bytes
+    assert read.estimate.table.reserved_bytes == table.reserved_bytes
+    assert read.measured.host_anonymous_bytes == 3166
+    assert read.measured.host_shared_bytes == 1055
+    assert read.measured.reserved_bytes is None
+    assert "C library" in read.measured.missing["reserved_bytes"]
+
+
+def test_an_estimate_stands_next_to_its_measurement_with_the_error_and_the_band() -> None:
+    table = EstimatedTable(
+        tier="~", peak_bytes=900, reserved_bytes=1000, device_bytes=1500, host_bytes=4000,
+        band_bytes=(1400, 1600), phases={"forward": 500, "backward": 900, "evaluation": 300},
+        phase_tiers={"backward": "="}, device_tier="✓",
+    )  # fmt: skip
+    measured = MemoryLine(peak_bytes=1000, device_bytes=1700, host_bytes=None, reserved_bytes=1000)
+    rows = {r.name: r for r in compare(table, measured, {"compile": 700, "train": 1000})}
+    assert rows["allocated"].error_percent == pytest.approx(-10)
+    assert rows["allocated"].inside_band is None, "the band is the device column's"
+    assert (rows["device"].inside_band, rows["device"].tier) == (False, "✓")
+    assert rows["reserved"].error_percent == 0
+    assert rows["host"].error_percent is None
+    step = rows["training step"]
+    assert (step.estimated_bytes, step.measured_bytes, step.tier) == (900, 1000, "=")
+    assert "backward" in step.note
+    assert (rows["evaluation"].estimated_bytes, rows["evaluation"].measured_bytes) == (300, None)
+    assert "checkpoint" not in rows
+
+
+def test_a_run_that_died_of_memory_measured_only_a_lower_bound() -> None:
+    table = EstimatedTable(
+        tier="~", peak_bytes=900, device_bytes=900, host_bytes=1, band_bytes=(800, 1000)
+    )
+    low, high = (
+        compare(table, MemoryLine(peak_bytes=n, device_bytes=n), {}, out_of_memory=True)[0]
+        for n in (500, 1100)
+    )
+    assert (low.at_least, low.inside_band) == (True, None)
+    assert (high.at_least, high.inside_band) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("message", "requested", "held"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.64 GiB of "
+            "which 1.20 GiB is free. Including non-PyTorch memory, this process has 22.40 GiB memory in "
+            "use. Of the allocated memory 20.00 GiB is allocated by PyTorch, and 1.9 GiB is reserved",
+            int(2.5 * 2**30),
+            20 * 2**30,
+        ),
+        (
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 131072000 bytes. Error code 12 (Cannot allocate memory)",
+            131_072_000,
+            None,
+        ),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 4096000 bytes.", 4_096_000, None),
+        ("Out of memory while trying to allocate 12.00GiB.", 12 * 2**30, None),
+        ("Unable to allocate 1.5 MiB for an array with shape (3,)", 3 * 2**19, None),
+        ("std::bad_alloc", None, None),
+    ],
+)
+def test_the_failed_request_is_read_from_each_frameworks_words(
+    message: str, requested: int | None, held: int | None
+) -> None:
+    assert (requested_bytes(message), held_bytes(message)) == (requested, held)
+
+
+def test_a_shortfall_is_the_highest_that_is_known_to_have_been_needed() -> None:
+    assert shortfall("train", 100, 80, 50) == Shortfall(
+        phase="train", held_bytes=80, requested_bytes=50, needed_bytes=130
+    )
+    assert shortfall("train", 100, None, 50).needed_bytes == 100  # type: ignore[union-attr]
+    assert shortfall("import", None, None, None) is None
 
 
 def test_the_driver_is_what_the_kernel_module_says(tmp_path: Path) -> None:

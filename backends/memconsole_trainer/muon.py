@@ -1,0 +1,33 @@
+"""Muon (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982): the one specification both backends follow.
+
+The matrices inside the blocks, or their adapters, take an orthogonalized momentum; everything else takes AdamW:
+embeddings, positions, head, norms and biases. For a matrix with gradient g and momentum m, both fp32:
+
+    m = m + (1 - MOMENTUM) (g - m)
+    x = g + MOMENTUM (m - g)                         Nesterov's look-ahead
+    x = x / max(|x|, EPSILON), turned so that it has no more rows than columns
+    x = a x + (b x xᵀ + c (x xᵀ)²) x                 STEPS times, COEFFICIENTS a, b, c
+    update = 0.2 sqrt(max(rows, columns)) x
+
+The last factor gives an update the usual root mean square of AdamW's (Liu et al., eq. 4), so that one learning
+rate serves both. torch.optim.Muon with `match_rms_adamw` is the same in bfloat16; optax's corrects the bias of m.
+"""
+
+from __future__ import annotations
+
+from memconsole.plan.architecture import Parameter
+
+MOMENTUM = 0.95
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS = 5
+EPSILON = 1e-7
+
+
+def is_orthogonalized(parameter: Parameter) -> bool:
+    """Whether a weight is one of the matrices."""
+    return parameter.role in ("matrix", "adapter")
+
+
+def scale(shape: tuple[int, ...]) -> float:
+    """What the orthogonal matrix is multiplied by."""
+    return 0.2 * float(max(shape[-2:])) ** 0.5

@@ -1,0 +1,154 @@
+"""A run's estimate next to what it measured: one row per figure, with the error and the band."""
+
+from __future__ import annotations
+
+import msgspec
+
+STEP_PHASES = ("forward", "loss", "backward", "optimizer step")
+"""The estimate's phases of one training step; a trainer measures their highest as one."""
+MEASURED_PHASES = {
+    "training step": ("compile", "train"),
+    "evaluation": ("evaluate",),
+    "checkpoint": ("checkpoint",),
+}
+"""A trainer's phases by what they are called in an estimate."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure. None: not estimated, or not measured."""
+
+    name: str
+    estimated_bytes: int | None
+    measured_bytes: int | None
+    tier: str
+    """Of the estimate: ~ formula, = traced or compiled, ✓ calibrated; empty without one."""
+    error_percent: float | None
+    """Of the estimate, in per cent of what was measured: negative where too little was predicted."""
+    band_bytes: tuple[int, int] | None = None
+    inside_band: bool | None = None
+    at_least: bool = False
+    """The run died of this: it needed more than was measured."""
+    note: str = ""
+    """Why a figure is missing, or which phase of the estimate it is."""
+
+
+class EstimatedTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a stored memory table that are compared."""
+
+    tier: str
+    peak_bytes: int
+    device_bytes: int
+    host_bytes: int
+    reserved_bytes: int | None = None
+    band_bytes: tuple[int, int] | None = None
+    band_from: str = ""
+    phases: dict[str, int] = {}
+    peak_phase: str = ""
+    phase_tiers: dict[str, str] = {}
+    reserved_tier: str = "~"
+    device_tier: str = "~"
+    host_tier: str = "~"
+
+
+class MemoryLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Peaks. None: not estimated, or the device does not tell."""
+
+    peak_bytes: int | None = None
+    """Live tensor bytes."""
+    device_bytes: int | None = None
+    """What the driver charges the process."""
+    host_bytes: int | None = None
+    """Resident memory of the trainer's process tree."""
+    reserved_bytes: int | None = None
+    """What the framework's allocator holds; None on a CPU, where it is the C library's heap."""
+
+
+class MeasuredLine(MemoryLine, frozen=True, kw_only=True):
+    """What the trainer measured, with its host memory by kind."""
+
+    host_anonymous_bytes: int | None = None
+    host_shared_bytes: int | None = None
+    missing: dict[str, str] = {}
+    """Why a figure is None, by its name."""
+
+
+def compare(
+    estimated: EstimatedTable | None,
+    measured: MemoryLine,
+    by_phase: dict[str, int],
+    out_of_memory: bool = False,
+) -> tuple[Comparison, ...]:
+    """The columns of the table, then its phases; `out_of_memory` makes every measurement a lower bound."""
+    rows = [_column(name, estimated, measured, out_of_memory) for name in _COLUMNS]
+    for name, phases in MEASURED_PHASES.items():
+        seen = max((by_phase[p] for p in phases if p in by_phase), default=None)
+        guess, tier, note = _phase(estimated, name)
+        if seen is not None or guess is not None:
+            rows.append(_row(name, guess, seen, tier, at_least=out_of_memory, note=note))
+    return tuple(rows)
+
+
+_COLUMNS = {
+    "allocated": ("peak_bytes", "tier"),
+    "reserved": ("reserved_bytes", "reserved_tier"),
+    "device": ("device_bytes", "device_tier"),
+    "host": ("host_bytes", "host_tier"),
+}
+
+
+def _column(
+    name: str, estimated: EstimatedTable | None, measured: MemoryLine, at_least: bool
+) -> Comparison:
+    field, tier = _COLUMNS[name]
+    guess = getattr(estimated, field) if estimated else None
+    # The band is the device column's; where nothing comes on top of the tensors it is theirs too.
+    banded = estimated is not None and name != "host" and guess == estimated.device_bytes
+    missing = measured.missing.get(field, "") if isinstance(measured, MeasuredLine) else ""
+    return _row(
+        name,
+        guess,
+        getattr(measured, field),
+        getattr(estimated, tier) if estimated else "",
+        band=estimated.band_bytes if estimated and banded else None,
+        at_least=at_least,
+        note=missing,
+    )
+
+
+def _phase(estimated: EstimatedTable | None, name: str) -> tuple[int | None, str, str]:
+    """Bytes and tier of a phase of the estimate, and which of the step's phases is its highest."""
+    if estimated is None:
+        return None, "", ""
+    names = STEP_PHASES if name == "training step" else (name,)
+    found = {n: estimated.phases[n] for n in names if n in estimated.phases}
+    if not found:
+        return None, "", ""
+    highest = max(found, key=lambda n: found[n])
+    note = f"highest in {highest}" if name == "training step" else ""
+    return found[highest], estimated.phase_tiers.get(highest, "~"), note
+
+
+def _row(
+    name: str,
+    guess: int | None,
+    seen: int | None,
+    tier: str,
+    band: tuple[int, int] | None = None,
+    at_least: bool = False,
+    note: str = "",
+) -> Comparison:
+    inside = None
+    if band is not None and seen is not None:
+        # A lower bound tells only that the need was above the band.
+        inside = (None if seen <= band[1] else False) if at_least else band[0] <= seen <= band[1]
+    return Comparison(
+        name=name,
+        estimated_bytes=guess,
+        measured_bytes=seen,
+        tier=tier if guess is not None else "",
+        error_percent=100 * (guess - seen) / seen if guess is not None and seen else None,
+        band_bytes=band,
+        inside_band=inside,
+        at_least=at_least and seen is not None,
+        note=note,
+    )

@@ -1,0 +1,67 @@
+"""What a run lacked that ran out of memory: what it held, and what it asked for beside it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+_UNITS = {
+    "": 1, "bytes": 1, "b": 1, "byte": 1,
+    "k": 2**10, "kib": 2**10, "kb": 2**10, "m": 2**20, "mib": 2**20, "mb": 2**20,
+    "g": 2**30, "gib": 2**30, "gb": 2**30, "t": 2**40, "tib": 2**40, "tb": 2**40,
+}  # fmt: skip
+"""torch, XLA and numpy all count in powers of two, whatever they call them."""
+
+_AMOUNT = r"([\d,]+(?:\.\d+)?)\s*([kmgt]i?b|[kmgt]\b|bytes?|b\b|)"
+_REQUESTED = (
+    rf"(?:tried|trying) to allocate {_AMOUNT}",  # torch on any device, XLA
+    rf"out of memory allocating {_AMOUNT}",  # XLA on a processor
+    rf"unable to allocate {_AMOUNT}",  # numpy
+    rf"failed to allocate {_AMOUNT}",  # XLA's pools
+)
+_HELD = (
+    rf"of the allocated memory {_AMOUNT} is allocated by pytorch",  # torch on CUDA and ROCm
+    rf"mps allocated: {_AMOUNT}",
+)
+
+
+class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the allocated column. None: not told."""
+
+    phase: str
+    """The trainer's, when it died."""
+    held_bytes: int | None
+    """Live tensor bytes when the request failed, as far as they were still there to be counted."""
+    requested_bytes: int | None
+    needed_bytes: int
+    """What the run needed at least: its measured peak, or what it held with what it asked for."""
+
+
+def requested_bytes(message: str) -> int | None:
+    """The size of the allocation that a framework's error says failed."""
+    return _first(_REQUESTED, message)
+
+
+def held_bytes(message: str) -> int | None:
+    """The tensors that a framework's error says were live; the GPU allocators tell."""
+    return _first(_HELD, message)
+
+
+def shortfall(
+    phase: str, peak: int | None, held: int | None, requested: int | None
+) -> Shortfall | None:
+    """None where nothing was measured at all: such a run says nothing about memory."""
+    needed = max(peak or 0, (held or 0) + (requested or 0))
+    if not needed:
+        return None
+    return Shortfall(phase=phase, held_bytes=held, requested_bytes=requested, needed_bytes=needed)
+
+
+def _first(patterns: tuple[str, ...], message: str) -> int | None:
+    lowered = message.lower()
+    for pattern in patterns:
+        match = re.search(pattern, lowered)
+        if match:
+            return int(float(match[1].replace(",", "")) * _UNITS[match[2]])
+    return None
