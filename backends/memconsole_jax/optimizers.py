@@ -15,10 +15,12 @@ import optax
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
+from memconsole_jax.muon import scale_by_muon
 from memconsole_jax.quantized_adam import scale_by_quantized_adam
 from memconsole_jax.stacking import stacked
 from memconsole_trainer.adapters import trained_parameters
 from memconsole_trainer.blockwise import is_quantized
+from memconsole_trainer.muon import is_orthogonalized
 
 Tree = dict[str, jax.Array]
 
@@ -40,6 +42,10 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
         narrow = {s.name: s.layered for s in trained if is_quantized(s.members[0])}
         rule = scale_by_quantized_adam(t.beta1, t.beta2, t.epsilon, narrow)
         return optax.chain(rule, decay)
+    if name == "muon":
+        matrices = {s.name: s.layered for s in trained if is_orthogonalized(s.members[0])}
+        rest = optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)
+        return optax.chain(scale_by_muon(matrices, rest), decay)
     if name == "lion":
         return optax.chain(optax.scale_by_lion(t.beta1, t.beta2), decay)
     if name == "sgd":
@@ -52,7 +58,7 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
         )
         return optax.chain(per_tensor(factored, layered), decay)
     raise PlanError(
-        f"optimize.optimizer = {name}: the jax backend trains adamw | adamw-8bit | adafactor | lion | sgd",
+        f"optimize.optimizer = {name}: the jax backend trains adamw | adamw-8bit | adafactor | lion | muon | sgd",
         "optimize.optimizer",
     )
 

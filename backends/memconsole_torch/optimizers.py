@@ -13,17 +13,59 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.architecture import Parameter
+from memconsole.plan.plan import OptimizerName, Plan, PlanError
 from memconsole_torch.decoder import Decoder
+from memconsole_torch.muon import Muon
 from memconsole_torch.quantized_adam import QuantizedAdamW
 from memconsole_trainer.adapters import trained_parameters
 from memconsole_trainer.blockwise import is_quantized
+from memconsole_trainer.muon import is_orthogonalized
 
 
-def create(plan: Plan, decoder: Decoder) -> Optimizer:
+class Several:
+    """Optimizers of different weights, stepped and kept as one."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = tuple(parts)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        """Of every weight."""
+        return {p: state for part in self.parts for p, state in part.state.items()}
+
+    def step(self) -> None:
+        """One update of every weight that has a gradient."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
+Updating = Optimizer | Several
+
+
+def create(plan: Plan, decoder: Decoder) -> Updating:
     """The optimizer of `optimize.optimizer` over the trained weights. Raises `PlanError`."""
-    t, name = plan.train, plan.optimize.optimizer
-    groups = _groups(plan, decoder)
+    trained = trained_parameters(plan, decoder.architecture)
+    if plan.optimize.optimizer != "muon":
+        return _over(plan, decoder, trained, plan.optimize.optimizer)
+    matrices = [p for p in trained if is_orthogonalized(p)]
+    rest = [p for p in trained if not is_orthogonalized(p)]
+    parts = [_over(plan, decoder, matrices, "muon")]
+    return Several([*parts, _over(plan, decoder, rest, "adamw")] if rest else parts)
+
+
+def _over(
+    plan: Plan, decoder: Decoder, weights: Sequence[Parameter], name: OptimizerName
+) -> Optimizer:
+    """One update rule over some weights."""
+    t = plan.train
+    groups = _groups(plan, decoder, weights)
     device = next(decoder.parameters()).device
     fused = device.type in ("cpu", "cuda")
     optimizer: Optimizer
@@ -42,16 +84,17 @@ def create(plan: Plan, decoder: Decoder) -> Optimizer:
         slots = ("momentum_buffer",) if t.beta1 else ()
     elif name == "lion":
         optimizer, slots = Lion(groups, (t.beta1, t.beta2)), ("momentum",)
+    elif name == "muon":
+        optimizer, slots = Muon(groups), ("momentum",)
     elif name == "adafactor":
         return Adafactor(groups)
     elif name == "adamw-8bit":
         own = dict(decoder.named_parameters())
-        trained = trained_parameters(plan, decoder.architecture)
-        narrow = [own[p.name] for p in trained if is_quantized(p)]
+        narrow = [own[p.name] for p in weights if is_quantized(p)]
         return QuantizedAdamW(groups, (t.beta1, t.beta2), t.epsilon, narrow)
     else:
         raise PlanError(
-            f"optimize.optimizer = {name}: the torch backend trains adamw | adamw-8bit | adafactor | lion | sgd",
+            f"optimize.optimizer = {name}: the torch backend trains adamw | adamw-8bit | adafactor | lion | muon | sgd",
             "optimize.optimizer",
         )
     for p in _trained(optimizer):
@@ -59,12 +102,12 @@ def create(plan: Plan, decoder: Decoder) -> Optimizer:
     return optimizer
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: Updating, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def set_step(optimizer: Optimizer, step: int) -> None:
+def set_step(optimizer: Updating, step: int) -> None:
     """Go on as after `step` updates, where the rule counts them."""
     for group in optimizer.param_groups:
         group["count"] = step
@@ -73,10 +116,11 @@ def set_step(optimizer: Optimizer, step: int) -> None:
             state["step"].fill_(step)
 
 
-def slots(optimizer: Optimizer, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+def slots(optimizer: Updating, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of optimizer state but the step count, as `<parameter>.<slot>`."""
+    states = optimizer.state
     for name, parameter in decoder.named_parameters():
-        for slot, value in optimizer.state.get(parameter, {}).items():
+        for slot, value in states.get(parameter, {}).items():
             if slot != "step":
                 yield f"{name}.{slot}", value
 
@@ -159,15 +203,15 @@ class Adafactor(Optimizer):
         return gradient * (row / row.mean()).rsqrt()[:, None] * column.rsqrt()
 
 
-def _groups(plan: Plan, decoder: Decoder) -> list[dict[str, Any]]:
+def _groups(plan: Plan, decoder: Decoder, weights: Sequence[Parameter]) -> list[dict[str, Any]]:
     own = dict(decoder.named_parameters())
-    trained = trained_parameters(plan, decoder.architecture)
-    decayed = [own[p.name] for p in trained if p.decays]
-    plain = [own[p.name] for p in trained if not p.decays]
-    return [
+    decayed = [own[p.name] for p in weights if p.decays]
+    plain = [own[p.name] for p in weights if not p.decays]
+    groups = [
         {"params": decayed, "weight_decay": plan.train.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
+    return [group for group in groups if group["params"]]
 
 
 def _trained(optimizer: Optimizer) -> Iterator[nn.Parameter]:

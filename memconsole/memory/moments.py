@@ -117,6 +117,8 @@ def _adapters(s: Sizes, rank: int) -> Group:
         elements=rank * s.block.adapter_width * s.layers,
         tensors=2 * ADAPTED_MATRICES * s.layers,
         largest=rank * s.block.adapter_largest,
+        orthogonal=rank * s.block.adapter_width * s.layers,
+        orthogonalizing=2 * rank * s.block.adapter_largest + rank**2,
         factored=(s.block.adapter_width + 2 * ADAPTED_MATRICES * rank) * s.layers,
     )
 

@@ -43,6 +43,8 @@ def state_bytes(optimizer: str, trained: Group) -> int:
         return 2 * trained.quantizable + scales + 8 * small
     if optimizer == "adafactor":
         return 4 * trained.factored
+    if optimizer == "muon":
+        return 4 * trained.orthogonal + 8 * (n - trained.orthogonal)
     return 4 * n  # lion's and sgd's one moment
 
 
@@ -65,6 +67,8 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
         # torch's buffers have a slice's size whatever the weights, and tables of codes beside them.
         widened = min(trained.largest, most) if backend == "jax" else most
         return SLICE_BYTES[backend] * widened + TABLE_BYTES
+    if optimizer == "muon":
+        return 4 * trained.orthogonalizing
     if backend == "torch":
         return 4 * (trained.pair_twice if optimizer == "adafactor" else trained.pair)
     return 0  # XLA updates donated arrays in place

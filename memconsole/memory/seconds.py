@@ -15,7 +15,7 @@ from memconsole.memory.optimizer_state import state_bytes
 from memconsole.memory.sizes import sizes
 from memconsole.memory.table import Budget
 from memconsole.memory.torch_program import kept_per_token
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.architecture import Architecture, layer_parameters
 from memconsole.plan.plan import Plan
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
@@ -143,6 +143,19 @@ def _transfers(plan: Plan, a: Architecture) -> float:
     return seconds
 
 
+@lru_cache(maxsize=256)
+def _orthogonalizing_flops(a: Architecture, rank: int) -> float:
+    """Muon's five steps over every matrix: two products with the whole, one of the short side (m, m)."""
+    found = 0
+    for p in layer_parameters(a, 0):
+        if p.role == "matrix":
+            sides = [(rank, side) for side in p.shape] if rank else [p.shape]
+            for one, other in sides:
+                m, n = min(one, other), max(one, other)
+                found += 5 * (4 * m * m * n + 2 * m**3)
+    return float(found * a.layers)
+
+
 def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> float:
     """Estimated seconds of one optimizer step."""
     o, costs = plan.optimize, speed(budget.kind)
@@ -157,6 +170,9 @@ def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> floa
         seconds = arithmetic + 0.6 * traffic + 0.5 * launches
     if budget.kind != "cpu":
         seconds += _transfers(plan, architecture)
+    if o.optimizer == "muon":
+        update = _orthogonalizing_flops(architecture, o.lora_rank)
+        seconds += update / (peak_flops(budget, "fp32", plan.backend) * costs.flops_share)
     if o.optimizer == "adamw-8bit":
         seconds += 12e-9 * sizes(architecture).used.elements if budget.kind == "cpu" else 0.0
     return seconds

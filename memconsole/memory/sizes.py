@@ -33,6 +33,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The same, the matrix counted twice."""
     quantizable: int = 0
     """Elements whose 8-bit optimizer state is really 8-bit: matrices of at least 4096 elements."""
+    orthogonal: int = 0
+    """Elements of matrices that Muon orthogonalizes."""
+    orthogonalizing: int = 0
+    """Elements that it has at a time for the largest: the update, the next one, and a square of the short side."""
     coded_blocks: int = 0
     """Blocks of matrices that a quantized frozen base stores in codes."""
     factored: int = 0
@@ -52,6 +56,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             pair=max(self.pair, other.pair),
             pair_twice=max(self.pair_twice, other.pair_twice),
             quantizable=self.quantizable + times * other.quantizable,
+            orthogonal=self.orthogonal + times * other.orthogonal,
+            orthogonalizing=max(self.orthogonalizing, other.orthogonalizing),
             coded_blocks=self.coded_blocks + times * other.coded_blocks,
             factored=self.factored + times * other.factored,
             adapter_width=self.adapter_width + times * other.adapter_width,
@@ -132,6 +138,8 @@ def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 pair=p.size + before if len(p.shape) > 1 else 0,
                 pair_twice=2 * p.size + before if len(p.shape) > 1 else 0,
                 quantizable=p.size if matrix and p.size >= QUANTIZED_FROM else 0,
+                orthogonal=p.size if matrix else 0,
+                orthogonalizing=2 * p.size + min(p.shape) ** 2 if matrix else 0,
                 coded_blocks=-(-p.size // STORAGE_BLOCK) if matrix else 0,
                 factored=sum(p.shape) if len(p.shape) > 1 else p.size,
                 adapter_width=sum(p.shape) if matrix else 0,
