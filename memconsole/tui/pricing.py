@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,9 @@ from memconsole.plan.plan import Plan, PlanError
 if TYPE_CHECKING:
     from memconsole.calibration import Receipts
     from memconsole.memory.estimate import Lookup
+    from memconsole.tui.views import PlanView
 
+ROW_LENGTH = "data.sequence_length"
 FRAME_SECONDS = 0.016
 """Pricing that takes longer leaves the event loop."""
 
@@ -58,3 +60,20 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
     except PlanError as error:
         return Priced(plan, None, str(error), time.perf_counter() - begun)
     return Priced(plan, found, "", time.perf_counter() - begun)
+
+
+def with_rows(view: PlanView, lookup: Lookup | None = None) -> PlanView:
+    """`view` with the prices of its documents' lengths while the length of rows is selected, else without."""
+    rows = None
+    if view.row.key == ROW_LENGTH and view.estimate is not None and not view.stale:
+        from memconsole.memory.lengths import known_lengths, priced_lengths
+        from memconsole.tui.views import RowLengths
+
+        lengths = known_lengths(view.plan)
+        try:
+            device = view.estimate.table.budget
+            prices = priced_lengths(view.plan, device, lengths, lookup) if lengths else ()
+        except PlanError:
+            prices = ()
+        rows = RowLengths(lengths, prices)
+    return replace(view, rows=rows) if rows != view.rows else view

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan
 from memconsole.runs.snapshot import LIVE, OUT_OF_MEMORY, RunSnapshot
+
+if TYPE_CHECKING:
+    from memconsole.memory.lengths import LengthPrice
+    from memconsole.plan.lengths import Lengths
 
 Pane = Literal["output", "sample", "summary"]
 PANES: tuple[Pane, ...] = ("output", "sample", "summary")
@@ -27,6 +31,15 @@ class ExactState:
     """Why they are not being asked for."""
     problem: str = ""
     """Why there will be none."""
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """Lengths of the data's documents, and their prices."""
+
+    lengths: Lengths | None
+    """None where nobody measured them yet."""
+    prices: tuple[LengthPrice, ...]
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,8 @@ class PlanView:
     pinned: frozenset[str] = frozenset()
     """Optimizations that fitting leaves alone."""
     exact: ExactState = ExactState()
+    rows: RowLengths | None = None
+    """What rows would need that hold a document whole; only while their length is selected."""
 
     @property
     def row(self) -> Optimization:

@@ -41,8 +41,8 @@ async def test_f_applies_the_fit_as_one_step_that_u_undoes(make_console: Make) -
         assert view.estimate.table.fits
         assert view.undo == (LARGE,)
         assert "fits, time ×" in notice(app)
-        for change in fit(LARGE, budget(LARGE, None)).changes:
-            assert change.label in notice(app)
+        labels = [change.label for change in fit(LARGE, budget(LARGE, None)).changes]
+        assert all(label in notice(app) for label in labels[:3]), "as many as there is room for"
         await pilot.press("u")
         await settle(pilot)
         assert app.plan_screen.view.plan == LARGE

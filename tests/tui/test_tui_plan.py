@@ -56,7 +56,7 @@ async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make) -
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        for row in OPTIMIZATIONS:
+        for row in filter(lambda row: toggle_key(row.key), OPTIMIZATIONS):
             wanted = row.next_value(app.plan_screen.view.plan)
             await pilot.press(toggle_key(row.key))
             assert row.value(app.plan_screen.view.plan) == wanted

@@ -17,7 +17,7 @@ from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys import bindings
 from memconsole.tui.messages import PriceReady
-from memconsole.tui.pricing import FRAME_SECONDS, Priced, price
+from memconsole.tui.pricing import FRAME_SECONDS, Priced, price, with_rows
 from memconsole.tui.screens.plan_fit import FitPlan
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.budget_bar import BudgetBar, Pace, verdict_words
@@ -72,7 +72,7 @@ class PlanScreen(FitPlan, inherit_bindings=False):
 
     def _show(self, view: PlanView) -> None:
         """The one place where the view changes and the widgets follow."""
-        self.view = view
+        self.view = view = with_rows(view, self.exact_lookup)
         if not self.composed or not self.is_current:
             return
         with self.app.batch_update():

@@ -8,6 +8,7 @@ from memconsole.tui.ink import Line, Span, fit, left, right, rule, wrap
 from memconsole.tui.keys import toggle_key
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.choice_list import selected, viewport
+from memconsole.tui.widgets.document_lengths import brief, whole
 from memconsole.tui.widgets.painted import Painted
 from memconsole.tui.words import signed_bytes, value_word
 
@@ -114,10 +115,12 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
         first = [Span(" space ", "key"), Span(fit(words + mark, width - 7))]
     about = f"{row.help} · costs: {row.costs}"
     if height <= 2:
-        return [first, [Span(fit(f" {row.help}", width), "dim")]][:height]
+        second = brief(view.rows, width) if view.rows else [Span(fit(f" {row.help}", width), "dim")]
+        return [first, second][:height]
     if height <= 4:
         lines = [rule(row.label, width), first]
-        lines += [[Span(f" {t}", "dim")] for t in wrap(about, width - 2, height - 2)]
+        lines += [brief(view.rows, width)] if view.rows else []
+        lines += [[Span(f" {t}", "dim")] for t in wrap(about, width - 2, height - len(lines))]
         return lines[:height]
     lines.append(rule(row.label, width, row.key))
     lines += [[Span(f" {t}", "dim")] for t in wrap(about, width - 2, 2)]
@@ -125,6 +128,8 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
         lines.append(first)
     for value in row.values(plan):
         lines.append(_value_line(view, row, value, width))
+    if view.rows and height - len(lines) >= 3:
+        lines += [[], *whole(view.rows, width, height - len(lines) - 1)]
     if height - len(lines) >= 4:
         lines.append([])
         lines += best_lines(view, width, height - len(lines))
