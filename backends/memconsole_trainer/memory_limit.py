@@ -1,4 +1,4 @@
-"""`device.memory_fraction` on a CPU: what the trainer may allocate from the model's first tensor on.
+"""`device.memory_fraction` on a CPU: what the trainer may allocate for its model and its steps.
 
 A GPU's allocator has a setting for it. A process has the kernel's limit on private writable memory
 (setrlimit(2), RLIMIT_DATA; anonymous mappings count since Linux 4.7), beyond which an allocation fails as
@@ -10,16 +10,29 @@ from __future__ import annotations
 import contextlib
 
 from memconsole.plan.plan import Plan
-from memconsole_trainer.engine import DeviceFacts
+from memconsole_trainer.engine import Engine
 
+MAPPED_BYTES = 64 * 2**20
+"""What may be mapped beside what is filled, which is what estimates and measurements count: stacks of
+threads, heaps of arenas. Tiny runs of either backend map 30 to 60 MiB more than they fill."""
 _STATUS = "/proc/self/status"
 
 
-def limit_device(plan: Plan, device: DeviceFacts) -> None:
-    """Hold a CPU's trainer to its share of the machine, beside what its process holds already."""
-    fraction, total = plan.device.memory_fraction, device.total_bytes
-    if device.kind == "cpu" and fraction is not None and total is not None:
-        limit_growth(int(fraction * total))
+def limit_device(plan: Plan, engine: Engine) -> None:
+    """Hold a CPU's trainer to its share of the machine, what its model holds already included.
+
+    Raises `MemoryError` where the model alone is more.
+    """
+    fraction, total = plan.device.memory_fraction, engine.device.total_bytes
+    if engine.device.kind != "cpu" or fraction is None or total is None:
+        return
+    allowed, held = int(fraction * total), engine.memory().allocated_bytes or 0
+    if held > allowed:
+        raise MemoryError(
+            f"out of memory: the model and its optimizer hold {held:,} bytes of the {allowed:,} that "
+            "device.memory_fraction allows"
+        )
+    limit_growth(allowed - held + MAPPED_BYTES)
 
 
 def limit_growth(bytes_: int) -> None:

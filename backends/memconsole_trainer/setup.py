@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -119,10 +120,10 @@ def set_up(attempt: Attempt) -> Job:
             say.warning(f"{directory} holds no safetensors: training starts from new weights")
         weights = starting_weights(plan, architecture)
         attempt.reading = lambda: _held(engine)
-        limit_device(plan, engine.device)
         engine.build(plan, architecture, state.total_steps, weights)
         if stored is not None:
             engine.load_state(stored)
+        limit_device(plan, engine)
         say.phase(
             "build",
             parameters=engine.parameters,
@@ -139,6 +140,9 @@ def set_up(attempt: Attempt) -> Job:
 
 
 def _held(engine: Engine) -> tuple[int | None, int | None]:
+    """Live tensor bytes now, once work in flight is over, and at their peak."""
+    with contextlib.suppress(Exception):  # the work in flight may be what failed
+        engine.synchronize()
     reading = engine.memory()
     return reading.allocated_bytes, reading.peak_bytes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import re
 
 from memconsole.plan.plan import PlanError
 
@@ -38,6 +39,18 @@ _OUT_OF_MEMORY = (
     "unable to allocate",
     "cublas_status_alloc_failed",
 )
+_DIED_OF_MEMORY = re.compile(
+    "|".join(
+        (
+            *map(re.escape, _OUT_OF_MEMORY),
+            r"std::bad_alloc",
+            r"cannot allocate memory for thread-local data",
+            r"memory allocation of \d+ bytes failed",  # Rust: tokenizers, safetensors
+        )
+    ),
+    re.IGNORECASE,
+)
+"""What libraries print that end the process themselves."""
 _DEVICE_LOST = (
     "gpu is lost",
     "device lost",
@@ -82,6 +95,14 @@ def _cause_of_one(error: BaseException) -> str | None:
     if any(sign in message for sign in _DEVICE_LOST):
         return "device_lost"
     return None
+
+
+def words_of_memory(output: str) -> str:
+    """The last line of a trainer's output that says that memory ran out; empty where none does."""
+    for line in reversed(output.splitlines()):
+        if _DIED_OF_MEMORY.search(line):
+            return line.strip()
+    return ""
 
 
 def exit_code_of(cause: str) -> ExitCode:

@@ -15,7 +15,7 @@ from memconsole.runs.directory import RunDirectory
 from memconsole.runs.eventlog import EventReader
 from memconsole.runs.heartbeat import read_heartbeat
 from memconsole.runs.identity import boot_seconds
-from memconsole.runs.liveness import Liveness, liveness
+from memconsole.runs.liveness import Liveness, liveness, refusal
 from memconsole.runs.log_tail import LogTail
 from memconsole.runs.reduce import (
     STATE_VERSION,
@@ -56,6 +56,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     model: str
     created_wall: float
+    refused: str = ""
+    """Why the trainer refused the plan, where nothing was trained."""
 
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +178,7 @@ class Follower:
             backend=self._plan.backend,
             model=self._plan.model.name,
             created_wall=self._created,
+            refused=clean_line(refusal(self.run, life.verdict), 500),
         )
 
     def save_state(self) -> bool:

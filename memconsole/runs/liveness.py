@@ -95,3 +95,10 @@ def _running_state(run: RunDirectory, attempt: int, held: locks.Held) -> State:
     if held.supervisor is None:
         return "unsupervised"
     return "stopping" if stop_requests(run, attempt) else "running"
+
+
+def refusal(run: RunDirectory, verdict: Verdict | None) -> str:
+    """Why a run that ended with `verdict` trained nothing: its plan was refused. Empty where it was not."""
+    if verdict is None or verdict.reason != "bad_plan" or run.committed_checkpoints():
+        return ""
+    return verdict.evidence

@@ -209,6 +209,8 @@ def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> 
             state.peak_bytes,
             error.held_bytes if error else None,
             error.requested_bytes if error else None,
+            # A heap's pages may be free and not yet given back: after a whole step they are no evidence.
+            counts_held=_kind(state) != "cpu" or state.step == 0,
         )
     return MemoryReport(
         estimated=MemoryLine(
@@ -227,11 +229,15 @@ def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> 
     )
 
 
+def _kind(state: RunState) -> str:
+    return state.started.device_kind if state.started else ""
+
+
 def _measured(state: RunState) -> MeasuredLine:
     """The run's peaks, and why one is missing."""
     if state.memory is None:
         return MeasuredLine()
-    on_cpu = state.started is not None and state.started.device_kind == "cpu"
+    on_cpu = _kind(state) == "cpu"
     silent = "this device does not tell"
     found = {
         "peak_bytes": state.peak_bytes,

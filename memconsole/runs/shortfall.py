@@ -49,10 +49,18 @@ def held_bytes(message: str) -> int | None:
 
 
 def shortfall(
-    phase: str, peak: int | None, held: int | None, requested: int | None
+    phase: str,
+    peak: int | None,
+    held: int | None,
+    requested: int | None,
+    counts_held: bool = True,
 ) -> Shortfall | None:
-    """None where nothing was measured at all: such a run says nothing about memory."""
-    needed = max(peak or 0, (held or 0) + (requested or 0))
+    """None where nothing was measured at all: such a run says nothing about memory.
+
+    `counts_held`: what was held when the request failed stood beside it, so that both were needed at once.
+    """
+    together = (held or 0) + (requested or 0) if counts_held else 0
+    needed = max(peak or 0, together, requested or 0)
     if not needed:
         return None
     return Shortfall(phase=phase, held_bytes=held, requested_bytes=requested, needed_bytes=needed)

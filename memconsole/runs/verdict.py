@@ -8,11 +8,12 @@ from pathlib import Path
 
 from memconsole.runs import control, files, identity
 from memconsole.runs.directory import RunDirectory
-from memconsole.runs.failure import ExitCode
+from memconsole.runs.failure import ExitCode, words_of_memory
 from memconsole.runs.heartbeat import Heartbeat, read_heartbeat
 from memconsole.runs.oom import oom_evidence, oom_kills
 from memconsole.runs.records import ErrorRecord, ExitRecord, FinalRecord, OomCounts
 from memconsole.runs.snapshot import Verdict
+from memconsole.sanitize import clean_line
 
 _REASON_OF_CODE = {
     ExitCode.DONE: "finished",
@@ -30,6 +31,7 @@ _REASON_OF_CAUSE = {
     "nan": "nan",
     "disk": "disk_full",
 }
+LAST_OUTPUT_BYTES = 4096
 _OF_SIGNAL = {
     signal.SIGBUS: "SIGBUS: /dev/shm is full, or a file was cut while it was mapped",
     signal.SIGABRT: "SIGABRT: a library gave up (in a JAX gang: another process of it died)",
@@ -58,6 +60,8 @@ class Evidence:
     kill_note: str = ""
     heartbeat: Heartbeat | None = None
     has_checkpoint: bool = False
+    words_of_memory: str = ""
+    """The line of its last output that says that memory ran out."""
 
     @property
     def where(self) -> str:
@@ -102,6 +106,7 @@ def gather(
         kill_note=kills[0].note if kills else "",
         heartbeat=read_heartbeat(path),
         has_checkpoint=bool(run.committed_checkpoints()),
+        words_of_memory=words_of_memory(_last_output(path / "out.log")),
     )
 
 
@@ -179,6 +184,8 @@ def _by_signal(evidence: Evidence, number: signal.Signals) -> Verdict:
         )
     if evidence.error is not None:
         return _by_error(evidence, evidence.error, None, number)
+    if evidence.words_of_memory and number == signal.SIGABRT:
+        return _by_words_of_memory(evidence, number=number)
     words = _OF_SIGNAL.get(number, number.name)
     return _made(evidence, "crashed", f"{words}; {evidence.where}", number=number)
 
@@ -215,12 +222,32 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
         return _made(evidence, reason, f"{words} (exit code {code})", exit_code=code)
     if evidence.error is not None:
         return _by_error(evidence, evidence.error, code)
+    if evidence.words_of_memory:
+        return _by_words_of_memory(evidence, exit_code=code)
     # Shells and launchers turn a child's signal into 128 + its number.
     if code > 128 and code - 128 in set(signal.Signals):
         return _by_signal(evidence, signal.Signals(code - 128))
     return _made(
         evidence, "crashed", f"exit code {code} {evidence.where}; see out.log", exit_code=code
     )
+
+
+def _by_words_of_memory(
+    evidence: Evidence, exit_code: int | None = None, number: signal.Signals | None = None
+) -> Verdict:
+    """Of a library that could not allocate and ended the process without an exception."""
+    words = f"a library gave up {evidence.where}: {clean_line(evidence.words_of_memory, 400)}"
+    return _made(evidence, "out_of_memory", words, exit_code=exit_code, number=number)
+
+
+def _last_output(path: Path) -> str:
+    """The end of a trainer's output, as text."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LAST_OUTPUT_BYTES))
+            return file.read(LAST_OUTPUT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _by_error(

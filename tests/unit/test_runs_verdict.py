@@ -9,7 +9,7 @@ import pytest
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.runs.failure import ExitCode, cause_of, exit_code_of
+from memconsole.runs.failure import ExitCode, cause_of, exit_code_of, words_of_memory
 from memconsole.runs.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
 from memconsole.runs.launch.environment import device_kind, trainer_environment
 from memconsole.runs.oom import oom_kills
@@ -90,6 +90,18 @@ def error(cause: str) -> ErrorRecord:
             Evidence(signal=signal.SIGABRT, error=error("out_of_memory")),
             "out_of_memory",
             "it broke",
+            False,
+        ),
+        (
+            Evidence(signal=signal.SIGABRT, words_of_memory="memory allocation of 9 bytes failed"),
+            "out_of_memory",
+            "9 bytes",
+            False,
+        ),
+        (
+            Evidence(exit_code=127, words_of_memory="cannot allocate memory for thread-local data"),
+            "out_of_memory",
+            "thread-local",
             False,
         ),
         (Evidence(final=SAVED), "stopped", "nobody could wait", True),
@@ -306,3 +318,19 @@ def test_secrets_are_neither_recorded_nor_shown() -> None:
     assert "pass1234" not in str(recorded)
     text = f"Authorization: Bearer abcdefgh12345 {environment['AWS_ACCESS_KEY_ID']} ghp_{'b' * 36}"
     assert redact(text) == "Authorization: Bearer [redacted] [redacted] [redacted]"
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("step 1\nterminate called\n  what():  std::bad_alloc\n", "what():  std::bad_alloc"),
+        (
+            "memory allocation of 81920 bytes failed\nstack backtrace:\n",
+            "memory allocation of 81920 bytes failed",
+        ),
+        ("LLVM ERROR: out of memory\nAllocation failed\n", "LLVM ERROR: out of memory"),
+        ("peak memory allocation of the model: 4 MiB\nSegmentation fault\n", ""),
+    ],
+)
+def test_a_librarys_last_words_about_memory_are_found(output: str, line: str) -> None:
+    assert words_of_memory(output) == line

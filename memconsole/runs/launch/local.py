@@ -16,7 +16,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.directory import RunDirectory, RunError, create_run
 from memconsole.runs.files import write_atomic
 from memconsole.runs.launch.environment import trainer_environment
-from memconsole.runs.liveness import liveness, settled
+from memconsole.runs.liveness import liveness, refusal, settled
 from memconsole.runs.redaction import recorded_environment
 
 START_SECONDS = 60.0
@@ -54,7 +54,8 @@ def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -
 def resume(run: RunDirectory) -> int:
     """Start the next attempt of a run that has ended. Returns its number.
 
-    Raises `RunError` while the run, or an orphan of it, lives, and when it is finished.
+    Raises `RunError` while the run, or an orphan of it, lives, when it is finished, and when its plan was refused
+    before anything was trained: a plan is what a run is of, so that another one is another run.
     """
     now = settled(run)
     if now.live:
@@ -65,6 +66,12 @@ def resume(run: RunDirectory) -> int:
         )
     if now.state == "finished":
         raise RunError(f"run {run.id} is finished; there is nothing to resume")
+    why = refusal(run, now.verdict)
+    if why:
+        raise RunError(
+            f"run {run.id} trained nothing: {why}; to train it, changed where needed: "
+            f"memconsole train --plan {run.plan_path} --set KEY=VALUE"
+        )
     return start_supervisor(run, "--resume")
 
 
