@@ -30,6 +30,10 @@ class _Peaks(msgspec.Struct, kw_only=True):
     peak_bytes: int | None = None
 
 
+class _Lacked(msgspec.Struct, kw_only=True):
+    needed_bytes: int
+
+
 class _Stored(msgspec.Struct, kw_only=True):
     """The fields of receipt.json that count here."""
 
@@ -40,6 +44,7 @@ class _Stored(msgspec.Struct, kw_only=True):
     plan: dict[str, Any]
     steps: int
     measured: _Peaks
+    shortfall: _Lacked | None = None
 
 
 class Receipts:
@@ -111,9 +116,10 @@ class Receipts:
             self._seen.add(name)
             return
         self._seen.add(name)
-        peak = stored.measured.peak_bytes
+        lacked = stored.shortfall
+        peak = lacked.needed_bytes if lacked else stored.measured.peak_bytes
         # A run that ended in its first step measured no whole step.
-        if not peak or stored.steps < 2:
+        if not peak or (lacked is None and stored.steps < 2):
             return
         run = Measured(
             plan=plan,
@@ -122,5 +128,6 @@ class Receipts:
             driver=stored.driver,
             versions=stored.versions,
             peak_bytes=peak,
+            at_least=lacked is not None,
         )
         self._by_setup.setdefault(setup_of(plan), []).append(run)

@@ -5,6 +5,9 @@ batch and length. Its estimates are off by one unknown factor; with n runs measu
 factor has a normal posterior (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.5): the prior is the
 band an estimate has without any run, the noise what runs of one setup differ by. Nothing is taken over from
 other setups.
+
+A run that ran out of memory did not measure its peak, but bounds it from below: its observation is censored, and
+its likelihood is the normal distribution's upper tail (Gelman et al., section 8.7).
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from memconsole.plan.plan import Plan, PlanError
 
 NOISE = 0.02
 """Least standard deviation of the log ratio between runs of one setup."""
+POINTS = 400
+"""Intervals of a quadrature over a setup's factor."""
 DECILE = 1.2815515655446004
 """Standard deviations between the median of a normal distribution and its 10th or 90th percentile."""
 
@@ -35,6 +40,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     peak_bytes: int
     """Live tensor bytes at the peak."""
+    at_least: bool = False
+    """The run died of memory: its peak would have been this or more."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -54,23 +61,24 @@ def calibrated(
     of the formulas count.
     """
     setup = setup_of(plan)
-    ratios = []
+    ratios: list[float] = []
+    bounds: list[float] = []
     for run in runs:
         if setup_of(run.plan) != setup or not _same_machine(run, machine):
             continue
         try:
-            ratios.append(math.log(run.peak_bytes / price(run.plan).peak_bytes))
+            ratio = math.log(run.peak_bytes / price(run.plan).peak_bytes)
+            (bounds if run.at_least else ratios).append(ratio)
         except (PlanError, ValueError, ZeroDivisionError):
             continue
-    if not ratios:
+    if not ratios and not bounds:
         return table
     base = table.formula or table  # what earlier plans are priced by
     low, high = base.band_bytes
-    factor, spread = posterior(ratios, math.log(high / low) / (2 * DECILE))
+    factor, spread = posterior(ratios, math.log(high / low) / (2 * DECILE), bounds)
     peak, reserved = int(base.peak_bytes * factor), int(base.reserved_bytes * factor)
     device = base.device_bytes + reserved - base.reserved_bytes
     edge = math.exp(DECILE * spread)
-    count = f"{len(ratios)} measured run{'s' if len(ratios) > 1 else ''} of this setup"
     return msgspec.structs.replace(
         table,
         tier=Tier.CALIBRATED,
@@ -81,22 +89,64 @@ def calibrated(
         reserved_tier=Tier.CALIBRATED,
         device_tier=Tier.CALIBRATED if on_cpu(table) else table.device_tier,
         band_bytes=(int(device / edge), int(device * edge)),
-        band_from=count,
+        band_from=_counted(len(ratios), len(bounds)),
     )
 
 
-def posterior(log_ratios: list[float], prior_deviation: float) -> tuple[float, float]:
+def posterior(
+    log_ratios: list[float], prior_deviation: float, log_bounds: list[float] | None = None
+) -> tuple[float, float]:
     """The factor that estimates of a setup are off by, and the deviation of the next run's logarithm from it.
 
     The prior of the factor's logarithm is centred on 0. The noise is what the runs differ by, where that is
-    more than `NOISE`.
+    more than `NOISE`. `log_bounds` are of runs whose ratio was at least so much.
     """
     n = len(log_ratios)
-    mean = sum(log_ratios) / n
+    mean = sum(log_ratios) / max(1, n)
     scatter = sum((x - mean) ** 2 for x in log_ratios) / max(1, n - 1)
     noise = max(NOISE**2, scatter)
     precision = n / noise + 1 / max(prior_deviation, 1e-9) ** 2
-    return math.exp(n * mean / noise / precision), math.sqrt(1 / precision + noise)
+    centre, variance = n * mean / noise / precision, 1 / precision
+    if log_bounds:
+        centre, variance = _above(centre, variance, log_bounds, noise)
+    return math.exp(centre), math.sqrt(variance + noise)
+
+
+def _above(
+    centre: float, variance: float, log_bounds: list[float], noise: float
+) -> tuple[float, float]:
+    """Mean and variance of a normal posterior after censored observations, by quadrature."""
+    deviation, blur = math.sqrt(variance), math.sqrt(noise)
+    low = centre - 6 * deviation
+    high = max(centre, *log_bounds) + 6 * max(deviation, blur)
+    points = [low + (high - low) * k / POINTS for k in range(POINTS + 1)]
+    logs = [
+        -((x - centre) ** 2) / (2 * variance)
+        + sum(_log_upper_tail((bound - x) / blur) for bound in log_bounds)
+        for x in points
+    ]
+    most = max(logs)
+    weights = [math.exp(value - most) for value in logs]
+    total = sum(weights)
+    mean = sum(w * x for w, x in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - mean) ** 2 for w, x in zip(weights, points, strict=True)) / total
+    return mean, spread
+
+
+def _log_upper_tail(z: float) -> float:
+    """The logarithm of a standard normal's probability above `z` (Abramowitz and Stegun, 26.2.12 far out)."""
+    if z < 25:
+        return math.log(0.5 * math.erfc(z / math.sqrt(2)))
+    return -z * z / 2 - math.log(z * math.sqrt(2 * math.pi))
+
+
+def _counted(measured: int, died: int) -> str:
+    """What a band comes from, as one phrase."""
+    runs = f"{measured} measured run{'s' if measured > 1 else ''}" if measured else ""
+    ended = f"{died} that ran out of memory" if measured else f"{died} out-of-memory run"
+    if died > 1 and not measured:
+        ended += "s"
+    return " and ".join(part for part in (runs, ended if died else "") if part) + " of this setup"
 
 
 def setup_of(plan: Plan) -> tuple[object, ...]:

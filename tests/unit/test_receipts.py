@@ -13,7 +13,7 @@ import pytest
 from memconsole.calibration import Receipts
 from memconsole.devices.budget import budget
 from memconsole.memory.estimate import estimate, table_of
-from memconsole.memory.receipts import DECILE, Machine, Measured, calibrated, posterior
+from memconsole.memory.receipts import DECILE, NOISE, Machine, Measured, calibrated, posterior
 from memconsole.memory.table import MemoryTable, Tier
 from memconsole.plan.plan import Plan, replace
 
@@ -35,7 +35,7 @@ def price(plan: Plan) -> MemoryTable:
 
 def a_run(ratio: float, plan: Plan | None = None, **changes: Any) -> Measured:
     plan = plan or a_plan()
-    known = {
+    known: dict[str, Any] = {
         "plan": plan, "device_name": HERE.device_name, "device_total_bytes": 2**34, "driver": None,
         "versions": HERE.versions, "peak_bytes": int(price(plan).peak_bytes * ratio),
     }  # fmt: skip
@@ -113,6 +113,48 @@ def test_four_of_five_next_runs_lie_within_the_band(runs: int) -> None:
     assert within / trials == pytest.approx(0.8, abs=0.04)
 
 
+@pytest.mark.parametrize("capacity", [-0.05, 0.0, 0.06])
+@pytest.mark.parametrize("runs", [1, 3, 8])
+def test_coverage_stays_where_some_runs_only_bound_their_peak(runs: int, capacity: float) -> None:
+    """As above, on a device of so much room: a run that needs more dies there."""
+    rng, prior, within, trials, died = random.Random(runs), 0.08, 0, 1500, 0
+    for _ in range(trials):
+        true = rng.gauss(0, prior)
+        needs = [rng.gauss(true, NOISE) for _ in range(runs)]
+        seen = [n for n in needs if n <= capacity]
+        bounds = [capacity] * (runs - len(seen))
+        died += len(bounds)
+        factor, spread = posterior(seen, prior, bounds)
+        within += abs(rng.gauss(true, NOISE) - math.log(factor)) < DECILE * spread
+    assert died > 0.1 * runs * trials, "the limit must matter"
+    assert within / trials == pytest.approx(0.8, abs=0.06)
+
+
+def test_a_run_that_died_below_the_estimate_says_little_and_one_above_raises_it() -> None:
+    plain = price(a_plan()).peak_bytes
+    below = with_runs(a_run(0.6, at_least=True))
+    assert below.peak_bytes == pytest.approx(plain, rel=0.01)
+    above = with_runs(a_run(1.3, at_least=True))
+    assert above.peak_bytes > 1.2 * plain
+    assert above.band_bytes[1] > 1.3 * plain
+    assert above.band_from == "1 out-of-memory run of this setup"
+
+
+def test_a_bound_moves_what_runs_measured_less_than_a_measurement_would() -> None:
+    measured = with_runs(*[a_run(1.05)] * 3)
+    bounded = with_runs(*[a_run(1.05)] * 3, a_run(1.07, at_least=True))
+    told = with_runs(*[a_run(1.05)] * 3, a_run(1.30))
+    assert measured.peak_bytes < bounded.peak_bytes < told.peak_bytes
+    assert bounded.band_from == "3 measured runs and 1 that ran out of memory of this setup"
+
+
+def test_a_far_bound_is_reckoned_with() -> None:
+    factor, spread = posterior([0.0] * 5, 0.05, [2.0])
+    assert math.isfinite(factor)
+    assert math.isfinite(spread)
+    assert factor > 1.05
+
+
 def test_receipts_are_read_from_the_folder_of_runs_and_damaged_ones_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,9 +185,10 @@ def test_receipts_are_read_from_the_folder_of_runs_and_damaged_ones_left_out(
     receipts.refresh()
     assert receipts.calibrate(plan, found) == found
     leave("done", receipt())
+    leave("dead", receipt(steps=0, shortfall={"needed_bytes": measured // 2}, measured={}))
     again = Receipts(tmp_path)
     again.refresh()
     table = again.calibrate(plan, found).table
     assert table.tier == Tier.CALIBRATED
     assert abs(table.peak_bytes - measured) < abs(found.table.peak_bytes - measured) / 4
-    assert "1 measured run" in table.band_from
+    assert "1 measured run and 1 that ran out of memory" in table.band_from
