@@ -33,6 +33,10 @@ def command(as_json: bool, live: bool) -> None:
     rows = [["run", "name", "state", "model", "backend", "step", "loss", "age"]]
     rows += [_row(run) for run in found]
     click.echo("\n".join(columns(rows, left=(0, 1, 2, 3, 4))))
+    refused = [run for run in found if run.refused]
+    if refused:
+        click.echo("\nrefused before anything was trained:")
+        click.echo("\n".join(f"  {run.id}: {run.refused}" for run in refused))
 
 
 def _row(run: RunStatus) -> list[str]:
@@ -40,7 +44,7 @@ def _row(run: RunStatus) -> list[str]:
     return [
         run.id,
         run.name,
-        run.state,
+        "refused" if run.refused else run.state,
         run.model,
         run.backend,
         f"{run.step:,}{total}",

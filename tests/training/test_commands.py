@@ -124,3 +124,34 @@ def test_a_plan_that_does_not_fit_starts_nothing(environment: dict[str, str]) ->
 def test_a_catalog_device_is_refused_for_training(environment: dict[str, str]) -> None:
     memconsole(environment, "train", "--set", "device.name=tpu-v5e", code=2)
     assert json.loads(memconsole(environment, "runs", "--json")) == []
+
+
+def test_a_plan_that_its_data_refuses_trains_nothing_and_says_so_everywhere(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    data = tmp_path / "words.jsonl"
+    data.write_text('{"body": "some words"}\n{"body": "some more of them"}\n' * 20)
+    settings = (*SMALL, "--set", f"data.source={data}", "--set", "train.max_steps=2")
+    memconsole(environment, "train", *settings, code=2)
+    (run,) = json.loads(memconsole(environment, "runs", "--json"))
+    assert "text_column" in run["refused"]
+    listed = memconsole(environment, "runs")
+    assert "refused" in listed
+    assert run["refused"] in listed
+    done = subprocess.run(
+        [*COMMAND, "resume", run["id"]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "trained nothing" in done.stderr
+    assert "text_column" in done.stderr
+    assert json.loads(memconsole(environment, "report", run["id"], "--json"))["attempts"] == 1
+    # What it says to do is what helps.
+    plan = next((tmp_path / "state").rglob("plan.toml"))
+    assert str(plan) in done.stderr
+    memconsole(environment, "train", "--plan", str(plan), "--set", "data.text_column=body")
+    first, _ = json.loads(memconsole(environment, "runs", "--json"))
+    assert (first["state"], first["refused"]) == ("finished", "")

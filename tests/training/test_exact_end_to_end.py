@@ -84,6 +84,27 @@ def test_jax_is_compiled_for_this_processor(tmp_path: Path) -> None:
     assert activations["tier"] == "~", "one program tells no activations apart"
 
 
+def test_jax_is_fitted_by_what_its_compiler_says(tmp_path: Path) -> None:
+    """Settings are changed only where the compiler's bytes of the plan do not fit, to some whose bytes do."""
+    here = command(
+        "backend=jax", "device.name=cpu", "train.batch_size=8", "data.sequence_length=64"
+    )
+    fitting = [*here[:3], "fit", *here[4:]]
+    given, _, _ = priced(tmp_path, *here, "--exact")
+    budget = given["device_bytes"] - 2**20
+    found, status, said = priced(tmp_path, *fitting, "--exact", "--budget", f"{budget}B")
+    assert status == 0, said
+    assert found["exact_problem"] == ""
+    assert found["changes"]
+    assert found["after"]["tier"] == "="
+    assert found["after"]["device_bytes"] <= budget
+    changes = (f"{c['key']}={str(c['after']).lower()}" for c in found["changes"])
+    pairs = [part for change in changes for part in ("--set", change)]
+    again, status, said = priced(tmp_path, *here, *pairs, "--exact")
+    assert status == 0, said
+    assert again["peak_bytes"] == found["after"]["peak_bytes"]
+
+
 def test_what_cannot_be_had_is_said_with_the_formulas_numbers(tmp_path: Path) -> None:
     formula, _, _ = priced(tmp_path, *command())
     found, status, said = priced(tmp_path, *command(), "--exact", "--timeout", "0.01")
