@@ -25,6 +25,7 @@ from memconsole_torch import (
     pretrained,
 )
 from memconsole_torch.generate import generate
+from memconsole_torch.optimizer_in_backward import InBackward
 from memconsole_trainer import adapters
 from memconsole_trainer.engine import (
     Batch,
@@ -94,7 +95,8 @@ class TorchEngine:
             lines.append(f"LoRA adapters of rank {o.lora_rank} on a frozen base")
         if o.base_storage != "bf16":
             lines.append(f"Frozen matrices stored in {o.base_storage} codes (QLoRA)")
-        lines.append(f"Optimizer: {o.optimizer}")
+        where = ", stepped inside the backward pass" if o.optimizer_in_backward else ""
+        lines.append(f"Optimizer: {o.optimizer}{where}")
         return lines
 
     def build(
@@ -121,6 +123,10 @@ class TorchEngine:
             self._decoder = pretrained.load(architecture, weights, self._device)
         self._trained = [p for p in self._decoder.parameters() if p.requires_grad]
         self._optimizer = optimizers.create(plan, self._decoder)
+        self._in_backward: InBackward | None = None
+        if plan.optimize.optimizer_in_backward:
+            assert isinstance(self._optimizer, optimizers.Several)
+            self._in_backward = InBackward(self._optimizer)
         self._loss = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
         checkpointing.apply(self._decoder, plan.optimize.gradient_checkpointing)
         if plan.optimize.compile:
@@ -137,6 +143,7 @@ class TorchEngine:
         that ragged and masked micro-batches weigh by their tokens.
         """
         rate = learning_rate(self._step, self._plan, self._total_steps)
+        optimizers.set_learning_rate(self._optimizer, rate)
         targets_total = max(1, int((batch.targets != fused_loss.IGNORE).sum()))
         loss = torch.zeros((), device=self._device)
         for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
@@ -150,14 +157,18 @@ class TorchEngine:
             loss += share.detach()
             self._memory.observe()
             del share
+        norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
+        self._step += 1
+        self._metrics.append((self._step, loss, norm, rate))
+
+    def _updated(self) -> Tensor:
+        """Clip the gradients, step and let go of them. Returns their norm before, a device scalar."""
         gradients = [p.grad for p in self._trained if p.grad is not None]
         norm = optimizers.clip(gradients, self._plan.train.grad_clip)
         del gradients
-        optimizers.set_learning_rate(self._optimizer, rate)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._step += 1
-        self._metrics.append((self._step, loss, norm, rate))
+        return norm
 
     def take_metrics(self) -> list[StepMetrics]:
         """Every step since the last call, read from the device in one transfer."""

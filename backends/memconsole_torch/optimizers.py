@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,11 @@ class Several:
     def step(self) -> None:
         """One update of every weight that has a gradient."""
         for part in self.parts:
-            part.step()
+            self.update(part)
+
+    def update(self, part: Optimizer) -> None:
+        """One update of one part."""
+        part.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Let go of the gradients."""
@@ -46,18 +50,26 @@ class Several:
             part.zero_grad(set_to_none)
 
 
-Updating = Optimizer | Several
+Updating: TypeAlias = Optimizer | Several
 
 
 def create(plan: Plan, decoder: Decoder) -> Updating:
     """The optimizer of `optimize.optimizer` over the trained weights. Raises `PlanError`."""
     trained = trained_parameters(plan, decoder.architecture)
-    if plan.optimize.optimizer != "muon":
-        return _over(plan, decoder, trained, plan.optimize.optimizer)
-    matrices = [p for p in trained if is_orthogonalized(p)]
-    rest = [p for p in trained if not is_orthogonalized(p)]
-    parts = [_over(plan, decoder, matrices, "muon")]
-    return Several([*parts, _over(plan, decoder, rest, "adamw")] if rest else parts)
+    name = plan.optimize.optimizer
+    if plan.optimize.optimizer_in_backward:
+        return Several([_over(plan, decoder, [p], _rule(name, p)) for p in trained])
+    if name != "muon":
+        return _over(plan, decoder, trained, name)
+    rules: dict[OptimizerName, list[Parameter]] = {}
+    for p in trained:
+        rules.setdefault(_rule(name, p), []).append(p)
+    return Several([_over(plan, decoder, weights, rule) for rule, weights in rules.items()])
+
+
+def _rule(name: OptimizerName, parameter: Parameter) -> OptimizerName:
+    """The rule of one weight: Muon leaves all but matrices to AdamW."""
+    return "adamw" if name == "muon" and not is_orthogonalized(parameter) else name
 
 
 def _over(

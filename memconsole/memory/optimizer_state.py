@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from memconsole.memory.sizes import Group
@@ -72,6 +74,22 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
     if backend == "torch":
         return 4 * (trained.pair_twice if optimizer == "adafactor" else trained.pair)
     return 0  # XLA updates donated arrays in place
+
+
+def update_bytes(backend: str, kind: str, optimizer: str, shape: tuple[int, ...]) -> int:
+    """Short-lived bytes of updating one weight alone."""
+    size = math.prod(shape)
+    matrix = len(shape) > 1
+    one = Group(
+        elements=size,
+        largest=size,
+        pair=size,
+        pair_twice=2 * size,
+        orthogonalizing=2 * size + min(shape) ** 2 if matrix else 0,
+    )
+    if optimizer in ("muon", "adafactor") and not matrix:
+        optimizer = "adamw"
+    return step_temporaries(backend, kind, optimizer, one)
 
 
 def state(choice: OptimizeChoice, backend: str, kind: str, trained: Group, shards: int) -> State:

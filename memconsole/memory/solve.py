@@ -197,7 +197,7 @@ def _groups(plan: Plan, keep: frozenset[str]) -> Iterator[Iterable[tuple[Plan, i
     others = [_merged(chosen) for chosen in itertools.product(*harmless)]
     for number in sorted(sets):
         combined = (_combined(plan, a, b) for a in map(_merged, sets[number]) for b in others)
-        found = [c for c in combined if conflict(c[0].optimize) is None]
+        found = [c for c in combined if conflict(c[0]) is None]
         if found:
             yield found
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.memory.moments import Moment, Step
+from memconsole.memory.optimizer_state import update_bytes
 from memconsole.memory.torch_operations import Kernels
 from memconsole.memory.torch_program import (
     block_program,
@@ -66,15 +67,23 @@ def moments(step: Step) -> Iterator[Moment]:
             m.workspace,
             data,
         )
-    yield Moment(
+    if step.plan.optimize.optimizer_in_backward:
+        yield Moment("optimizer step", weights=step.weights, state=resident, data=data)
+    else:
+        yield _update(step)
+    yield Moment("checkpoint", weights=step.weights, state=resident)
+
+
+def _update(step: Step) -> Moment:
+    """The step behind the backward pass."""
+    return Moment(
         "optimizer step",
         weights=step.weights,
         gradients=step.gradients,
         state=step.state.at_step,
         workspace=step.state.temporaries + _norm_workspace(step),
-        data=data if step.kind == "cpu" else 0,
+        data=step.data if step.kind == "cpu" else 0,
     )
-    yield Moment("checkpoint", weights=step.weights, state=resident)
 
 
 _moments: dict[tuple[object, ...], tuple[Moment, ...]] = {}
@@ -88,7 +97,7 @@ def _remembered(step: Step) -> tuple[Moment, ...]:
     key = (
         step.architecture, step.kind, step.tokens, step.sequence, step.compute, step.frozen,
         step.accumulates, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
-        o.activation_offload, o.base_storage,
+        o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
     )  # fmt: skip
     found = _moments.get(key)
     if found is None:
@@ -116,6 +125,7 @@ class _Timeline:
         self.labels = 8 * step.tokens
         """Targets as int64."""
         kernels = _kernels(step)
+        self.stepping = _embedding_rule(kernels.stepping)
         self.blocks = _blocks(step, kernels)
         self.norm = final_norm_program(a, _of_norm(kernels))
         self.evaluated_norm = evaluated_norm(a, _evaluating(kernels))
@@ -197,7 +207,11 @@ class _Timeline:
         step = self.step
         standing, shards = step.standing, step.shards
         # A tied head's gradient waits in autograd's buffer until the embedding's joins it.
-        early = standing + (self.head_gradient if self.tied or not standing else 0)
+        if not self.tied and self.head_gradient:
+            a, read = step.architecture, self._before_head + self.hidden
+            yield self._stepped((a.vocab_size, a.hidden_size), read, self.kept_copies)
+        waits = self.tied or not (standing or self.stepping)
+        early = standing + (self.head_gradient if waits else 0)
         moments = self.norm.adding if standing else self.norm.backward
         live = _widest(moments, self.tokens, self.scores)
         yield self._live("backward", live, early, self.kept + self.tables_kept, self.kept_copies)
@@ -226,10 +240,19 @@ class _Timeline:
             yield self._at(
                 "backward", gradients + positions, 0, 0, 0, work + 4 * step.sequence * a.hidden_size
             )
-            gradients += 0 if step.accumulates else positions
+            yield self._stepped((a.max_positions, a.hidden_size), work)
+            gradients += 0 if step.accumulates or self.stepping else positions
         yield self._at("backward", gradients, 0, 0, 0, work + table + self._embedding_workspace())
         if self.tied:
             yield self._at("backward", gradients, 0, 0, 0, 2 * table)
+        yield self._stepped((a.vocab_size, a.hidden_size), 0)
+
+    def _stepped(self, shape: tuple[int, int], live: int, copies: int = 0) -> Moment:
+        """A weight outside the blocks is updated inside the backward pass: its gradient is still there."""
+        if not self.stepping:
+            return self._at("backward", 0, 0)
+        update = update_bytes("torch", self.step.kind, self.stepping, shape)
+        return self._at("backward", 4 * shape[0] * shape[1], live, copies, 0, update)
 
     def _embedding_workspace(self) -> int:
         """CUDA sorts the tokens, and sums rows in fp32 by parts and by distinct tokens."""
@@ -278,6 +301,11 @@ def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
     return max(moments, key=lambda live: live.total.bytes(tokens, scores))
 
 
+def _embedding_rule(optimizer: str) -> str:
+    """What updates weights outside the blocks."""
+    return "adamw" if optimizer == "muon" else optimizer
+
+
 def _kernels(step: Step) -> Kernels:
     o = step.plan.optimize
     return Kernels(
@@ -287,6 +315,7 @@ def _kernels(step: Step) -> Kernels:
         rank=o.lora_rank,
         frozen=step.frozen,
         storage=o.base_storage,
+        stepping=o.optimizer if o.optimizer_in_backward else "",
     )
 
 

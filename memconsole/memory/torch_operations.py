@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from memconsole.memory.optimizer_state import update_bytes
 from memconsole.memory.sizes import STORAGE_BLOCK
 from memconsole.memory.torch_tape import (
     COPIES,
@@ -43,6 +44,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Of a frozen base's matrices: other than bf16, each is decoded for one product at a time."""
     masked: bool = False
     """Whether attention gets an additive mask (a sliding window that cuts)."""
+    stepping: str = ""
+    """The optimizer that updates each weight as soon as its gradient is there; empty where none does."""
     first: bool = False
     """The first block of a frozen base: nothing below it wants a gradient."""
 
@@ -111,7 +114,7 @@ class Operations:
             gradient: Storage, held: tuple[Storage, Storage] | None = held
         ) -> list[Contribution]:
             found = tape.new(fp32(n))
-            self._stays(tape.new(Size(weight)))
+            self._stays(tape.new(Size(weight)), (weight // 4,))
             return [(below, found)] if below is not None else []
 
         def step_by_step(
@@ -122,7 +125,7 @@ class Operations:
             del wide
             widened = tape.new(fp32(n)) if c != FP32 else None
             tape.new(fp32(n))  # the product that is summed to the weight's gradient
-            self._stays(tape.new(Size(weight)))
+            self._stays(tape.new(Size(weight)), (weight // 4,))
             inner = tape.new(fp32(n))
             tape.new(fp32(n))
             projected = tape.new(fp32(n))
@@ -162,7 +165,8 @@ class Operations:
         held = held if saved else (None, None)
         weight = Slot(Size(c * elements))
         if not frozen:
-            tape.record(weight, lambda gradient: self._weight_gradient(gradient, elements))
+            shape = (out, width)
+            tape.record(weight, lambda gradient: self._weight_gradient(gradient, elements, shape))
         slot = Slot(Size(token=c * out))
 
         def run(
@@ -193,11 +197,13 @@ class Operations:
         self.tape.new(Size(slice_elements * (6 if kernels.storage == "nf4" else 4)), WORKSPACE)
         return whole
 
-    def _weight_gradient(self, gradient: Storage, elements: int) -> list[Contribution]:
-        """Cast to fp32, then kept or added to what is there."""
+    def _weight_gradient(
+        self, gradient: Storage, elements: int, shape: tuple[int, ...]
+    ) -> list[Contribution]:
+        """Cast to fp32, then kept, added to what is there, or used up."""
         if self.kernels.compute != FP32:
             gradient = self.tape.new(Size(FP32 * elements))
-        self._stays(gradient)
+        self._stays(gradient, shape)
         return []
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -357,7 +363,12 @@ class Operations:
     def _cuda(self) -> bool:
         return self.kernels.kind in ("gpu", "rocm")
 
-    def _stays(self, gradient: Storage) -> None:
+    def _stays(self, gradient: Storage, shape: tuple[int, ...]) -> None:
+        """A weight's gradient is complete: it waits for the step, or the weight is updated now."""
+        k = self.kernels
+        if k.stepping:
+            self.tape.new(Size(update_bytes("torch", k.kind, k.stepping, shape)))
+            return
         gradient.becomes(GRADIENTS)
         self.gradients.append(gradient)
 

@@ -40,7 +40,7 @@ def check(plan: Plan) -> None:
     _check_positions(plan, architecture)
     _check_vocabulary(plan, architecture)
     _check_rows(plan)
-    check_conflicts(plan.optimize)
+    check_conflicts(plan)
     catalog.dataset(plan)
 
 

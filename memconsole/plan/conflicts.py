@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from memconsole.plan.sections import OptimizeChoice, PlanError, quote
+from memconsole.plan.sections import Plan, PlanError, quote
 
 
-def conflict(o: OptimizeChoice) -> tuple[str, str] | None:
-    """The setting of `o` that cannot stand beside the others, and the reason; None where all can."""
+def conflict(plan: Plan) -> tuple[str, str] | None:
+    """The optimization that cannot stand beside the plan's others, and the reason; None where all can."""
+    o = plan.optimize
     if o.freeze_base and o.lora_rank == 0:
         return "freeze_base", "nothing is left to train; set optimize.lora_rank too"
     if o.lora_rank > 0 and not o.freeze_base:
@@ -19,13 +20,32 @@ def conflict(o: OptimizeChoice) -> tuple[str, str] | None:
             "base_storage",
             "only a frozen base can be stored in codes; set optimize.lora_rank and freeze_base too",
         )
+    if o.optimizer_in_backward:
+        reason = _needs_every_gradient(plan)
+        if reason:
+            return "optimizer_in_backward", reason
     return None
 
 
-def check_conflicts(o: OptimizeChoice) -> None:
+def _needs_every_gradient(plan: Plan) -> str:
+    """Why no weight may be updated before every gradient is there; empty where it may."""
+    if plan.optimize.accumulation_steps > 1:
+        return (
+            "gradients are added up over micro-batches first; set optimize.accumulation_steps = 1"
+        )
+    if plan.train.grad_clip > 0:
+        return "clipping needs the norm of all gradients first; set train.grad_clip = 0"
+    if plan.optimize.precision == "fp16":
+        return "fp16 skips a step if any gradient overflowed; set optimize.precision = bf16"
+    if plan.optimize.precision not in ("fp32", "bf16"):
+        return "weights are rounded behind the whole step; set optimize.precision = fp32 or bf16"
+    return ""
+
+
+def check_conflicts(plan: Plan) -> None:
     """Raise `PlanError` for optimizations that exclude each other."""
-    found = conflict(o)
+    found = conflict(plan)
     if found:
         key, reason = found
-        shown = quote(getattr(o, key))
+        shown = quote(getattr(plan.optimize, key))
         raise PlanError(f"optimize.{key} = {shown}: {reason}", f"optimize.{key}")

@@ -48,7 +48,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     def press(self, plan: Plan, value: Any) -> Plan:
         """The same. Raises `PlanError` where another optimization of the plan excludes it."""
         changed = self.apply(plan, value)
-        check_conflicts(changed.optimize)
+        check_conflicts(changed)
         return changed
 
     def next_value(self, plan: Plan) -> Any:
@@ -205,6 +205,17 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         values=_fixed(False, True),
         trains={"torch": None},
         absent={"jax": "the JAX step is always compiled by XLA"},
+    ),
+    Optimization(
+        key="optimize.optimizer_in_backward",
+        label="optimizer in backward",
+        help="each weight is updated as soon as its gradient is there, which then goes",
+        costs="no accumulation and no clipping by the global norm",
+        values=_fixed(False, True),
+        trains={"torch": None},
+        absent={
+            "jax": "not in JAX: a step is one program without hooks, and XLA decides when each update runs"
+        },
     ),
     Optimization(
         key="optimize.base_storage",

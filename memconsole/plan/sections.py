@@ -155,6 +155,9 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     optimizer_offload: Annotated[
         OptimizerOffload, about("where the optimizer state waits between steps")
     ] = "none"
+    optimizer_in_backward: Annotated[
+        bool, about("update each weight as soon as its gradient is there")
+    ] = False
     activation_offload: Annotated[bool, about("keep saved activations off the device")] = False
     fused_loss: Annotated[bool, about("chunked cross-entropy: the full logits never exist")] = False
     freeze_base: Annotated[bool, about("no gradient for the loaded weights")] = False

@@ -383,7 +383,7 @@ def test_every_toggle_of_every_model_leads_to_a_plan_that_can_be_priced(
         seen = plan
         for _ in row.values(plan):
             seen = row.apply(seen, row.next_value(seen))
-            if conflict(seen.optimize) is None:
+            if conflict(seen) is None:
                 check(seen)
         assert row.value(seen) == row.value(plan), "a toggle comes round"
 

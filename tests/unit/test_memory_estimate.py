@@ -57,7 +57,7 @@ def test_every_other_value_of_every_toggle_is_the_difference_of_two_whole_estima
                 continue
             found = priced[row.key, value]
             changed = row.apply(plan, value)
-            if conflict(changed.optimize):
+            if conflict(changed):
                 assert not found.available
                 assert found.reason
                 continue

@@ -74,7 +74,7 @@ def plans_and_kinds(draw: st.DrawFn) -> tuple[Plan, str]:
     for row in FREE:
         values = [v for v in row.values(plan) if row.refusal(plan, v) is None]
         tried = [row.apply(plan, value) for value in values]
-        plan = draw(st.sampled_from([p for p in tried if conflict(p.optimize) is None]))
+        plan = draw(st.sampled_from([p for p in tried if conflict(p) is None]))
     return plan, draw(st.sampled_from(KINDS[backend]))
 
 
@@ -87,7 +87,7 @@ def everything(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...], 
         for row, value in chosen:
             if value != row.value(plan):
                 changed = row.apply(changed, value)
-        if conflict(changed.optimize):
+        if conflict(changed):
             continue
         if any(plans.get(changed, key) != plans.get(plan, key) for key in keep):
             continue
