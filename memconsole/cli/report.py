@@ -5,14 +5,15 @@ from __future__ import annotations
 import json as json_module
 
 import click
-import msgspec
 
+from memconsole.cli.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.progress import summary
 from memconsole.cli.tables import columns
+from memconsole.devices.probe import read_once
 from memconsole.runs.directory import find_run
 from memconsole.runs.follow import Follower
 from memconsole.runs.report import report
-from memconsole.units import format_bytes
+from memconsole.runs.snapshot import OUT_OF_MEMORY
 
 
 @click.command()
@@ -22,8 +23,9 @@ def command(run: str, as_json: bool) -> None:
     """Print RUN's losses, epochs and memory, live or finished."""
     found = find_run(run)
     made = report(found)
+    devices = read_once() if made.verdict.reason in OUT_OF_MEMORY else None
     if as_json:
-        click.echo(json_module.dumps(msgspec.to_builtins(made), indent=2))
+        click.echo(json_module.dumps(document(found, made, devices), indent=2))
         return
     click.echo(summary(Follower(found).poll()))
     if made.epochs:
@@ -33,18 +35,10 @@ def command(run: str, as_json: bool) -> None:
             for e in made.epochs
         ]
         click.echo("\n".join(["", *columns(rows, left=())]))
-    rows = [["memory", "estimated", "measured", "measured/estimated"]]
-    for name in ("peak_bytes", "device_bytes", "host_bytes"):
-        estimated = getattr(made.memory.estimated, name) if made.memory.estimated else None
-        measured = getattr(made.memory.measured, name) if made.memory.measured else None
-        ratio = f"{measured / estimated:.2f}" if estimated and measured else "n/a"
-        rows.append([name.removesuffix("_bytes"), _bytes(estimated), _bytes(measured), ratio])
-    click.echo("\n".join(["", *columns(rows)]))
+    click.echo("\n".join(["", *memory_lines(made.memory)]))
+    if helped := remedy_lines(remedies_after(found, made, devices)):
+        click.echo("\n".join(["", *helped]))
 
 
 def _loss(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.4f}"
-
-
-def _bytes(count: int | None) -> str:
-    return "n/a" if count is None else format_bytes(count)

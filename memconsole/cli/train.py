@@ -9,8 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 import click
-import msgspec
 
+from memconsole.cli.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plan import DOES_NOT_FIT
 from memconsole.cli.progress import ProgressLines, summary
@@ -20,7 +20,7 @@ from memconsole.runs.control import request_stop
 from memconsole.runs.directory import RunDirectory
 from memconsole.runs.follow import Follower
 from memconsole.runs.report import report
-from memconsole.runs.snapshot import LIVE, RunSnapshot
+from memconsole.runs.snapshot import LIVE, OUT_OF_MEMORY, RunSnapshot
 from memconsole.start import check_launch, start
 from memconsole.units import format_bytes
 
@@ -115,10 +115,15 @@ def follow(run: RunDirectory, *, json: bool = False) -> int:
             time.sleep(POLL_SECONDS)
     finally:
         signal.signal(signal.SIGINT, previous)
+    made = report(run)
+    devices = read_once() if made.verdict.reason in OUT_OF_MEMORY else None
     if json:
-        click.echo(json_module.dumps(msgspec.to_builtins(report(run)), indent=2))
+        click.echo(json_module.dumps(document(run, made, devices), indent=2))
     else:
         click.echo(summary(snapshot))
+        click.echo("\n".join(["", *memory_lines(made.memory)]))
+        if helped := remedy_lines(remedies_after(run, made, devices)):
+            click.echo("\n".join(["", *helped]))
     return exit_code(snapshot)
 
 

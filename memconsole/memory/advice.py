@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from memconsole.memory.correction import Correction, Died, correction
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import Budget, MemoryTable
@@ -53,14 +54,19 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     time_factor: float
 
 
-def remedies(plan: Plan, budget: Budget) -> tuple[Remedy, ...]:
-    """Everything that lowers this plan's memory and that its backend can train, in the order to try."""
+def remedies(plan: Plan, budget: Budget, died: Died | None = None) -> tuple[Remedy, ...]:
+    """Everything that lowers this plan's memory and that its backend can train, in the order to try.
+
+    With what a run of the plan measured that ran out of memory, in bytes of that run.
+    """
     before = table_of(plan, budget)
+    by = correction(before, died)
+    fits = died is None and by.fits(before)
     found: list[Remedy] = []
     for key in ORDER:
-        best = [r for c, label in _changes(plan, key) if (r := _remedy(plan, budget, c, label))]
+        best = [r for c, label in _changes(plan, key) if (r := _remedy(plan, before, by, c, label))]
         fitting = [r for r in best if r.fits]
-        if fitting and not before.fits:
+        if fitting and not fits:
             found.append(min(fitting, key=lambda r: r.saves_bytes))
         elif best:
             found.append(max(best, key=lambda r: r.saves_bytes))
@@ -98,14 +104,17 @@ def _changes(plan: Plan, key: str) -> list[tuple[dict[str, Any], str]]:
     return found
 
 
-def _remedy(plan: Plan, budget: Budget, changes: dict[str, Any], label: str) -> Remedy | None:
+def _remedy(
+    plan: Plan, before: MemoryTable, by: Correction, changes: dict[str, Any], label: str
+) -> Remedy | None:
+    budget = before.budget
     try:
         changed = plans.replace(plan, changes)
         check(changed)
-        before, after = table_of(plan, budget), table_of(changed, budget)
+        after = table_of(changed, budget)
     except PlanError:
         return None
-    saves = before.device_bytes - after.device_bytes
+    saves = by.device_bytes(before) - by.device_bytes(after)
     if saves <= 0 and budget.kind == "cpu":
         saves = before.host_bytes - after.host_bytes
     if saves <= 0:
@@ -113,7 +122,7 @@ def _remedy(plan: Plan, budget: Budget, changes: dict[str, Any], label: str) -> 
     now = step_seconds(plan, architecture_of(plan), budget) / plan.tokens_per_step
     then = step_seconds(changed, architecture_of(changed), budget) / changed.tokens_per_step
     return Remedy(
-        changes=changes, label=label, saves_bytes=saves, fits=after.fits, time_factor=then / now
+        changes=changes, label=label, saves_bytes=saves, fits=by.fits(after), time_factor=then / now
     )
 
 

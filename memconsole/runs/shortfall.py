@@ -34,6 +34,8 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int | None
     """Live tensor bytes when the request failed, as far as they were still there to be counted."""
     requested_bytes: int | None
+    peak_bytes: int | None = None
+    """The highest that was measured."""
     needed_bytes: int
     """What the run needed at least: its measured peak, or what it held with what it asked for."""
 
@@ -63,7 +65,13 @@ def shortfall(
     needed = max(peak or 0, together, requested or 0)
     if not needed:
         return None
-    return Shortfall(phase=phase, held_bytes=held, requested_bytes=requested, needed_bytes=needed)
+    return Shortfall(
+        phase=phase,
+        held_bytes=held,
+        requested_bytes=requested,
+        peak_bytes=peak,
+        needed_bytes=needed,
+    )
 
 
 def _first(patterns: tuple[str, ...], message: str) -> int | None:

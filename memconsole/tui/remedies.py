@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from memconsole.devices.reading import Devices
 from memconsole.memory.advice import Remedy
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.remedies import remedies_of
+from memconsole.runs.directory import RunError, find_run
+from memconsole.runs.report import report
 from memconsole.tui.screens.pick import Choice
 from memconsole.units import format_bytes
 
 
-def remedies_of(plan: Plan, devices: Devices | None) -> tuple[tuple[Remedy, ...], str]:
-    """Everything that lowers the plan's memory on its device, in the order to try, or why there is nothing."""
-    from memconsole.devices.budget import budget
-    from memconsole.memory.advice import remedies
-
+def found_remedies(
+    run_id: str, plan: Plan, devices: Devices | None
+) -> tuple[tuple[Remedy, ...], str]:
+    """What would have lowered this run's memory, in the order to try, or why there is nothing."""
+    lacked = None
+    with contextlib.suppress(RunError, OSError):  # its records are gone: the estimate is left
+        lacked = report(find_run(run_id)).memory.shortfall
     try:
-        return remedies(plan, budget(plan, devices)), ""
+        return remedies_of(plan, lacked, devices), ""
     except PlanError as error:
         return (), str(error)
 
 
+def first_that_fits(found: tuple[Remedy, ...]) -> str:
+    """The row to start on."""
+    return next((str(n) for n, remedy in enumerate(found) if remedy.fits), "")
+
+
 def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
-    """A row per remedy: what it saves by the estimate, and what it costs."""
+    """A row per remedy: what it would have saved in this run, and what it costs."""
     return [
         Choice(
             str(n),

@@ -282,7 +282,7 @@ def test_the_failed_request_is_read_from_each_frameworks_words(
 
 def test_a_shortfall_is_the_highest_that_is_known_to_have_been_needed() -> None:
     assert shortfall("train", 100, 80, 50) == Shortfall(
-        phase="train", held_bytes=80, requested_bytes=50, needed_bytes=130
+        phase="train", held_bytes=80, requested_bytes=50, peak_bytes=100, needed_bytes=130
     )
     assert shortfall("train", 100, None, 50).needed_bytes == 100  # type: ignore[union-attr]
     assert shortfall("import", None, None, None) is None

@@ -122,13 +122,15 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     async def action_remedies(self) -> None:
         """List what would have lowered this run's memory; the one picked is applied and launched."""
-        from memconsole.tui.remedies import choices_of, remedies_of
+        from memconsole.tui.remedies import choices_of, first_that_fits, found_remedies
         from memconsole.tui.screens.pick import PickScreen
 
         run = self.console.run_view.snapshot
         if run is None:
             return
-        found, problem = await asyncio.to_thread(remedies_of, run.plan, self.console.devices)
+        found, problem = await asyncio.to_thread(
+            found_remedies, run.id, run.plan, self.console.devices
+        )
         if not found:
             self.notice(problem or "no setting that this backend trains needs less memory", "bad")
             return
@@ -141,7 +143,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 self.console.launch(plans.replace(run.plan, remedy.changes), name)
 
         heading = f"{run.name or run.id} ran out of memory: relaunch with"
-        self.app.push_screen(PickScreen(heading, choices_of(found)), picked)
+        self.app.push_screen(PickScreen(heading, choices_of(found), first_that_fits(found)), picked)
 
     def action_resume(self) -> None:
         run = self.console.run_view.snapshot

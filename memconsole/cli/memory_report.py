@@ -1,0 +1,98 @@
+"""A run's memory, estimated next to measured, and what would have saved a run that ran out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memconsole.cli.tables import columns
+from memconsole.devices.reading import Devices
+from memconsole.memory.advice import Remedy
+from memconsole.plan.plan import PlanError
+from memconsole.remedies import remedies_of
+from memconsole.runs.comparison import Comparison
+from memconsole.runs.directory import RunDirectory
+from memconsole.runs.report import MemoryReport, Report
+from memconsole.runs.snapshot import OUT_OF_MEMORY
+from memconsole.units import format_bytes
+
+
+def document(run: RunDirectory, made: Report, devices: Devices | None) -> dict[str, Any]:
+    """The report as `--json` prints it, with the remedies of a run that ran out of memory."""
+    found: dict[str, Any] = msgspec.to_builtins(made)
+    if made.verdict.reason in OUT_OF_MEMORY:
+        found["remedies"] = msgspec.to_builtins(remedies_after(run, made, devices))
+    return found
+
+
+def remedies_after(run: RunDirectory, made: Report, devices: Devices | None) -> tuple[Remedy, ...]:
+    """In the order to try; none for a run that ended otherwise, or whose plan or device is gone."""
+    if made.verdict.reason not in OUT_OF_MEMORY:
+        return ()
+    try:
+        return remedies_of(run.read_plan(), made.memory.shortfall, devices)
+    except PlanError:
+        return ()
+
+
+def memory_lines(memory: MemoryReport) -> list[str]:
+    """A row per figure, then the host memory by kind and where the band comes from."""
+    rows = [["memory", "estimated", "measured", "error", "in band"]]
+    rows += [_row(c) for c in memory.comparison]
+    lines = columns(rows)
+    measured = memory.measured
+    if measured.host_anonymous_bytes is not None:
+        lines.append(
+            f"host memory: {format_bytes(measured.host_anonymous_bytes)} anonymous, "
+            f"{_bytes(measured.host_shared_bytes)} shared"
+        )
+    lines += [f"{c.name}: {c.note}" for c in memory.comparison if c.note]
+    banded = next((c.band_bytes for c in memory.comparison if c.band_bytes), None)
+    if banded is not None:
+        source = f" ({memory.band_from})" if memory.band_from else ""
+        lines.append(f"band: {format_bytes(banded[0])} to {format_bytes(banded[1])}{source}")
+    lacked = memory.shortfall
+    if lacked is not None:
+        asked = f", asked for {_bytes(lacked.requested_bytes)}" if lacked.requested_bytes else ""
+        lines.append(
+            f"died in phase {lacked.phase}: held {_bytes(lacked.held_bytes)}{asked}; needed at least "
+            f"{format_bytes(lacked.needed_bytes)}"
+        )
+    return lines
+
+
+def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:
+    """A row per remedy, in the order to try, in bytes of the run that died."""
+    if not found:
+        return []
+    rows = [["what would have helped", "saves", "time", "", "as settings"]]
+    rows += [
+        [
+            remedy.label,
+            "~" + format_bytes(remedy.saves_bytes),
+            f"x{remedy.time_factor:.2f}",
+            "fits" if remedy.fits else "too little",
+            " ".join(f"--set {key}={_word(value)}" for key, value in remedy.changes.items()),
+        ]
+        for remedy in found
+    ]
+    return columns(rows, left=(0, 3, 4))
+
+
+def _row(c: Comparison) -> list[str]:
+    guess = "n/a" if c.estimated_bytes is None else f"{c.tier} {format_bytes(c.estimated_bytes)}"
+    seen = ("≥ " if c.at_least else "") + _bytes(c.measured_bytes)
+    error = "n/a"
+    if c.error_percent is not None and (not c.at_least or c.error_percent < 0):
+        error = f"{c.error_percent:+.1f} %"
+    band = {True: "yes", False: "no", None: "n/a"}[c.inside_band]
+    return [c.name, guess, seen, error, band]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _bytes(count: int | None) -> str:
+    return "n/a" if count is None else format_bytes(count)

@@ -1,0 +1,28 @@
+"""What would have saved a run that ran out of memory, by what it measured before it died."""
+
+from __future__ import annotations
+
+from memconsole.devices.budget import budget
+from memconsole.devices.reading import Devices
+from memconsole.memory.advice import Remedy, remedies
+from memconsole.memory.correction import Died
+from memconsole.plan.plan import Plan
+from memconsole.runs.comparison import MEASURED_PHASES
+from memconsole.runs.shortfall import Shortfall
+
+
+def remedies_of(
+    plan: Plan, lacked: Shortfall | None, devices: Devices | None
+) -> tuple[Remedy, ...]:
+    """Everything that lowers the plan's memory on its device, in the order to try, in bytes of the run that
+    died. Raises `PlanError` for a device that is not there."""
+    return remedies(plan, budget(plan, devices), died(lacked))
+
+
+def died(lacked: Shortfall | None) -> Died | None:
+    """The run's shortfall in the words of an estimate; None where nothing was measured."""
+    if lacked is None:
+        return None
+    phase = next((name for name, told in MEASURED_PHASES.items() if lacked.phase in told), "")
+    held = lacked.peak_bytes or lacked.held_bytes or 0
+    return Died(needed_bytes=lacked.needed_bytes, held_bytes=held, phase=phase)

@@ -1,0 +1,79 @@
+"""Remedies are measured by the run that died: its need corrects the estimate, its room the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from memconsole.memory.advice import remedies
+from memconsole.memory.correction import Died, correction
+from memconsole.memory.estimate import table_of
+from memconsole.memory.table import Budget
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan
+from memconsole.remedies import died
+from memconsole.runs.shortfall import shortfall
+
+GIB = 2**30
+PLAN = plans.replace(
+    Plan(), {"model.name": "smollm2-135m", "data.sequence_length": 1024, "train.batch_size": 16}
+)
+
+
+def device(usable: int) -> Budget:
+    return Budget(
+        name="card", kind="gpu", memory_label="VRAM", total_bytes=usable, usable_bytes=usable,
+        why="test", bandwidth_bytes_per_second=1e12, peak_flops={"fp32": 2e13, "bf16": 1e14},
+    )  # fmt: skip
+
+
+def test_a_run_that_needed_half_as_much_again_raises_every_saving_by_that() -> None:
+    budget = device(12 * GIB)
+    table = table_of(PLAN, budget)
+    ran = Died(needed_bytes=table.peak_bytes * 3 // 2, held_bytes=11 * GIB)
+    plain = {r.label: r for r in remedies(PLAN, budget)}
+    corrected = {r.label: r for r in remedies(PLAN, budget, ran)}
+    shared = set(plain) & set(corrected)
+    assert len(shared) >= 3
+    for label in shared:
+        after = table_of(plans.replace(PLAN, corrected[label].changes), budget)
+        tensors = table.peak_bytes - after.peak_bytes
+        assert corrected[label].saves_bytes - plain[label].saves_bytes == pytest.approx(
+            tensors / 2, abs=2
+        )
+        assert plain[label].fits or not corrected[label].fits
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.3])
+def test_fitting_means_the_corrected_need_within_the_room(factor: float) -> None:
+    budget = device(12 * GIB)
+    table = table_of(PLAN, budget)
+    ran = Died(needed_bytes=int(table.peak_bytes * factor), held_bytes=10 * GIB)
+    for remedy in remedies(PLAN, budget, ran):
+        after = table_of(plans.replace(PLAN, remedy.changes), budget)
+        need = after.peak_bytes * factor + after.device_bytes - after.peak_bytes
+        assert remedy.fits == (need <= budget.usable_bytes)
+
+
+def test_a_run_that_died_with_room_in_the_budget_shows_that_the_room_is_not_there() -> None:
+    """80 GiB were thought free; the run got 9 GiB and no more."""
+    budget = device(80 * GIB)
+    table = table_of(PLAN, budget)
+    assert table.fits
+    by = correction(table, Died(needed_bytes=10 * GIB, held_bytes=9 * GIB))
+    assert by.room_bytes == 9 * GIB + table.device_bytes - table.peak_bytes
+    assert by.factor == 1.0, "it died below its estimate, which says nothing against it"
+    assert not by.fits(table)
+    found = remedies(PLAN, budget, Died(needed_bytes=10 * GIB, held_bytes=9 * GIB))
+    assert any(r.fits for r in found)
+    assert any(not r.fits for r in found)
+
+
+def test_a_death_in_evaluation_is_held_against_the_estimate_of_evaluation() -> None:
+    table = table_of(PLAN, device(12 * GIB))
+    need = int(table.phases["evaluation"] * 1.5)
+    lacked = shortfall("evaluate", need, None, None)
+    ran = died(lacked)
+    assert ran is not None
+    assert ran.phase == "evaluation"
+    assert correction(table, ran).factor == pytest.approx(1.5, rel=1e-6)
+    assert died(None) is None
