@@ -37,13 +37,14 @@ def correction(table: MemoryTable, died: Died | None) -> Correction:
     """By a run of `table`'s own plan; by the budget alone without one.
 
     The estimate is raised where the run needed more than was estimated for the phase it died in. Where the
-    budget had room for that need, it was wrong: then only what the run did hold is known to be there.
+    budget has room even for that, it is wrong: then only what the run did hold is known to be there.
     """
     room = table.budget.usable_bytes
     if died is None:
         return Correction(room_bytes=room)
     estimated = table.phases.get(died.phase) or table.peak_bytes
-    beside = table.device_bytes - table.peak_bytes
-    if room >= died.needed_bytes + beside:
-        room = died.held_bytes + beside
-    return Correction(factor=max(1.0, died.needed_bytes / max(1, estimated)), room_bytes=room)
+    found = Correction(factor=max(1.0, died.needed_bytes / max(1, estimated)), room_bytes=room)
+    if not found.fits(table):
+        return found
+    held = died.held_bytes + table.device_bytes - table.peak_bytes
+    return msgspec.structs.replace(found, room_bytes=held)

@@ -68,6 +68,16 @@ def test_a_run_that_died_with_room_in_the_budget_shows_that_the_room_is_not_ther
     assert any(not r.fits for r in found)
 
 
+def test_a_budget_that_the_estimate_exceeds_explains_the_death_however_little_was_measured() -> (
+    None
+):
+    budget = device(12 * GIB)
+    table = table_of(PLAN, budget)
+    assert not table.fits
+    by = correction(table, Died(needed_bytes=GIB, held_bytes=GIB))
+    assert by.room_bytes == budget.usable_bytes
+
+
 def test_a_death_in_evaluation_is_held_against_the_estimate_of_evaluation() -> None:
     table = table_of(PLAN, device(12 * GIB))
     need = int(table.phases["evaluation"] * 1.5)
