@@ -1,0 +1,93 @@
+"""A run that really runs out of memory, on a real terminal: one key lists what helps, enter relaunches with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from terminal import Terminal
+
+COMMAND = [sys.executable, "-m", "memconsole"]
+ALLOWED_BYTES = 60 * 2**20
+PLAN = {
+    "model.target_params": 1_000_000, "data.vocab_size": 1024, "data.sequence_length": 64,
+    "train.batch_size": 64, "train.max_steps": 3, "train.sample_tokens": 4, "device.name": "cpu",
+    "device.memory_fraction": ALLOWED_BYTES / psutil.virtual_memory().total,
+}  # fmt: skip
+"""About 200 MiB by the estimate of either backend."""
+SLOW = 180.0
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "NO_COLOR"))},
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "OMP_NUM_THREADS": "1",
+        "LC_ALL": "C.UTF-8",
+    }
+    yield env
+    memconsole(env, "stop", "latest", "--kill", "--yes")
+
+
+def memconsole(env: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [*COMMAND, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    return done.stdout
+
+
+def runs(env: dict[str, str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(memconsole(env, "runs", "--json"))
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes(
+    backend: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    pytest.importorskip(backend)
+    (tmp_path / "text").mkdir()
+    for n in range(12):
+        (tmp_path / "text" / f"{n}.txt").write_text(
+            f"the cat {n} sat on a mat while dogs ran. " * 90
+        )
+    plan = PLAN | {"backend": backend, "data.source": str(tmp_path / "text")}
+    settings = [part for key, value in plan.items() for part in ("--set", f"{key}={value}")]
+    console = Terminal([*COMMAND, *settings], environment, 100, 30)
+    try:
+        console.wait_for("does not fit|over|too", SLOW)
+        console.press("l")
+        console.wait_for("start it all the same", SLOW)
+        console.press("s")
+        console.wait_for("out of memory", SLOW)
+        died = runs(environment)[0]
+        assert died["state"] == "failed"
+        report = json.loads(memconsole(environment, "report", died["id"], "--json"))
+        assert report["verdict"]["reason"] == "out_of_memory", report["verdict"]
+        helped = [r for r in report["remedies"] if r["fits"]]
+        assert helped, report["remedies"]
+
+        console.press("f")
+        console.wait_for("relaunch with", SLOW)
+        console.wait_for("saves ~.*fits", SLOW)
+        console.press("enter")
+        console.wait_for("✓ finished", SLOW)
+    finally:
+        console.close()
+    found = {run["id"]: run for run in runs(environment)}
+    (again,) = (run for key, run in found.items() if key != died["id"])
+    assert again["state"] == "finished"
+    made = json.loads(memconsole(environment, "report", again["id"], "--json"))
+    for key, value in helped[0]["changes"].items():
+        section, name = key.split(".")
+        assert made["plan"][section][name] == value
+    assert made["memory"]["measured"]["peak_bytes"] < report["memory"]["estimated"]["peak_bytes"]
