@@ -17,8 +17,9 @@ from memconsole.plan.plan import Plan, PlanError
 def compute_dtype(plan: Plan) -> Any:
     """The dtype of activations and matmuls. Raises `PlanError` for fp16."""
     precision = plan.optimize.precision
-    if precision == "fp16":
+    if precision in ("fp16", "bf16-sr"):
         raise PlanError(
-            "optimize.precision = fp16: the jax backend trains fp32 | bf16", "optimize.precision"
+            f"optimize.precision = {precision}: the jax backend trains fp32 | bf16",
+            "optimize.precision",
         )
     return jnp.bfloat16 if precision == "bf16" else jnp.float32

@@ -1,13 +1,14 @@
 """Cross-entropy of the head's logits: whole, or in chunks of tokens so that they never all exist.
 
 All functions take hidden states (..., H), the head's matrix (V, H) and int targets (...), and return
-the summed nats of the unmasked targets as an fp32 scalar. torch's own `F.linear_cross_entropy` chunks
+the summed nats of the unmasked targets as an fp32 scalar, times `share`, which is multiplied in before anything
+is rounded to 16 bits: in fp16, sums of many tokens would not fit otherwise. torch's own `F.linear_cross_entropy` chunks
 only when asked, and sums a bf16 loss in bf16.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,24 +16,34 @@ from torch import Tensor
 
 IGNORE = -100
 """A target that counts for nothing."""
+Share: TypeAlias = Tensor | float
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at a time."""
 
 
-def whole(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def whole(hidden: Tensor, weight: Tensor, targets: Tensor, *, share: Share = 1.0) -> Tensor:
     """Summed nats from the full fp32 logits."""
     logits = F.linear(hidden, weight).float()  # (B, T, V)
-    return F.cross_entropy(
+    nats = F.cross_entropy(
         logits.flatten(0, -2), targets.flatten().long(), ignore_index=IGNORE, reduction="sum"
     )
+    return nats * share
 
 
-def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK_TOKENS) -> Tensor:
+def chunked(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk: int = CHUNK_TOKENS,
+    *,
+    share: Share = 1.0,
+) -> Tensor:
     """Summed nats from `chunk` tokens' logits at a time; differentiable once."""
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _Chunked.apply(hidden, weight, targets, chunk)
-    nats, _, _ = _over_chunks(hidden, weight, targets, chunk, False, False)
-    return nats
+        found: Tensor = _Chunked.apply(hidden, weight, targets, chunk, share)
+        return found
+    nats, _, _ = _over_chunks(hidden, weight, targets, chunk, 1.0, False, False)
+    return nats * share
 
 
 class _Chunked(torch.autograd.Function):
@@ -42,17 +53,19 @@ class _Chunked(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, share: Share
+    ) -> Tensor:
         nats, *ctx.gradients = _over_chunks(
-            hidden, weight, targets, chunk, hidden.requires_grad, weight.requires_grad
+            hidden, weight, targets, chunk, share, hidden.requires_grad, weight.requires_grad
         )
-        return nats
+        return nats * share
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden, weight = (None if g is None else g.mul_(scale) for g in ctx.gradients)
         ctx.gradients = None
-        return hidden, weight, None, None
+        return hidden, weight, None, None, None
 
 
 @torch.no_grad()
@@ -61,10 +74,11 @@ def _over_chunks(
     weight: Tensor,
     targets: Tensor,
     chunk: int,
+    share: Share,
     wants_hidden: bool,
     wants_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Summed nats and, where wanted, their gradients by `hidden` and, accumulated in fp32, `weight`.
+    """Summed nats and, where wanted, gradients of their `share` by `hidden` and, in fp32, by `weight`.
 
     The gradient of the logits is softmax - onehot on unmasked rows and 0 on masked ones.
     """
@@ -91,7 +105,7 @@ def _over_chunks(
                 continue
             gradient = scores.sub_(normalizer).exp_()  # (n, V), the probabilities
             gradient.scatter_add_(1, y, torch.full_like(normalizer, -1.0))
-            gradient = gradient.mul_(counts).to(x.dtype)
+            gradient = gradient.mul_(counts * share).to(x.dtype)
             if by_rows is not None:
                 by_rows[part] = gradient @ head
             if by_weight is not None and x.dtype == torch.float32:
@@ -101,4 +115,4 @@ def _over_chunks(
             del scores, gradient  # before the next chunk's are made
     if by_rows is not None:
         by_rows = by_rows.view_as(hidden)
-    return nats, by_rows, None if by_weight is None else by_weight.to(weight.dtype)
+    return nats, by_rows, by_weight

@@ -16,7 +16,7 @@ class Muon(Optimizer):
     """Orthogonalized momentum of matrices, in fp32. Weight decay is decoupled."""
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "live": 1.0})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
@@ -28,10 +28,11 @@ class Muon(Optimizer):
 
 
 def _update(p: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
-    momentum.lerp_(gradient, 1 - MOMENTUM)
+    rate = group["lr"] * group["live"]
+    momentum.lerp_(gradient, (1 - MOMENTUM) * group["live"])
     update = orthogonalized(gradient.lerp(momentum, MOMENTUM))
-    p.mul_(1 - group["lr"] * group["weight_decay"])
-    p.add_(update, alpha=-group["lr"] * scale(p.shape))
+    p.mul_(1 - rate * group["weight_decay"])
+    p.sub_(update.mul_(rate * scale(p.shape)))
 
 
 def orthogonalized(x: Tensor) -> Tensor:

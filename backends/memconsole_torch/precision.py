@@ -1,13 +1,30 @@
-"""Mixed precision: matmuls in bfloat16 by autocast; weights, loss and norm statistics stay fp32."""
+"""Mixed precision: matmuls in 16 bits by autocast; loss and norm statistics stay fp32.
+
+Weights stay fp32 with bf16 and fp16; `rounding` keeps them in bf16. The loss is scaled for fp16 as
+`memconsole_trainer.loss_scale` specifies, without waiting for the device as `torch.amp.GradScaler` does for every
+optimizer but torch's fused ones: a step that is skipped runs, and changes nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from memconsole.plan.plan import PlanError, Precision
+from memconsole.plan.plan import Precision
+from memconsole.plan.processor import missing_instructions
+from memconsole_torch import optimizers
+from memconsole_trainer import loss_scale
+
+COMPUTE = {"bf16": torch.bfloat16, "bf16-sr": torch.bfloat16, "fp16": torch.float16}
+"""What matmuls are done in."""
+_NAMES = {
+    "bf16": "Mixed precision (bfloat16)",
+    "bf16-sr": "Weights in bfloat16, stochastically rounded,",
+    "fp16": "Mixed precision (float16, dynamic loss scaling)",
+}
 
 
 def forward_context(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
@@ -17,15 +34,57 @@ def forward_context(device: torch.device, precision: Precision) -> AbstractConte
     """
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=COMPUTE[precision])
 
 
-def check(precision: Precision) -> None:
-    """Raise `PlanError` for a precision this backend does not train in."""
-    if precision == "fp16":
-        raise PlanError(
-            'optimize.precision = "fp16": the torch backend trains in fp32 | bf16',
-            "optimize.precision",
+class LossScale:
+    """The scale of one run, on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.state = torch.tensor(loss_scale.start(), device=device)
+        """Scale, good steps in a row, steps skipped."""
+
+    @property
+    def now(self) -> Tensor:
+        """What the loss is multiplied by."""
+        return self.state[0].clone()
+
+    def skipped(self) -> int:
+        """Steps without an update; waits for the device."""
+        return int(self.state[2])
+
+    @torch.no_grad()
+    def take(
+        self, optimizer: optimizers.Updating, gradients: Sequence[Tensor], most: float
+    ) -> Tensor:
+        """One step by gradients of the scaled loss, clipped to a global norm of `most` (0: as they are) once they
+        are divided by the scale; or none, if one of them is not finite.
+
+        Returns their norm before clipping, as a device scalar: not finite where the step is skipped.
+        """
+        norm = optimizers.norm(gradients) / self.state[0]
+        finite = torch.isfinite(norm)
+        factor = (most / norm.clamp(min=most) if most else torch.ones_like(norm)) / self.state[0]
+        torch._foreach_mul_(list(gradients), factor)
+        for gradient in gradients:
+            gradient.masked_fill_(~finite, 0.0)
+        optimizers.step_if(optimizer, finite)
+        self._adapt(finite)
+        return norm
+
+    def _adapt(self, finite: Tensor) -> None:
+        scale, good, skipped = self.state.unbind()
+        grown = finite & (good + 1 >= loss_scale.GROWTH_STEPS)
+        more = (scale * loss_scale.GROWTH).clamp(max=loss_scale.MOST)
+        after = torch.where(grown, more, scale)
+        self.state.copy_(
+            torch.stack(
+                [
+                    torch.where(finite, after, scale * loss_scale.BACKOFF),
+                    torch.where(finite & ~grown, good + 1, torch.zeros_like(good)),
+                    skipped + ~finite,
+                ]
+            )
         )
 
 
@@ -34,25 +93,14 @@ def line(device: torch.device, precision: Precision) -> str:
     if precision == "fp32":
         tensor_cores = device.type == "cuda" and torch.version.hip is None
         return "Precision: float32" + (" with TF32 matmuls" if tensor_cores else "")
-    return f"Mixed precision (bfloat16) enabled - {_bf16_speed(device)}"
+    return f"{_NAMES[precision]} enabled - {_speed(device, precision)}"
 
 
-def _bf16_speed(device: torch.device) -> str:
+def _speed(device: torch.device, precision: Precision) -> str:
     if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        native = precision == "fp16" or torch.cuda.is_bf16_supported(including_emulation=False)
         return "native on this GPU" if native else "emulated on this GPU: slow"
     if device.type == "cpu":
-        missing = _missing_cpu_flag()
+        missing = missing_instructions(precision)
         return f"slow on this CPU: no {missing}" if missing else "native on this CPU"
-    return "weights and loss stay float32"
-
-
-def _missing_cpu_flag(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The instruction set that would make bf16 matmuls fast and is not there; empty if one is."""
-    try:
-        words = set(cpuinfo.read_text().split())
-    except OSError:
-        return ""
-    if "flags" not in words:  # not x86: ARM lists `bf16` under Features
-        return "" if "bf16" in words else "bf16"
-    return "" if words & {"avx512_bf16", "amx_bf16"} else "avx512_bf16"
+    return "loss and norms stay float32"

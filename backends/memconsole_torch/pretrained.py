@@ -48,6 +48,16 @@ def load(
     return decoder
 
 
+def on_host(tensor: Tensor) -> Array:
+    """`tensor` as an array: on a CPU the live one; bf16 as NumPy's extension type."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
+
+    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
 @torch.no_grad()
 def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
     """Overwrite `target` with `array`. Raises `WeightsError` when the shapes differ."""

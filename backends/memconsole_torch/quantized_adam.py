@@ -38,8 +38,10 @@ class QuantizedAdamW(Optimizer):
         epsilon: float,
         quantized: Collection[Tensor],
     ) -> None:
-        defaults = {"lr": 0.0, "betas": betas, "eps": epsilon, "weight_decay": 0.0, "count": 0}
-        super().__init__(groups, defaults)
+        defaults = {"lr": 0.0, "betas": betas, "eps": epsilon, "weight_decay": 0.0}
+        super().__init__(groups, defaults | {"count": 0, "live": 1.0})
+        self.buffers: Buffers | None = None
+        """Where a caller keeps them for several calls of `step`."""
         narrow = {id(p) for p in quantized}
         for group in self.param_groups:
             for p in group["params"]:
@@ -48,13 +50,13 @@ class QuantizedAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
         """One update, slice by slice."""
-        slices: _Slices | None = None
+        slices = self.buffers
         for group in self.param_groups:
-            group["count"] += 1
+            group["count"] = group["count"] + group["live"]
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                slices = slices or _Slices(p.device)
+                slices = slices or Buffers(p.device)
                 weight, gradient = p.view(-1), p.grad.reshape(-1)
                 for start in range(0, p.numel(), slices.size):
                     part = slice(start, start + slices.size)
@@ -72,11 +74,11 @@ def _narrow_state(p: Tensor) -> dict[str, Tensor]:
 
 
 def _wide_state(p: Tensor) -> dict[str, Tensor]:
-    return {"first": torch.zeros_like(p), "second": torch.zeros_like(p)}
+    return {slot: torch.zeros_like(p, dtype=torch.float32) for slot in ("first", "second")}
 
 
-class _Slices:
-    """The buffers of one optimizer step, and what is done with them for each slice."""
+class Buffers:
+    """What one optimizer step works in, and what is done there with each slice."""
 
     def __init__(self, device: torch.device) -> None:
         self.size = CPU_SLICE if device.type == "cpu" else DEVICE_SLICE
@@ -115,12 +117,16 @@ class _Slices:
     ) -> None:
         beta1, beta2 = group["betas"]
         work = self._work[: weight.numel()]
-        first.lerp_(gradient, 1 - beta1)
-        second.lerp_(torch.mul(gradient, gradient, out=work), 1 - beta2)
+        count, live = group["count"], group["live"]
+        if isinstance(count, Tensor):
+            count = count.clamp(min=1.0)  # 0 where every step so far was skipped
+        rate = group["lr"] * live
+        first.lerp_(gradient, (1 - beta1) * live)
+        second.lerp_(torch.mul(gradient, gradient, out=work), (1 - beta2) * live)
         torch.sqrt(second, out=work)
-        work.div_((1 - beta2 ** group["count"]) ** 0.5).add_(group["eps"])
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.addcdiv_(first, work, value=-group["lr"] / (1 - beta1 ** group["count"]))
+        work.div_((1 - beta2**count) ** 0.5).add_(group["eps"])
+        weight.mul_(1 - rate * group["weight_decay"])
+        weight.sub_(torch.div(first, work, out=work).mul_(rate / (1 - beta1**count)))
 
     def widen(self, codes: Tensor, scales: Tensor, out: Tensor, *, signed: bool) -> Tensor:
         """`codes` (n,) in fp32 at the start of `out`; zeros up to the end of the last block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,13 @@ class StepMetrics:
     gradient_norm: float
     """Global norm before clipping."""
     learning_rate: float
+    loss_scale: float | None = None
+    """What the loss was multiplied by; None where it is not scaled."""
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a scaled gradient overflowed, so that nothing was updated."""
+        return self.loss_scale is not None and not math.isfinite(self.gradient_norm)
 
 
 @dataclass(frozen=True)

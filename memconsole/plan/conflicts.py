@@ -20,6 +20,12 @@ def conflict(plan: Plan) -> tuple[str, str] | None:
             "base_storage",
             "only a frozen base can be stored in codes; set optimize.lora_rank and freeze_base too",
         )
+    if o.lora_rank > 0 and o.precision == "bf16-sr":
+        return (
+            "precision",
+            "adapters are trained in fp32, and bf16 already stores the frozen base in 16 bits; "
+            "set optimize.precision = bf16",
+        )
     if o.optimizer_in_backward:
         reason = _needs_every_gradient(plan)
         if reason:

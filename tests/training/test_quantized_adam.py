@@ -55,7 +55,7 @@ def quantized_by(backend: str, array: np.ndarray, signed: bool) -> tuple[np.ndar
     if backend == "jax":
         codes, scales = jax.jit(lambda x: in_jax.narrow(x, signed=signed))(array)
         return np.asarray(codes), np.asarray(scales)
-    slices = in_torch._Slices(torch.device("cpu"))
+    slices = in_torch.Buffers(torch.device("cpu"))
     moment = torch.zeros(slices.size)
     moment[: array.size] = torch.from_numpy(array)
     codes = torch.empty(array.size, dtype=torch.uint8)
@@ -69,7 +69,7 @@ def widened_by(backend: str, codes: np.ndarray, scales: np.ndarray, signed: bool
         return blockwise.dequantize(codes, scales, signed=signed)
     if backend == "jax":
         return np.asarray(jax.jit(lambda c, s: in_jax.widen(c, s, signed=signed))(codes, scales))
-    slices = in_torch._Slices(torch.device("cpu"))
+    slices = in_torch.Buffers(torch.device("cpu"))
     out = torch.full((slices.size,), math.nan)
     found = slices.widen(torch.from_numpy(codes), torch.from_numpy(scales), out, signed=signed)
     return found.numpy().copy()
