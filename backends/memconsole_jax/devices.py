@@ -177,5 +177,8 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
         lines.append(f"✓ Frozen matrices stored in {o.base_storage} codes (QLoRA)")
     if o.optimizer != "adamw":
         lines.append(f"✓ Optimizer: {o.optimizer}")
+    if o.optimizer_offload != "none":
+        where = "with everything else" if device.kind == "cpu" else "pinned, on the host"
+        lines.append(f"✓ Optimizer state in host memory, {where}")
     lines.append("✓ One compiled training step; weights and optimizer state updated in place")
     return lines

@@ -205,11 +205,11 @@ class JaxEngine:
         weights = self._load(self._trained_stacks, stored)
         loaded = []
         for leaf in self._optimizer_leaves():
-            array = np.empty(leaf.array.shape, leaf.array.dtype)
+            array, place = np.empty(leaf.array.shape, leaf.array.dtype), leaf.array.sharding
             leaf.array.delete()
             for name, row in leaf.split(array):
                 row[...] = source.tensor(name)
-            loaded.append(self._put(array))
+            loaded.append(jax.device_put(array, place))
         structure = jax.tree.structure(self._trained.optimizer)
         self._trained = Trained(weights, jax.tree.unflatten(structure, loaded))
 

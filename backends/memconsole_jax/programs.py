@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
+from memconsole_jax import offload
 from memconsole_jax.optimizers import transformation
 from memconsole_jax.quantized_base import stored_shapes
 from memconsole_jax.stacking import Stack, stacked, stacks
@@ -72,7 +73,18 @@ class Programs:
     def state_shapes(self) -> Any:
         """The optimizer's state."""
         state = jax.eval_shape(self._update.init, self.trained_shapes)
-        return jax.tree.map(lambda x: self._shape(x.shape, x.dtype), state)
+        shapes = jax.tree.map(lambda x: self._shape(x.shape, x.dtype), state)
+        host = self.host_place
+        if host is None:
+            return shapes
+        return jax.tree.map(lambda x: x.update(sharding=host) if x.ndim else x, shapes)
+
+    @property
+    def host_place(self) -> Any:
+        """Where the optimizer's state waits in host memory; None where it stays on the device."""
+        waits = offload.waits_on_host(self.plan, self.kind)
+        (device,) = self.sharding.device_set
+        return offload.on_host(device) if waits else None
 
     @property
     def row_shape(self) -> Any:
@@ -81,14 +93,19 @@ class Programs:
 
     def lower_initialize(self) -> Any:
         """The optimizer's first state."""
-        return jax.jit(self._update.init).lower(self.trained_shapes)
+        host, init = self.host_place, self._update.init
+        if host is None:
+            return jax.jit(init).lower(self.trained_shapes)
+        first = jax.jit(lambda weights: offload.moved(init(weights), host))
+        return first.lower(self.trained_shapes)
 
     def lower_train(self) -> Any:
         """One optimizer step."""
         rows = self.row_shape
         many = self._shape((self.plan.optimize.accumulation_steps, *rows.shape), jnp.int32)
         state = Trained(self.trained_shapes, self.state_shapes)
-        step = train_step(self.plan, self.architecture, self._update)
+        places = None if self.host_place is None else (self.sharding, self.host_place)
+        step = train_step(self.plan, self.architecture, self._update, places)
         return step.lower(state, self.kept_shapes, many, many, self._shape(()))
 
     def lower_evaluate(self) -> Any:

@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_jax import checkpointing, precision
+from memconsole_jax import checkpointing, offload, precision
 from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
 from memconsole_jax.lora import assembled
 from memconsole_jax.optimizers import clip_factor
@@ -69,10 +69,13 @@ def mean_gradients(
 
 
 def train_step(
-    plan: Plan, architecture: Architecture, transformation: optax.GradientTransformation
+    plan: Plan,
+    architecture: Architecture,
+    transformation: optax.GradientTransformation,
+    places: tuple[Any, Any] | None = None,
 ) -> Any:
     """Jitted (Trained, kept, inputs (A, B, T), targets, rate) -> Trained and [loss, gradient norm]; donates
-    the first argument."""
+    the first argument. `places`: the device and its host memory, where the optimizer's state waits there."""
     loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss)
 
     def step(
@@ -82,7 +85,9 @@ def train_step(
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)))
         factor = clip_factor(norm, plan.train.grad_clip)
         gradients = jax.tree.map(lambda g: g * factor, gradients)
-        updates, optimizer = transformation.update(gradients, state.optimizer, state.weights)
+        before = state.optimizer if places is None else offload.moved(state.optimizer, places[0])
+        updates, optimizer = transformation.update(gradients, before, state.weights)
+        optimizer = optimizer if places is None else offload.moved(optimizer, places[1])
         weights = jax.tree.map(lambda w, u: w - rate * u, state.weights, updates)
         return Trained(weights, optimizer), jnp.stack([mean, norm])
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from memconsole.memory.affine import MASK_ALIGNMENT
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
-from memconsole_torch import devices, fused_loss, lora, pretrained, trace_devices
+from memconsole_torch import devices, fused_loss, lora, offload, pretrained, trace_devices
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.trace_liveness import Liveness
 from memconsole_torch.trace_remembered import Remembered
@@ -81,7 +81,7 @@ def trace(
         engine._memory = _NoMemory()
         with live:
             engine.build(plan, architecture, 10, _NoWeights())
-            _declare(live, engine)
+            _declare(live, engine, plan)
             live.start()
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
             held = micro_batches if kind == "cpu" else 0
@@ -127,12 +127,15 @@ def _rows(live: Liveness, sizes: Sizes, counted: bool, array: Any) -> torch.Tens
     return tensor
 
 
-def _declare(live: Liveness, engine: Any) -> None:
+def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
+    away = plan.optimize.optimizer_offload != "none" and not offload.same_memory(engine._device)
     for weight in (*engine._decoder.parameters(), *engine._decoder.buffers()):
         live.declare(weight, "weights")
     for state in engine._optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
+        for name, value in state.items():
+            if away and name != "step":
+                live.ignore(value)  # it waits in host memory
+            elif isinstance(value, torch.Tensor):
                 live.declare(value, "optimizer state")
 
 

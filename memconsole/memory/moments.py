@@ -100,7 +100,7 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
         shards=shards,
         frozen=frozen,
         trained=trained,
-        state=state(o, plan.backend, kind, trained, shards),
+        state=state(o, plan.backend, kind, trained, _order(s, o.lora_rank, frozen), shards),
         weights=-(-stored // shards),
         gradients=-(-4 * trained.elements // shards),
         head=s.head_matrix,
@@ -123,7 +123,26 @@ def _adapters(s: Sizes, rank: int) -> Group:
     )
 
 
+def _order(s: Sizes, rank: int, frozen: bool) -> tuple[Group, ...]:
+    """The trained weights one by one, as far as they are not alike."""
+    if not frozen:
+        return s.order
+    return tuple(
+        Group(
+            elements=rank * side,
+            tensors=1,
+            largest=rank * side,
+            orthogonal=rank * side,
+            orthogonalizing=2 * rank * side + min(rank, side) ** 2,
+            factored=rank + side,
+        )
+        for one in s.order
+        for side in one.sides
+    )
+
+
 def _batch_bytes(plan: Plan, kind: str) -> int:
-    """int32 inputs and targets. On a CPU the whole step's rows are there."""
-    held = plan.optimize.accumulation_steps if kind == "cpu" else 1
+    """int32 inputs and targets. On a CPU the whole step's rows are there, and where one program runs it whole."""
+    whole = kind == "cpu" or plan.backend == "jax"
+    held = plan.optimize.accumulation_steps if whole else 1
     return 8 * plan.micro_batch_tokens * held

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import msgspec
 
-from memconsole.memory.sizes import Group
+from memconsole.memory.sizes import QUANTIZED_FROM, Group
 from memconsole.plan.plan import OptimizeChoice
 
 BLOCK = 256
 """Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
 TABLE_BYTES = 2 * 2**16 + 2 * 4 * 2**8
 """From rounded values to codes and back, signed and unsigned."""
-COMPRESSED_SHARE = 0.35
-"""Of the state kept in place by `optimizer_offload = compress`."""
 SLICE = 2**17
 """Elements an 8-bit step widens at a time on a CPU; elsewhere eight times as many."""
 SLICE_BYTES = {"torch": 16, "jax": 32}
@@ -76,36 +75,57 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
     return 0  # XLA updates donated arrays in place
 
 
-def update_bytes(backend: str, kind: str, optimizer: str, shape: tuple[int, ...]) -> int:
-    """Short-lived bytes of updating one weight alone."""
+def _alone(one: Group) -> Group:
+    """A weight whose predecessor's temporaries are gone when its own are made."""
+    return msgspec.structs.replace(one, pair=one.largest, pair_twice=2 * one.largest)
+
+
+def update_bytes(
+    kind: str, optimizer: str, shape: tuple[int, ...], *, visiting: bool, outside: bool = False
+) -> int:
+    """Short-lived bytes of updating one weight alone in torch. `visiting`: its state comes from the host for it.
+    `outside`: of the blocks."""
     size = math.prod(shape)
     matrix = len(shape) > 1
     one = Group(
         elements=size,
+        factored=sum(shape) if matrix else size,
+        quantizable=size if matrix and not outside and size >= QUANTIZED_FROM else 0,
+        orthogonal=size,
         largest=size,
         pair=size,
         pair_twice=2 * size,
         orthogonalizing=2 * size + min(shape) ** 2 if matrix else 0,
     )
-    if optimizer in ("muon", "adafactor") and not matrix:
+    if optimizer == "muon" and (outside or not matrix):
         optimizer = "adamw"
-    return step_temporaries(backend, kind, optimizer, one)
+    visitor = state_bytes(optimizer, one) if visiting else 0
+    if optimizer == "adafactor" and not matrix:
+        return visitor
+    return visitor + step_temporaries("torch", kind, optimizer, one)
 
 
-def state(choice: OptimizeChoice, backend: str, kind: str, trained: Group, shards: int) -> State:
-    """The optimizer's bytes on one of `shards` devices under the plan's offload."""
+def state(
+    choice: OptimizeChoice,
+    backend: str,
+    kind: str,
+    trained: Group,
+    order: tuple[Group, ...],
+    shards: int,
+) -> State:
+    """The optimizer's bytes on one of `shards` devices under the plan's offload.
+
+    `order`: the trained weights one by one, as far as they are not alike.
+    """
     whole = -(-state_bytes(choice.optimizer, trained) // shards)
     temporaries = step_temporaries(backend, kind, choice.optimizer, trained)
-    moved = min(whole, 2 * 8 * trained.largest // shards)  # one tensor in use, one on its way
-    offload = choice.optimizer_offload
-    if offload in ("cpu", "pinned"):
-        at_step = moved if backend == "torch" else whole
+    if choice.optimizer_offload != "none" and kind not in ("cpu", "apple"):
+        at_step = whole
+        if backend == "torch":  # one weight's in use, the next one's on its way
+            each = [state_bytes(choice.optimizer, one) for one in order]
+            at_step = max(map(sum, pairwise(each)), default=whole)
+            temporaries = max(
+                step_temporaries(backend, kind, choice.optimizer, _alone(one)) for one in order
+            )
         return State(resident=0, at_step=at_step, host=whole, temporaries=temporaries)
-    if offload == "compress":
-        kept = int(whole * COMPRESSED_SHARE)
-        return State(
-            resident=kept, at_step=min(whole, kept + moved), host=0, temporaries=temporaries
-        )
-    if offload == "drop":
-        return State(resident=0, at_step=whole, host=0, temporaries=temporaries)
     return State(resident=whole, at_step=whole, host=0, temporaries=temporaries)

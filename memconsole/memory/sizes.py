@@ -42,6 +42,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     factored: int = 0
     """Adafactor second moments: rows + columns of matrices, every element of vectors
     (Shazeer & Stern 2018, algorithm 4)."""
+    sides: tuple[int, ...] = ()
+    """In and out of one matrix that takes an adapter; empty for several weights."""
     adapter_width: int = 0
     """Sum of in + out over the matrices that take adapters; times the rank gives their elements."""
     adapter_largest: int = 0
@@ -60,6 +62,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             orthogonalizing=max(self.orthogonalizing, other.orthogonalizing),
             coded_blocks=self.coded_blocks + times * other.coded_blocks,
             factored=self.factored + times * other.factored,
+            sides=() if self.tensors else other.sides,
             adapter_width=self.adapter_width + times * other.adapter_width,
             adapter_largest=max(self.adapter_largest, other.adapter_largest),
         )
@@ -78,6 +81,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the text loss reaches."""
     unused: int
     """Elements kept and saved but never trained."""
+    order: tuple[Group, ...]
+    """The used weights one by one, with as many blocks as tell who follows whom."""
     embedding: int
     head: int
     """Elements of a separate head; 0 when tied."""
@@ -104,6 +109,7 @@ def sizes(architecture: Architecture) -> Sizes:
     a = architecture
     block = tuple(layer_parameters(a, 0)) if a.layers else ()
     rest = tuple(parameters(msgspec.structs.replace(a, layers=0)))
+    few = msgspec.structs.replace(a, layers=min(2, a.layers))
     last = max((p.size for p in block), default=0)
     before_head = tuple(p for p in rest if p.used and p.role != "head")
     head = tuple(p for p in rest if p.role == "head")
@@ -114,6 +120,7 @@ def sizes(architecture: Architecture) -> Sizes:
         block_matrices=sum(p.size for p in block if p.role == "matrix"),
         outside=outside,
         used=outside.plus(one, a.layers),
+        order=tuple(_group([p]) for p in parameters(few) if p.used),
         unused=sum(p.size for p in rest if not p.used),
         embedding=_of(rest, "embedding"),
         head=_of(rest, "head"),
@@ -142,6 +149,7 @@ def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 orthogonalizing=2 * p.size + min(p.shape) ** 2 if matrix else 0,
                 coded_blocks=-(-p.size // STORAGE_BLOCK) if matrix else 0,
                 factored=sum(p.shape) if len(p.shape) > 1 else p.size,
+                sides=p.shape[::-1] if matrix else (),
                 adapter_width=sum(p.shape) if matrix else 0,
                 adapter_largest=max(p.shape) if matrix else 0,
             )

@@ -53,9 +53,6 @@ def result_class(key: str, before: Any, after: Any) -> int | None:
         return 0
     if key == "optimize.optimizer":
         return 1 if {before, after} == {"adamw", "adamw-8bit"} else 2
-    if key == "optimize.optimizer_offload":
-        lossy = {"compress": 1, "drop": 2}
-        return max((lossy[v] for v in (before, after) if v in lossy), default=None)
     if key == "optimize.base_storage":
         return 3
     return 4 if key == "optimize.lora_rank" else None

@@ -98,6 +98,7 @@ def _remembered(step: Step) -> tuple[Moment, ...]:
         step.architecture, step.kind, step.tokens, step.sequence, step.compute, step.frozen,
         step.accumulates, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
         o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
+        o.optimizer_in_backward and o.optimizer_offload,
     )  # fmt: skip
     found = _moments.get(key)
     if found is None:
@@ -125,7 +126,7 @@ class _Timeline:
         self.labels = 8 * step.tokens
         """Targets as int64."""
         kernels = _kernels(step)
-        self.stepping = _embedding_rule(kernels.stepping)
+        self.stepping, self.visiting = kernels.stepping, kernels.visiting
         self.blocks = _blocks(step, kernels)
         self.norm = final_norm_program(a, _of_norm(kernels))
         self.evaluated_norm = evaluated_norm(a, _evaluating(kernels))
@@ -251,7 +252,9 @@ class _Timeline:
         """A weight outside the blocks is updated inside the backward pass: its gradient is still there."""
         if not self.stepping:
             return self._at("backward", 0, 0)
-        update = update_bytes("torch", self.step.kind, self.stepping, shape)
+        update = update_bytes(
+            self.step.kind, self.stepping, shape, visiting=self.visiting, outside=True
+        )
         return self._at("backward", 4 * shape[0] * shape[1], live, copies, 0, update)
 
     def _embedding_workspace(self) -> int:
@@ -301,11 +304,6 @@ def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
     return max(moments, key=lambda live: live.total.bytes(tokens, scores))
 
 
-def _embedding_rule(optimizer: str) -> str:
-    """What updates weights outside the blocks."""
-    return "adamw" if optimizer == "muon" else optimizer
-
-
 def _kernels(step: Step) -> Kernels:
     o = step.plan.optimize
     return Kernels(
@@ -316,6 +314,7 @@ def _kernels(step: Step) -> Kernels:
         frozen=step.frozen,
         storage=o.base_storage,
         stepping=o.optimizer if o.optimizer_in_backward else "",
+        visiting=o.optimizer_in_backward and step.state.host > 0,
     )
 
 

@@ -46,6 +46,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Whether attention gets an additive mask (a sliding window that cuts)."""
     stepping: str = ""
     """The optimizer that updates each weight as soon as its gradient is there; empty where none does."""
+    visiting: bool = False
+    """Whether its state comes from host memory for each update."""
     first: bool = False
     """The first block of a frozen base: nothing below it wants a gradient."""
 
@@ -367,7 +369,7 @@ class Operations:
         """A weight's gradient is complete: it waits for the step, or the weight is updated now."""
         k = self.kernels
         if k.stepping:
-            self.tape.new(Size(update_bytes("torch", k.kind, k.stepping, shape)))
+            self.tape.new(Size(update_bytes(k.kind, k.stepping, shape, visiting=k.visiting)))
             return
         gradient.becomes(GRADIENTS)
         self.gradients.append(gradient)

@@ -20,17 +20,28 @@ def conflict(plan: Plan) -> tuple[str, str] | None:
             "base_storage",
             "only a frozen base can be stored in codes; set optimize.lora_rank and freeze_base too",
         )
-    if o.lora_rank > 0 and o.precision == "bf16-sr":
-        return (
-            "precision",
-            "adapters are trained in fp32, and bf16 already stores the frozen base in 16 bits; "
-            "set optimize.precision = bf16",
-        )
+    if o.optimizer_offload != "none":
+        reason = _needs_state_whole(plan)
+        if reason:
+            return "optimizer_offload", reason
     if o.optimizer_in_backward:
         reason = _needs_every_gradient(plan)
         if reason:
             return "optimizer_in_backward", reason
     return None
+
+
+def _needs_state_whole(plan: Plan) -> str:
+    """Why the optimizer's state cannot come to the device weight by weight; empty where it can."""
+    if plan.optimize.precision not in ("fp32", "bf16", "fp16"):
+        return (
+            "weights are rounded slice by slice beside their state; set optimize.precision = bf16"
+        )
+    if plan.backend == "jax" and plan.optimize.optimizer_offload == "cpu":
+        return (
+            "JAX reaches host memory that is pinned alone; set optimize.optimizer_offload = pinned"
+        )
+    return ""
 
 
 def _needs_every_gradient(plan: Plan) -> str:

@@ -128,8 +128,8 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         label="mixed precision",
         help="compute in 16 bits; weights, loss and norm statistics stay fp32",
         costs="rounding; slower on CPUs without bf16 instructions",
-        values=_fixed("fp32", "bf16", "fp16", "bf16-sr"),
-        trains={"torch": None, "jax": ("fp32", "bf16")},
+        values=_fixed("fp32", "bf16", "fp16"),
+        trains={"torch": ("fp32", "bf16"), "jax": ("fp32", "bf16")},
     ),
     Optimization(
         key="optimize.gradient_checkpointing",
@@ -176,10 +176,10 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     Optimization(
         key="optimize.optimizer_offload",
         label="optimizer offload",
-        help="optimizer state waits in host memory between steps",
-        costs="a transfer each step",
-        values=_fixed("none", "cpu", "pinned", "compress", "drop"),
-        trains={},
+        help="optimizer state waits in host memory, and visits the device a weight at a time",
+        costs="two transfers each step; pinned ones run beside the updates",
+        values=_fixed("none", "cpu", "pinned"),
+        trains=EVERYWHERE,
     ),
     Optimization(
         key="optimize.activation_offload",

@@ -87,9 +87,7 @@ def choices(draw: st.DrawFn) -> Plan:
             "optimize.optimizer": draw(
                 st.sampled_from(("adamw", "adamw-8bit", "adafactor", "lion", "sgd"))
             ),
-            "optimize.optimizer_offload": draw(
-                st.sampled_from(("none", "cpu", "pinned", "compress", "drop"))
-            ),
+            "optimize.optimizer_offload": draw(st.sampled_from(("none", "cpu", "pinned"))),
             "optimize.activation_offload": draw(st.booleans()),
             "optimize.fused_loss": draw(st.booleans()),
             "optimize.lora_rank": rank,

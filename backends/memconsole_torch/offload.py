@@ -1,0 +1,136 @@
+"""Optimizer state in host memory: it visits the device one weight at a time, the next while one is updated.
+
+A weight's state is fetched before its optimizer's step and written back behind it, on streams beside the
+computation. Where device and host share their memory nothing moves.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+State = dict[str, Tensor]
+
+
+def same_memory(device: torch.device) -> bool:
+    """Whether the device's memory is the host's."""
+    return device.type in ("cpu", "mps")
+
+
+class HostState:
+    """Where the states of optimizers of one weight each wait, in the order in which those step.
+
+    `pinned`: in memory that the device reads without a copy by the processor, asynchronously. `ahead`: fetch
+    the next state during a step, which costs the device that state's bytes.
+    """
+
+    def __init__(self, device: torch.device, *, pinned: bool, ahead: bool) -> None:
+        self._device, self._pinned, self._ahead = device, pinned, ahead
+        self._held: list[State] = []
+        self._streams = _Streams(device)
+        self._arriving: dict[int, State] = {}
+
+    def take(self, optimizer: Optimizer) -> None:
+        """Move the optimizer's state to the host, and fetch it for each of its steps."""
+        (state,) = optimizer.state.values()
+        held = {n: self._on_host(t) for n, t in state.items() if n != "step"}
+        state.update(held)
+        place = len(self._held)
+        self._held.append(held)
+        optimizer.register_step_pre_hook(partial(self._before, place, state))
+        optimizer.register_step_post_hook(partial(self._behind, place, state))
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
+        return host.copy_(tensor)
+
+    def _before(self, place: int, state: State, *call: Any) -> None:
+        self._fetch(place)
+        if self._ahead and place + 1 < len(self._held):
+            self._fetch(place + 1)
+        self._streams.wait_for(place)
+        state.update(self._arriving.pop(place))
+
+    def _behind(self, place: int, state: State, *call: Any) -> None:
+        held = self._held[place]
+        with self._streams.outgoing(place):
+            for name, host in held.items():
+                host.copy_(state[name], non_blocking=self._pinned)
+                self._streams.in_use(state[name])
+        state.update(held)
+
+    def _fetch(self, place: int) -> None:
+        if place in self._arriving:
+            return
+        held = self._held[place]
+        here = {
+            n: torch.empty_like(t, device=self._device, pin_memory=False) for n, t in held.items()
+        }
+        with self._streams.incoming(place):
+            for name, host in held.items():
+                here[name].copy_(host, non_blocking=self._pinned)
+        self._arriving[place] = here
+
+
+class _Streams:
+    """Two CUDA streams, one each way; elsewhere copies happen in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        if self._cuda:
+            self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
+            self._arrived: dict[int, torch.cuda.Event] = {}
+            self._written: dict[int, torch.cuda.Event] = {}
+
+    def incoming(self, place: int) -> Any:
+        """A context of copies to the device: behind what is enqueued, whose memory they may take."""
+        return _On(self._in, self._arrived, place, self._written) if self._cuda else _NOTHING
+
+    def outgoing(self, place: int) -> Any:
+        """A context of copies to the host, behind the update."""
+        return _On(self._out, self._written, place, {}) if self._cuda else _NOTHING
+
+    def wait_for(self, place: int) -> None:
+        """What is enqueued from now on runs behind the copies to the device."""
+        if self._cuda:
+            torch.cuda.current_stream().wait_event(self._arrived[place])
+
+    def in_use(self, tensor: Tensor) -> None:
+        """The tensor's memory is not reused before it is copied to the host."""
+        if self._cuda:
+            tensor.record_stream(self._out)
+
+
+class _On:
+    """Work on `stream` behind the current stream and behind the event of `place` in `after`; its end is an event."""
+
+    def __init__(
+        self, stream: Any, events: dict[int, Any], place: int, after: dict[int, Any]
+    ) -> None:
+        self._stream, self._events, self._place, self._after = stream, events, place, after
+
+    def __enter__(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        if self._place in self._after:
+            self._stream.wait_event(self._after[self._place])
+        self._context = torch.cuda.stream(self._stream)
+        self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+        self._events[self._place] = self._stream.record_event()
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+_NOTHING = _Nothing()

@@ -1,0 +1,190 @@
+"""Optimizer state in host memory: the same steps bit for bit, and no more of it on the device than estimated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import test_lora
+import torch
+from test_lora import LENGTH, MODELS, batch, built
+
+from memconsole.memory.moments import step_of
+from memconsole.plan import plan as plans
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_jax import offload as jax_offload
+from memconsole_jax.programs import Programs
+from memconsole_torch import offload as torch_offload
+from tests.accuracy.torch_formula import TRAINING, estimated, traced
+from tests.accuracy.wide_plans import Case
+
+torch.set_num_threads(1)
+KEY = "optimize.optimizer_offload"
+STEPS = 5
+EVERYTHING = {
+    "optimize.precision": "bf16",
+    "optimize.gradient_checkpointing": "full",
+    "optimize.fused_loss": True,
+    "optimize.accumulation_steps": 2,
+    "optimize.optimizer": "adamw-8bit",
+    "train.batch_size": 2,
+}
+LORA = {"optimize.lora_rank": 4, "optimize.freeze_base": True, "optimize.base_storage": "nf4"}
+IN_BACKWARD = {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
+
+
+def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
+    base = {
+        "backend": backend,
+        "device.name": "cpu",
+        "data.sequence_length": LENGTH,
+        "train.batch_size": 4,
+        "train.learning_rate": 1e-2,
+        "train.warmup_steps": 2,
+    }
+    plan = plans.replace(Plan(), base | changes)
+    check_trainable(plan)
+    check(plan)
+    return plan
+
+
+@pytest.fixture
+def moving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State really moves, between two parts of the same memory."""
+    monkeypatch.setattr(torch_offload, "same_memory", lambda device: False)
+    monkeypatch.setattr(jax_offload, "same_memory", lambda kind: False)
+    pinless = lambda self, tensor: torch.empty_like(tensor).copy_(tensor)  # noqa: E731
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch_offload.HostState, "_on_host", pinless)
+
+
+def stepped(backend: str, changes: dict[str, Any]) -> tuple[Any, list[float]]:
+    plan = plan_with(backend, changes)
+    engine = built(plan)
+    for step in range(STEPS):
+        engine.train_step(batch(plan, step))
+    return engine, [m.loss for m in engine.take_metrics()]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    state = test_lora.State(expected)
+    assert set(test_lora.State(found).names()) == set(state.names())
+    for name, array in test_lora.State(found).tensors.items():
+        np.testing.assert_array_equal(array, state.tensor(name), name)
+
+
+@pytest.mark.parametrize(
+    ("value", "changes"),
+    [
+        ("cpu", {}),
+        ("pinned", {"optimize.optimizer": "muon"}),
+        ("cpu", {"optimize.optimizer": "adafactor"}),
+        ("pinned", IN_BACKWARD),
+        ("pinned", EVERYTHING),
+        ("cpu", EVERYTHING | LORA),
+    ],
+    ids=str,
+)
+def test_torch_takes_the_same_steps_clipped_scheduled_and_accumulated(
+    value: str, changes: dict[str, Any], moving: None
+) -> None:
+    plain, expected = stepped("torch", changes)
+    engine, found = stepped("torch", changes | {KEY: value})
+    assert found == expected
+    assert_same(engine, plain)
+    before = test_lora.State(engine)
+    plan = plan_with("torch", changes)
+    engine.train_step(batch(plan, 7))
+    after = test_lora.State(engine)
+    engine.load_state(before)
+    engine.train_step(batch(plan, 7))
+    for name, array in test_lora.State(engine).tensors.items():
+        np.testing.assert_array_equal(array, after.tensor(name), name)
+
+
+@pytest.mark.parametrize("changes", [{}, EVERYTHING | LORA], ids=str)
+def test_jax_takes_the_same_steps_through_pinned_memory(
+    changes: dict[str, Any], moving: None
+) -> None:
+    engine, found = stepped("jax", changes | {KEY: "pinned"})
+    kinds = {x.sharding.memory_kind for x in jax.tree.leaves(engine._trained.optimizer) if x.ndim}
+    assert kinds == {jax_offload.PINNED}
+    _, expected = stepped("jax", changes)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    before = test_lora.State(engine)
+    engine.load_state(before)
+    kinds = {x.sharding.memory_kind for x in jax.tree.leaves(engine._trained.optimizer) if x.ndim}
+    assert kinds == {jax_offload.PINNED}
+    for name, array in test_lora.State(engine).tensors.items():
+        np.testing.assert_array_equal(array, before.tensor(name), name)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_on_a_cpu_nothing_moves_and_nothing_is_said_to_be_saved(backend: str) -> None:
+    engine, found = stepped(backend, {KEY: "pinned"})
+    assert found == stepped(backend, {})[1]
+    plan = plan_with(backend, {KEY: "pinned"})
+    state = step_of(plan, MODELS["llama"], "cpu").state
+    assert state == step_of(plan_with(backend, {}), MODELS["llama"], "cpu").state
+    assert state.resident
+    assert "everything else" in " ".join(engine.platform_lines())
+
+
+def test_torch_holds_the_state_of_two_weights_at_a_time(moving: None) -> None:
+    plan = plan_with("torch", {KEY: "cpu"})
+    engine = built(plan)
+    most = [0]
+    fetch = torch_offload.HostState._fetch
+
+    def counted(self: Any, place: int) -> None:
+        fetch(self, place)
+        held = sum(t.nbytes for state in self._arriving.values() for t in state.values())
+        most.append(held)
+
+    torch_offload.HostState._fetch = counted  # type: ignore[method-assign]
+    try:
+        engine.train_step(batch(plan, 0))
+    finally:
+        torch_offload.HostState._fetch = fetch  # type: ignore[method-assign]
+    state = step_of(plan, MODELS["llama"], "gpu").state
+    assert max(most) == state.at_step
+    assert state.host == sum(
+        t.nbytes for n, t in engine._named_state() if n.startswith("optimizer.")
+    )
+    assert state.at_step < state.host / 4
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw-8bit"])
+@pytest.mark.parametrize("more", [{}, IN_BACKWARD], ids=["behind", "in backward"])
+def test_every_phase_is_priced_as_it_is_traced(optimizer: str, more: dict[str, Any]) -> None:
+    a = Architecture(
+        family="llama", vocab_size=2000, hidden_size=256, layers=2, heads=4, kv_heads=2, head_size=64,
+        intermediate_size=760, max_positions=512, tied_embeddings=False,
+    )  # fmt: skip
+    peaks = []
+    for value in ("none", "pinned"):
+        plan = plan_with("torch", {"optimize.optimizer": optimizer, KEY: value, **more})
+        case = Case(a, plan, "gpu")
+        expected, found = estimated(case), traced(case)
+        for phase in TRAINING:
+            assert expected[phase] == pytest.approx(found[phase], rel=0.03), (value, phase)
+        peaks.append(max(found[phase] for phase in TRAINING))
+    assert peaks[0] - peaks[1] > step_of(plan, a, "gpu").state.host / 3
+
+
+def test_xla_plans_the_state_outside_the_device(moving: None) -> None:
+    device = jax.devices("cpu")[0]
+    plan = plan_with("jax", {KEY: "pinned"})
+    shapes = Programs.of(plan, MODELS["llama"], "gpu", device).state_shapes
+    for x in jax.tree.leaves(shapes):
+        assert (x.sharding.memory_kind == jax_offload.PINNED) == (x.ndim > 0)
+
+
+def test_jax_refuses_host_memory_that_is_not_pinned() -> None:
+    with pytest.raises(PlanError, match="pinned alone"):
+        plan_with("jax", {KEY: "cpu"})
