@@ -21,6 +21,7 @@ RUN = (
     "data.sequence_length=64", "train.batch_size=8", "train.sample_tokens=32", "device.name=cpu",
 )  # fmt: skip
 CARD = ("model.name=gpt2", "data.sequence_length=512", "train.batch_size=8", "device.name=rtx-4090")
+ALLOWED_BYTES = 60 * 2**20
 TOO_LARGE = ("model.name=llama-3.2-1b", "data.sequence_length=1024", "device.name=rtx-3060-12gb")
 
 
@@ -112,6 +113,37 @@ async def watching(run: str, columns: int, rows: int, name: str, theme: str | No
             await shoot(app, pilot, f"devices-{columns}x{rows}")
 
 
+async def out_of_memory() -> None:
+    """A run that dies of memory, and what would have helped."""
+    import psutil
+
+    from memconsole.runs.directory import find_run
+    from memconsole.runs.follow import Follower
+    from memconsole.runs.snapshot import LIVE
+    from memconsole.tui.app import ConsoleApp
+
+    fraction = ALLOWED_BYTES / psutil.virtual_memory().total
+    settings = [
+        part
+        for setting in (*RUN, f"device.memory_fraction={fraction}", "train.batch_size=64")
+        for part in ("--set", setting)
+    ]
+    run = memconsole("train", "--detach", "--force", "--name", "too large", *settings)
+    follower = Follower(find_run(run))
+    while follower.poll().state in LIVE:
+        await asyncio.sleep(0.5)
+    for columns, rows in SIZES:
+        app = ConsoleApp(attach=run, slow_link=False)
+        async with app.run_test(size=(columns, rows)) as pilot:
+            await devices_known(app, pilot)
+            await pilot.pause(2.0)
+            await pilot.press("o", "o")  # the summary: output names this machine's folders
+            await shoot(app, pilot, f"run-out-of-memory-{columns}x{rows}")
+            await pilot.press("f")
+            await pilot.pause(4.0)
+            await shoot(app, pilot, f"remedies-{columns}x{rows}")
+
+
 def memconsole(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "memconsole", *arguments],
@@ -140,6 +172,7 @@ async def story() -> None:
         await asyncio.sleep(0.5)
     for size in SIZES:
         await watching(run, *size, "run-finished")
+    await out_of_memory()
 
 
 def main() -> None:

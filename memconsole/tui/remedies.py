@@ -39,7 +39,7 @@ def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
             str(n),
             remedy.label,
             f"saves ~{format_bytes(remedy.saves_bytes)} · ×{remedy.time_factor:.2f} · "
-            + ("✓ fits" if remedy.fits else "✗ too little"),
+            + ("✓ fits" if remedy.fits else "✗ short"),
             label_width=36,
         )
         for n, remedy in enumerate(found)
