@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from memconsole_torch import (
     optimizers,
     precision,
     pretrained,
+    rounding,
 )
 from memconsole_torch.generate import generate
 from memconsole_torch.optimizer_in_backward import InBackward
-from memconsole_trainer import adapters
+from memconsole_trainer import adapters, loss_scale
 from memconsole_trainer.engine import (
     Batch,
     DeviceFacts,
@@ -49,7 +51,6 @@ def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     import torch._dynamo  # noqa: F401
 
     device = devices.resolve(plan.device)
-    precision.check(plan.optimize.precision)
     if plan.optimize.compile:
         compilation.check(device)
     devices.prepare(device, plan.device)
@@ -68,7 +69,7 @@ class TorchEngine:
         self._plan = plan
         self._device = device
         self._memory = devices.DeviceMemory(device)
-        self._metrics: list[tuple[int, Tensor, Tensor, float]] = []
+        self._metrics: list[tuple[int, float, Tensor]] = []
         self._step = 0
         self.device = devices.facts(device)
         self.versions = {"python": platform.python_version(), "torch": torch.__version__}
@@ -124,9 +125,15 @@ class TorchEngine:
             self._decoder = lora.load(plan, architecture, base, self._device)
             self._base = base.fingerprint()
         else:
-            self._decoder = pretrained.load(architecture, weights, self._device)
+            narrow = partial(rounding.narrow, plan)
+            self._decoder = pretrained.load(architecture, weights, self._device, narrow)
         self._trained = [p for p in self._decoder.parameters() if p.requires_grad]
         self._optimizer = optimizers.create(plan, self._decoder)
+        if plan.optimize.precision == "bf16-sr":
+            self._optimizer = rounding.Rounded(plan, self._decoder, self._optimizer)
+        self._scale: precision.LossScale | None = None
+        if loss_scale.is_scaled(plan.optimize.precision):
+            self._scale = precision.LossScale(self._device)
         self._in_backward: InBackward | None = None
         if plan.optimize.optimizer_in_backward:
             assert isinstance(self._optimizer, optimizers.Several)
@@ -148,29 +155,38 @@ class TorchEngine:
         """
         rate = learning_rate(self._step, self._plan, self._total_steps)
         optimizers.set_learning_rate(self._optimizer, rate)
-        targets_total = max(1, int((batch.targets != fused_loss.IGNORE).sum()))
+        if isinstance(self._optimizer, rounding.Rounded):
+            self._optimizer.number = self._step
+        scale = 1.0 if self._scale is None else self._scale.now
+        share = scale / max(1, int((batch.targets != fused_loss.IGNORE).sum()))
         loss = torch.zeros((), device=self._device)
         for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
             with precision.forward_context(self._device, self._plan.optimize.precision):
                 hidden = self._decoder(self._to_device(inputs))
-                nats = self._loss(hidden, self._decoder.head_weight, self._to_device(targets))
-                del hidden
-            share = nats / targets_total
-            del nats
-            share.backward()
-            loss += share.detach()
+                head, labels = self._decoder.head_weight, self._to_device(targets)
+                part = self._loss(hidden, head, labels, share=share)
+                del hidden, labels
+            part.backward()
+            loss += part.detach()
             self._memory.observe()
-            del share
+            del part
         norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
         self._step += 1
-        self._metrics.append((self._step, loss, norm, rate))
+        scaled = [] if self._scale is None else [scale]
+        self._metrics.append((self._step, rate, torch.stack([loss / scale, norm, *scaled])))
 
     def _updated(self) -> Tensor:
         """Clip the gradients, step and let go of them. Returns their norm before, a device scalar."""
         gradients = [p.grad for p in self._trained if p.grad is not None]
-        norm = optimizers.clip(gradients, self._plan.train.grad_clip)
+        most = self._plan.train.grad_clip
+        if self._scale is not None:
+            norm = self._scale.take(self._optimizer, gradients, most)
+        elif isinstance(self._optimizer, rounding.Rounded):
+            norm = self._optimizer.take(gradients, most)
+        else:
+            norm = optimizers.clip(gradients, most)
+            self._optimizer.step()
         del gradients
-        self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
@@ -179,11 +195,10 @@ class TorchEngine:
         if not self._metrics:
             return []
         taken, self._metrics = self._metrics, []
-        values = torch.stack([value for _, loss, norm, _ in taken for value in (loss, norm)])
-        numbers = values.tolist()
+        numbers = torch.stack([values for _, _, values in taken]).tolist()
         return [
-            StepMetrics(step, numbers[2 * i], numbers[2 * i + 1], rate)
-            for i, (step, _, _, rate) in enumerate(taken)
+            StepMetrics(step, values[0], values[1], rate, *values[2:])
+            for (step, rate, _), values in zip(taken, numbers, strict=True)
         ]
 
     @torch.no_grad()
@@ -230,7 +245,7 @@ class TorchEngine:
         """
         self.synchronize()  # state that waits in host memory may still be on its way
         for name, tensor in self._named_state():
-            yield name, tensor.detach().cpu().numpy()
+            yield name, pretrained.on_host(tensor)
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
         yield _STEP, np.asarray(self._step, dtype=np.int64)
@@ -255,7 +270,8 @@ class TorchEngine:
         for name, tensor in mine.items():
             pretrained.copy_into(tensor, source.tensor(name), name)
         self._step = int(source.tensor(_STEP))
-        optimizers.set_step(self._optimizer, self._step)
+        skipped = 0 if self._scale is None else self._scale.skipped()
+        optimizers.set_step(self._optimizer, self._step - skipped)
         self._metrics.clear()
 
     def memory(self) -> MemoryReading:
@@ -273,6 +289,8 @@ class TorchEngine:
                 yield f"model.{name}", tensor
         for name, tensor in optimizers.slots(self._optimizer, self._decoder):
             yield f"optimizer.{name}", tensor
+        if self._scale is not None:
+            yield loss_scale.NAME, self._scale.state
 
     def _to_device(self, array: Int32) -> Tensor:
         """`array` on the device; from pinned memory on CUDA, so that the copy is asynchronous."""

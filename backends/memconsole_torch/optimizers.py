@@ -2,6 +2,9 @@
 
 `new = old - rate · update`. Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to
 `Parameter.decays` only, except with SGD, where it joins the gradient. No step waits for the device.
+
+`live` of a group of this project's own rules is 1, or a device scalar that is 0 in a step to be skipped: rates and
+shares of what is new are multiplied by it, which leaves weights, state and counts as they are, to the bit.
 """
 
 from __future__ import annotations
@@ -132,7 +135,7 @@ def _over(
             "optimize.optimizer",
         )
     for p in _trained(optimizer):
-        optimizer.state[p].update({slot: torch.zeros_like(p) for slot in slots})
+        optimizer.state[p].update({s: torch.zeros_like(p, dtype=torch.float32) for s in slots})
     return optimizer
 
 
@@ -165,31 +168,50 @@ def clip(gradients: Sequence[Tensor], most: float) -> Tensor:
 
     Returns the norm before, as a device scalar. Unlike torch's own, adds nothing to the norm.
     """
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+    whole = norm(gradients)
     if most:
-        torch._foreach_mul_(list(gradients), most / norm.clamp(min=most))
-    return norm
+        torch._foreach_mul_(list(gradients), most / whole.clamp(min=most))
+    return whole
+
+
+def norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Global norm of fp32 gradients, a device scalar."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+
+
+def step_if(optimizer: Updating, finite: Tensor) -> None:
+    """One update, or one that changes nothing where `finite`, a bool device scalar, is false."""
+    live = finite.float()
+    for part in optimizer.parts if isinstance(optimizer, Several) else (optimizer,):
+        if "live" in part.defaults:
+            for group in part.param_groups:
+                group["live"] = live
+        elif part.defaults["fused"]:
+            part.found_inf = 1 - live
+        elif not finite:  # torch's other rules cannot skip by themselves: the host waits here
+            continue
+        part.step()
 
 
 class Lion(Optimizer):
     """Sign of an interpolated momentum (Chen et al. 2023, algorithm 2)."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float]) -> None:
-        super().__init__(groups, {"lr": 0.0, "betas": betas, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "weight_decay": 0.0, "live": 1.0})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
         """One update, tensor by tensor, so that the temporary is one tensor's."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
-            rate, decay = group["lr"], group["weight_decay"]
+            rate, decay = group["lr"] * group["live"], group["weight_decay"]
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 momentum = self.state[p]["momentum"]
                 update = momentum.mul(beta1).add_(p.grad, alpha=1 - beta1).sign_()
-                p.mul_(1 - rate * decay).add_(update, alpha=-rate)
-                momentum.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+                p.mul_(1 - rate * decay).sub_(update.mul_(rate))
+                momentum.lerp_(p.grad, (1 - beta2) * group["live"])
 
 
 class Adafactor(Optimizer):
@@ -201,40 +223,48 @@ class Adafactor(Optimizer):
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "count": 0})
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "count": 0, "live": 1.0})
         for p in _trained(self):
             if p.dim() == 2:
-                self.state[p]["row"] = torch.zeros_like(p[:, 0])
-                self.state[p]["column"] = torch.zeros_like(p[0])
+                self.state[p]["row"] = torch.zeros_like(p[:, 0], dtype=torch.float32)
+                self.state[p]["column"] = torch.zeros_like(p[0], dtype=torch.float32)
             else:
-                self.state[p]["second"] = torch.zeros_like(p)
+                self.state[p]["second"] = torch.zeros_like(p, dtype=torch.float32)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
         """One update, tensor by tensor."""
         for group in self.param_groups:
-            group["count"] += 1
-            keep = 1.0 - group["count"] ** -0.8
+            group["count"] = group["count"] + group["live"]
+            rate, renew = group["lr"] * group["live"], _renewed(group)
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                update = self._scaled(p.grad, self.state[p], keep)
+                update = self._scaled(p.grad, self.state[p], renew)
                 update.div_(_rms(update).clamp(min=1.0))
                 update.mul_(_rms(p).clamp(min=1e-3))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update, alpha=-group["lr"])
+                p.mul_(1 - rate * group["weight_decay"])
+                p.sub_(update.mul_(rate))
 
     @staticmethod
-    def _scaled(gradient: Tensor, state: dict[str, Tensor], keep: float) -> Tensor:
+    def _scaled(gradient: Tensor, state: dict[str, Tensor], renew: Any) -> Tensor:
         """`gradient` over the root of its running second moment, which `state` holds."""
         square = gradient.square().add_(1e-30)
         if "second" in state:
-            second = state["second"].mul_(keep).add_(square, alpha=1 - keep)
+            second = state["second"].lerp_(square, renew)
             return gradient * second.rsqrt()
-        row = state["row"].mul_(keep).add_(square.mean(1), alpha=1 - keep)  # (out,)
-        column = state["column"].mul_(keep).add_(square.mean(0), alpha=1 - keep)  # (in,)
+        row = state["row"].lerp_(square.mean(1), renew)  # (out,)
+        column = state["column"].lerp_(square.mean(0), renew)  # (in,)
         del square
         return gradient * (row / row.mean()).rsqrt()[:, None] * column.rsqrt()
+
+
+def _renewed(group: dict[str, Any]) -> Any:
+    """The share t^-0.8 of a new square in Adafactor's second moments; none in a step that is skipped."""
+    count, live = group["count"], group["live"]
+    if isinstance(count, Tensor):
+        return count.clamp(min=1.0) ** -0.8 * live
+    return count**-0.8 * live
 
 
 def _groups(plan: Plan, decoder: Decoder, weights: Sequence[Parameter]) -> list[dict[str, Any]]:

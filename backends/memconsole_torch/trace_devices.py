@@ -6,7 +6,7 @@ backend on the device is listed here:
 - `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; keys repeated where they are;
 - `decoder.Norm`: CUDA's fused RMS norm;
 - `optimizers.create`: fused updates on CPU, CUDA and ROCm, one tensor at a time on MPS;
-- `quantized_adam._Slices`, `quantized_base.decoded`: their slices;
+- `quantized_adam.Buffers`, `quantized_base.decoded`: their slices;
 - autocast: of the CPU, whose list of 16-bit operators holds all that the decoder runs, as the other lists do;
 - pinned copies and devices.prepare: host memory, or no allocation.
 """
@@ -84,7 +84,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
     with ExitStack() as stack:
         change = partial(_change, stack)
         change(quantized_adam, "_table", _table)
-        change(quantized_adam._Slices, "update", _first_of_its_size(quantized_adam._Slices.update))
+        change(quantized_adam.Buffers, "update", _first_of_its_size(quantized_adam.Buffers.update))
         change(quantized_base, "_pairs", partial(_table, pairs()))
         change(quantized_base, "_slices", _first_slice)
         if kind in ("gpu", "rocm"):

@@ -24,6 +24,12 @@ def conflict(plan: Plan) -> tuple[str, str] | None:
         reason = _needs_state_whole(plan)
         if reason:
             return "optimizer_offload", reason
+    if o.lora_rank > 0 and o.precision == "bf16-sr":
+        return (
+            "precision",
+            "adapters are trained in fp32, and bf16 already stores the frozen base in 16 bits; "
+            "set optimize.precision = bf16",
+        )
     if o.optimizer_in_backward:
         reason = _needs_every_gradient(plan)
         if reason:

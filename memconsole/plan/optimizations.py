@@ -128,8 +128,8 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         label="mixed precision",
         help="compute in 16 bits; weights, loss and norm statistics stay fp32",
         costs="rounding; slower on CPUs without bf16 instructions",
-        values=_fixed("fp32", "bf16", "fp16"),
-        trains={"torch": ("fp32", "bf16"), "jax": ("fp32", "bf16")},
+        values=_fixed("fp32", "bf16", "fp16", "bf16-sr"),
+        trains={"torch": None, "jax": ("fp32", "bf16")},
     ),
     Optimization(
         key="optimize.gradient_checkpointing",

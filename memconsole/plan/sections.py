@@ -12,7 +12,7 @@ from memconsole.errors import UserError
 BACKENDS = ("torch", "jax")
 MOST = 1_000_000_000_000
 """Upper limit of counts that have no other: sums of bytes stay within 64 bits."""
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "bf16-sr"]
 Checkpointing = Literal["none", "selective", "full"]
 BaseStorage = Literal["bf16", "int8", "nf4"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd"]
