@@ -14,24 +14,20 @@ from memconsole.plan.architecture import Architecture
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one block. `*_scores` are per token and key: multiply by tokens × sequence_length."""
+    """Bytes per token of one block."""
 
     element: int
-    """Bytes of one element of the tensors between matmuls."""
-    everything: int
-    """Kept without checkpointing, per token."""
+    """Of one element of the tensors between matmuls."""
     kept: int
-    """Kept from forward to backward under the plan's checkpointing, per token."""
-    kept_scores: int = 0
-    recomputed: int = 0
-    """Kept besides while a checkpointed block runs its backward pass, per token."""
-    recomputed_scores: int = 0
+    """Kept from forward to backward under the plan's checkpointing."""
+    attention: int
+    """Of it, what the attention half keeps without checkpointing."""
+    mlp: int
+    attention_again: int
+    """What the backward pass makes again of the attention half under the plan's checkpointing."""
+    mlp_again: int
     passing: int
-    """Short-lived at the widest point of a forward pass that keeps nothing, per token."""
-    passing_scores: int = 0
-    backward: int
-    """Short-lived gradients at the widest point of the backward pass, per token."""
-    backward_scores: int = 0
+    """Short-lived at the widest point of a forward pass that keeps nothing."""
 
 
 def _matrices(a: Architecture) -> int:
@@ -53,22 +49,25 @@ def jax_block(a: Architecture, precision: str, checkpointing: str, kind: str, ra
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
     c = 4 if precision == "fp32" or kind == "cpu" else 2
     norm = 4 * h + c * h  # its input, recomputed from; its output, the next matmuls' input
-    attention = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
-    if a.query_key_norm:
-        attention += (4 + c) * (q + k)
-    mlp = c * f * (3 if a.gated_mlp else 2)  # gate, up, product; or up, activated up
-    post = 2 * c * h if a.post_norms else 0
-    everything = 2 * norm + attention + mlp + post
-    everything += c * rank * _matrices(a)
+    matmuls = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
+    attention = norm + matmuls + ((4 + c) * (q + k) if a.query_key_norm else 0)
+    gates = c * f * (2 if a.gated_mlp else 1)
+    mlp = norm + gates + c * f  # gate, up, product; or up, activated up
+    everything = attention + mlp + (2 * c * h if a.post_norms else 0) + c * rank * _matrices(a)
     outputs = c * (2 * q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
     outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank)
     kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
+    again = {
+        "none": (0, 0),
+        "selective": (attention - matmuls + c * (q + k), mlp - gates),
+        "full": (attention, mlp),
+    }[checkpointing]
     return Block(
         element=c,
-        everything=everything,
         kept=kept,
-        # GPUs and TPUs read the kept outputs in place.
-        recomputed=everything - (outputs if checkpointing == "selective" and kind != "cpu" else 0),
-        passing=4 * h + 2 * c * h + c * f * (3 if a.gated_mlp else 2),
-        backward=c * f * (2 if a.gated_mlp else 1) + 4 * h,
+        attention=attention,
+        mlp=mlp,
+        attention_again=again[0],
+        mlp_again=again[1],
+        passing=4 * h + 2 * c * h + gates + c * f,
     )

@@ -64,25 +64,39 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How many copies of each temporary XLA's plan for a kind of device holds at once."""
 
     logits: float
-    """Whole fp32 logits."""
+    """Whole logits, counted in fp32."""
     logits_16: float
-    """The same where matmuls are in 16 bits, still counted in fp32 logits."""
+    """The same where matmuls are in 16 bits."""
+    logits_16_padded: float
+    """The same where the vocabulary is padded as well."""
     chunk: float
-    """A chunk's fp32 logits."""
+    """A chunk's logits, counted in fp32."""
     chunk_16: float
+    padded_head: float
+    """The head's matrix, where its rows are padded for a GPU's matmuls."""
+    cast_head: float
+    """The head's matrix in 16 bits, where matmuls are."""
     early_blocks: float
     """Gradients of all blocks that already have their room while the loss runs."""
-    early_head: float
-    accumulated_blocks: float
-    """The same beside the sum of earlier micro-batches."""
-    accumulated_head: float
-    block: float
-    """What a checkpointed block makes again, in its backward pass."""
+    loss_stream: float
+    """The fp32 residual stream, while the loss runs."""
+    mlp: float
+    """The MLP's inner width, in the backward pass of a block's MLP."""
+    mlp_16: float
+    """The same where matmuls are in 16 bits."""
+    mlp_stream: float
+    """The fp32 residual stream, there."""
+    scores: float
+    """A chunk's fp32 attention scores, in the backward pass of a block's attention."""
+    heads: float
+    """The queries' width, there."""
+    heads_stream: float
     slice: float
     """Everything one block kept, in the backward pass of a block that is not checkpointed."""
-    scores: float
-    stream: float
-    mlp: float
+    lanes: float
+    """What heads narrower than a TPU's 128 lanes are padded by, where they are kept by head."""
+    narrowed: float
+    """A frozen fp32 base in 16 bits, which TPUs multiply in."""
     source: str
 
 

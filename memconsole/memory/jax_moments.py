@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memconsole.memory.activations import jax_block
-from memconsole.memory.coefficients import xla
+from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.moments import Moment, Step
 
 CHUNK_TOKENS = 1024
@@ -19,6 +19,10 @@ SCORE_BYTES = 32 * 2**20
 """`memconsole_jax.attention.SCORE_BYTES`."""
 FEWEST_ROWS = 64
 """`memconsole_jax.attention.FEWEST_ROWS`."""
+ALIGNED_ROWS = 16
+"""`memconsole_jax.fused_loss.ALIGNED_ROWS`."""
+TPU_LANES = 128
+"""A TPU's vectors are 8 x 128: the last axis of an array is padded to 128."""
 
 
 def moments(step: Step) -> Iterator[Moment]:
@@ -26,38 +30,42 @@ def moments(step: Step) -> Iterator[Moment]:
     a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
     overlap = xla(step.kind)
     block = jax_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
-    stream = 4 * a.hidden_size * t
-    wide = block.element * a.intermediate_size * t
-    kept = block.kept * t * s.layers
-    if o.activation_offload:
-        kept = min(kept, 2 * block.kept * t)
-    scores = score_bytes(step)
-    narrow = step.compute == 2 and step.kind != "cpu"
-    chunk = int((overlap.chunk_16 if narrow else overlap.chunk) * 4 * a.vocab_size * _chunk(t))
-    whole = int((overlap.logits_16 if narrow else overlap.logits) * 4 * a.vocab_size * t)
-    logits = chunk if o.fused_loss else whole
-    model, resident, standing = step.weights + step.gathered, step.state.resident, step.standing
+    c, stream = block.element, 4 * a.hidden_size * t
+    lanes = overlap.lanes * _padded_lanes(step) * c * t
+    one_kept = block.kept * t + (int(lanes) if o.gradient_checkpointing == "none" else 0)
+    kept = one_kept * min(s.layers, 2 if step.moves_activations else s.layers)
+    standing, resident = step.standing, step.state.resident
+    model = step.weights + step.gathered
+    if step.kind == "tpu" and step.frozen and step.compute == 4:
+        model += int(overlap.narrowed * 2 * s.total)
+    logits, made_head = _loss(step, overlap)
     head = 0 if step.frozen else 4 * step.head
-    blocks = max(
-        0, step.gradients - (head + (0 if s.head == 0 else 4 * s.embedding)) // step.shards
-    )
-    early = int(overlap.early_blocks * blocks + overlap.early_head * head)
-    if standing:
-        early = int(overlap.accumulated_blocks * blocks + overlap.accumulated_head * head)
+    looked_up = 0 if step.frozen else 4 * s.embedding
+    blocks = max(0, step.gradients - (head + (looked_up if s.head else 0)) // step.shards)
 
-    def at(phase: str, gradients: int, live: int, loss: int, work: int) -> Moment:
-        return Moment(phase, model, gradients, resident, live, loss, work, step.data)
+    def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
+        return Moment(phase, model, gradients, resident, live, loss, int(work), step.data)
 
-    passing = block.passing * t + int(overlap.scores * scores)
+    scores = score_bytes(step)
+    passing = block.passing * t + overlap.scores * scores
     yield at("forward", standing, kept + stream, 0, passing)
-    yield at("loss", standing, kept, logits, 3 * stream)
-    yield at("backward", standing + early, kept, logits, 3 * stream)
-    # A block without checkpointing has one more of everything it kept: the slice that is worked on.
-    share = overlap.slice if o.gradient_checkpointing == "none" else overlap.block
-    again = int(share * block.recomputed * t)
-    work = overlap.scores * scores + overlap.stream * stream + overlap.mlp * wide
-    summed = max(standing, step.gradients)
-    yield at("backward", summed, kept + again, 0, int(work))
+    early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
+    yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream)
+    # A block without checkpointing has some of what it kept twice: the slice that is worked on.
+    share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
+    inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
+    of_mlp = block.attention_again + block.mlp_again + share * block.mlp + inner
+    of_attention = (
+        block.attention_again + share * block.attention + overlap.heads * c * a.query_width
+    )
+    through_mlp = of_mlp * t + overlap.mlp_stream * stream
+    through_attention = (
+        of_attention * t + lanes + overlap.scores * scores + overlap.heads_stream * stream
+    )
+    summed = standing + blocks + made_head
+    yield at("backward", summed, kept, 0, through_mlp)
+    yield at("backward", summed, kept, 0, through_attention)
+    yield at("backward", summed + looked_up, 0, 0, stream)
     yield Moment(
         "optimizer step",
         weights=step.weights,
@@ -66,10 +74,37 @@ def moments(step: Step) -> Iterator[Moment]:
         workspace=step.state.temporaries,
         data=step.data,
     )
+    chunk = int(overlap.chunk_16 if c == 2 else overlap.chunk) * 4 * a.vocab_size * _chunk(t)
     yield at("evaluation", 0, stream, 0, max(passing, chunk + 2 * stream))
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
     )
+
+
+def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
+    """Bytes of the logits with what else the head needs, and of its gradient while the blocks run backwards."""
+    a, t = step.architecture, step.tokens
+    narrow = step.compute == 2 and step.kind != "cpu"
+    cast = overlap.cast_head * 2 * step.head if narrow else 0
+    gradient = 0 if step.frozen else 4 * step.head
+    if step.plan.optimize.fused_loss:
+        copies = overlap.chunk_16 if narrow else overlap.chunk
+        return int(copies * 4 * a.vocab_size * _chunk(t) + cast), gradient
+    padded = step.kind == "gpu" and a.vocab_size % ALIGNED_ROWS > 0
+    copies = overlap.logits
+    if narrow:
+        copies = overlap.logits_16_padded if padded else overlap.logits_16
+        gradient //= 2
+    pads = overlap.padded_head * (2 if narrow else 4) * step.head if padded else 0
+    return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
+
+
+def _padded_lanes(step: Step) -> float:
+    """Elements per token that a TPU pads queries, keys and values with."""
+    a = step.architecture
+    if step.kind != "tpu":
+        return 0
+    return (a.query_width + 2 * a.key_width) * (-a.head_size % TPU_LANES) / a.head_size
 
 
 def score_bytes(step: Step) -> int:
