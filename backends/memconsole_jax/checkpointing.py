@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from memconsole.plan.plan import Checkpointing
+from memconsole_jax import target
 
 Function = Callable[..., Any]
 _policies = jax.checkpoint_policies
+_INPUT = "block_input"
 
 
 def full(block: Function) -> Function:
@@ -36,6 +39,24 @@ def none(block: Function) -> Function:
     return block
 
 
-def around(mode: Checkpointing) -> Callable[[Function], Function]:
-    """The wrapper that `optimize.gradient_checkpointing` names."""
+def offloaded(block: Function) -> Function:
+    """`full`, the input waiting in pinned host memory between the passes."""
+
+    def named(x: Any, *rest: Any) -> Any:
+        return block(checkpoint_name(x, _INPUT), *rest)
+
+    policy = _policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[_INPUT],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    return jax.checkpoint(named, prevent_cse=False, policy=policy)
+
+
+def around(mode: Checkpointing, *, offload: bool = False) -> Callable[[Function], Function]:
+    """The wrapper that `optimize.gradient_checkpointing` names. `offload`: with host memory apart from the
+    device's, the plan being sure that the mode is `full`."""
+    if offload and target.kind() != "cpu":
+        return offloaded
     return {"none": none, "selective": selective, "full": full}[mode]

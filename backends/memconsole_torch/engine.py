@@ -16,6 +16,7 @@ from torch import Tensor
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import (
+    activation_offload,
     checkpointing,
     compilation,
     devices,
@@ -54,7 +55,7 @@ def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     if plan.optimize.compile:
         compilation.check(device)
     devices.prepare(device, plan.device)
-    return TorchEngine(plan, device)
+    return TorchEngine(plan, device, run_directory)
 
 
 class TorchEngine:
@@ -65,8 +66,9 @@ class TorchEngine:
     parameters: int = 0
     trainable_parameters: int = 0
 
-    def __init__(self, plan: Plan, device: torch.device) -> None:
+    def __init__(self, plan: Plan, device: torch.device, run_directory: Path | None = None) -> None:
         self._plan = plan
+        self._run_directory = run_directory
         self._device = device
         self._memory = devices.DeviceMemory(device)
         self._metrics: list[tuple[int, float, Tensor]] = []
@@ -89,6 +91,9 @@ class TorchEngine:
             lines.append(
                 f"Gradient accumulation: {o.accumulation_steps} steps (effective batch {rows})"
             )
+        if o.activation_offload:
+            where = "in pinned host memory" if self._device.type == "cuda" else "on disk"
+            lines.append(f"Activation offload: what blocks keep waits {where}")
         if o.fused_loss:
             lines.append("Chunked cross-entropy enabled - the full logits never exist")
         if o.compile:
@@ -140,6 +145,8 @@ class TorchEngine:
             self._in_backward = InBackward(self._optimizer)
         self._loss = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
         checkpointing.apply(self._decoder, plan.optimize.gradient_checkpointing)
+        if plan.optimize.activation_offload:
+            activation_offload.apply(self._decoder, self._run_directory)
         if plan.optimize.compile:
             compilation.apply(self._decoder)
         rank = plan.optimize.lora_rank

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memconsole_torch import decoder, offload, quantized_adam, quantized_base
+from memconsole_torch import activation_offload, decoder, offload, quantized_adam, quantized_base
 from memconsole_torch.trace_liveness import Override, Workspace
 from memconsole_trainer.base_storage import pairs
 
@@ -87,6 +87,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change(quantized_adam.Buffers, "update", _first_of_its_size(quantized_adam.Buffers.update))
         change(quantized_base, "_pairs", partial(_table, pairs()))
         change(quantized_base, "_slices", _first_slice)
+        change(activation_offload, "store", partial(_Nowhere, kind in ("gpu", "rocm")))
         if kind in ("gpu", "rocm"):
             change(offload, "same_memory", lambda device: False)
             change(offload.HostState, "_on_host", lambda self, tensor: torch.empty_like(tensor))
@@ -279,6 +280,26 @@ def _first_of_its_size(update: Any) -> Any:
             update(self, weight, gradient, state, start, group)
 
     return run
+
+
+class _Nowhere:
+    """Stands in for host memory, pinned (`ahead`), or a disk."""
+
+    def __init__(self, ahead: bool, device: torch.device, directory: Any) -> None:
+        self.ahead = ahead
+
+    def write(self, tensor: Tensor) -> Any:
+        return tensor.shape, tensor.dtype
+
+    def read(self, kept: Any) -> Tensor:
+        shape, dtype = kept
+        return torch.empty(shape, dtype=dtype)
+
+    def wait(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
 
 
 def _first_slice(blocks: int, most: int) -> list[slice]:

@@ -25,6 +25,8 @@ HOST_LINK = 12e9
 """Bytes per second between host and device (PCIe 4 x16 at half its peak, pageable memory)."""
 PINNED_LINK = 24e9
 """The same from pinned memory."""
+DISK = 1e9
+"""Bytes per second to and from a file, most of it in the kernel's cache."""
 SOFT_BF16_FACTOR = 6.0
 """How much slower 16-bit arithmetic is on a CPU without instructions for it."""
 
@@ -68,9 +70,8 @@ def peak_flops(budget: Budget, precision: str, backend: str = "torch") -> float:
     rates = budget.peak_flops
     if backend == "jax" and budget.kind == "cpu":
         precision = "fp32"
-    for name in {"fp32": ("tf32", "fp32"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}[
-        precision
-    ]:
+    widths = {"fp32": ("tf32", "fp32"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}
+    for name in widths[precision.removesuffix("-sr")]:
         if name in rates and not (budget.kind == "cpu" and name == "tf32"):
             return rates[name]
     if budget.kind == "cpu":
@@ -138,9 +139,15 @@ def _transfers(plan: Plan, a: Architecture) -> float:
         link = PINNED_LINK if o.optimizer_offload == "pinned" else HOST_LINK
         seconds += 2 * state_bytes(o.optimizer, sizes(a).used) / link
     if o.activation_offload:
-        kept = _kept_per_token(plan, a, o.gradient_checkpointing, "gpu") * a.layers
-        seconds += 2 * kept * plan.micro_batch_tokens * o.accumulation_steps / PINNED_LINK * 0.5
+        seconds += _moved_bytes(plan, a, "gpu") / PINNED_LINK * 0.5
     return seconds
+
+
+def _moved_bytes(plan: Plan, a: Architecture, kind: str) -> float:
+    """Activations that go off the device and back in a step."""
+    o = plan.optimize
+    kept = _kept_per_token(plan, a, o.gradient_checkpointing, kind) * a.layers
+    return 2.0 * kept * plan.micro_batch_tokens * o.accumulation_steps
 
 
 @lru_cache(maxsize=256)
@@ -170,6 +177,8 @@ def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> floa
         seconds = arithmetic + 0.6 * traffic + 0.5 * launches
     if budget.kind != "cpu":
         seconds += _transfers(plan, architecture)
+    elif o.activation_offload and plan.backend == "torch":
+        seconds += _moved_bytes(plan, architecture, "cpu") / DISK
     if o.optimizer == "muon":
         update = _orthogonalizing_flops(architecture, o.lora_rank)
         seconds += update / (peak_flops(budget, "fp32", plan.backend) * costs.flops_share)

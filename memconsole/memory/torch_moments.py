@@ -144,8 +144,19 @@ class _Timeline:
         if step.frozen and a.layers > 1 and step.plan.optimize.gradient_checkpointing == "none":
             # The first block's input and its norm's statistics are of no use where nothing below is trained.
             self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
-        if step.plan.optimize.activation_offload:  # one block in use, one on its way
-            self.kept = min(self.kept, 2 * max(b.kept for b in self.blocks))
+        self.between = self.kept
+        """The same while no block runs."""
+        self.kept_below = self.kept
+        """The same while a block runs its backward pass, its own included."""
+        self.ahead = False
+        """Whether a block's backward pass has the block below's activations beside its own."""
+        if step.plan.optimize.activation_offload:
+            # Forward, one block's wait to be written; backward, on a GPU the next block's are on their way.
+            most = max(b.kept for b in self.blocks)
+            self.ahead = step.kind in ("gpu", "rocm") and a.layers > 1
+            self.between, self.kept = 0, min(self.kept, most)
+            self.kept_below = min(self.kept_below, 2 * most if self.ahead else most)
+            self.kept_copies = 0
 
     def moments(self) -> Iterator[Moment]:
         yield from self._forward()
@@ -161,12 +172,12 @@ class _Timeline:
             below = max(0, self.kept - b.kept) + self.tables
             yield self._live("forward", b.forward, standing, below, self.copies - b.copies)
         live = _widest(self.norm.forward, self.tokens, self.scores)
-        yield self._live("forward", live, standing, self.kept + self.tables, self.copies)
+        yield self._live("forward", live, standing, self.between + self.tables, self.copies)
 
     @property
     def _before_head(self) -> int:
         """Activations between the forward and the backward pass, but for the hidden states the head reads."""
-        return self.kept + self.tables_kept + self.norm.kept.activations.token * self.tokens
+        return self.between + self.tables_kept + self.norm.kept.activations.token * self.tokens
 
     def _whole_loss(self) -> Iterator[Moment]:
         """fp32 logits and their log-softmax (8TV); backward, that, the gradient of the picked entries and of
@@ -215,14 +226,18 @@ class _Timeline:
         early = standing + (self.head_gradient if waits else 0)
         moments = self.norm.adding if standing else self.norm.backward
         live = _widest(moments, self.tokens, self.scores)
-        yield self._live("backward", live, early, self.kept + self.tables_kept, self.kept_copies)
+        yield self._live("backward", live, early, self.between + self.tables_kept, self.kept_copies)
         early += 0 if standing else self.norm.gradients
         reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen else 0
         made = 0 if standing else self.block_gradients
         for b in self.blocks:
             # Live bytes are linear in the block's place, so that the top and the bottom are the widest.
-            above = max(0, self.kept - b.kept) + self.tables_kept
-            others = self.kept_copies - b.kept_copies
+            above = max(0, self.kept_below - b.kept) + self.tables_kept
+            others = max(0, self.kept_copies - b.kept_copies)
+            if self.ahead:
+                others = b.kept_copies
+                under = early + -(-max(0, made - 2 * b.program.gradients) // shards)
+                yield self._live("backward", b.backward, under, above, others, reduced)
             yield self._live("backward", b.backward, early, above, others, reduced)
             behind = early + -(-max(0, made - b.program.gradients) // shards)
             yield self._live("backward", b.backward, behind, self.tables_kept, 0, reduced)

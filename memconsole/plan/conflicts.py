@@ -30,6 +30,10 @@ def conflict(plan: Plan) -> tuple[str, str] | None:
             "adapters are trained in fp32, and bf16 already stores the frozen base in 16 bits; "
             "set optimize.precision = bf16",
         )
+    if o.activation_offload:
+        reason = _keeps_out_of_reach(plan)
+        if reason:
+            return "activation_offload", reason
     if o.optimizer_in_backward:
         reason = _needs_every_gradient(plan)
         if reason:
@@ -47,6 +51,18 @@ def _needs_state_whole(plan: Plan) -> str:
         return (
             "JAX reaches host memory that is pinned alone; set optimize.optimizer_offload = pinned"
         )
+    return ""
+
+
+def _keeps_out_of_reach(plan: Plan) -> str:
+    """Why what blocks keep for the backward pass cannot be moved; empty where it can."""
+    o = plan.optimize
+    if plan.backend == "jax" and o.gradient_checkpointing != "full":
+        return "JAX moves the inputs of checkpointed blocks; set optimize.gradient_checkpointing = full"
+    if o.gradient_checkpointing == "selective":
+        return "selective checkpointing keeps its outputs itself; use none or full"
+    if o.compile:
+        return "compiled blocks keep their activations inside their own graph; set optimize.compile = false"
     return ""
 
 

@@ -126,10 +126,10 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     Optimization(
         key="optimize.precision",
         label="mixed precision",
-        help="compute in 16 bits; weights, loss and norm statistics stay fp32",
-        costs="rounding; slower on CPUs without bf16 instructions",
+        help="compute in 16 bits: weights stay fp32 (bf16; fp16 with loss scaling) or are bf16, stochastically rounded (-sr)",
+        costs="rounding; slower on CPUs without 16-bit instructions",
         values=_fixed("fp32", "bf16", "fp16", "bf16-sr"),
-        trains={"torch": None, "jax": ("fp32", "bf16")},
+        trains=EVERYWHERE,
     ),
     Optimization(
         key="optimize.gradient_checkpointing",
@@ -184,10 +184,10 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     Optimization(
         key="optimize.activation_offload",
         label="activation offload",
-        help="saved activations wait in host memory",
+        help="what blocks keep waits in pinned host memory, of a CPU on disk (torch); with full checkpointing only inputs",
         costs="transfers in both passes",
         values=_fixed(False, True),
-        trains={},
+        trains=EVERYWHERE,
     ),
     Optimization(
         key="optimize.sharding",
