@@ -54,19 +54,20 @@ class Embedding(nnx.Module):
 
 @jax.custom_vjp
 def looked_up(table: Array, indices: Array) -> Array:
-    """Rows of a table (rows, hidden)."""
-    return table[indices]
+    """Rows of a table (rows, hidden), in float32: a frequent row's gradient is a sum of many."""
+    return table[indices].astype(jnp.float32)
 
 
 def _looked_up_forward(table: Array, indices: Array) -> tuple[Array, Any]:
-    return table[indices], (indices, table.shape)
+    return looked_up(table, indices), (indices, jnp.zeros((0, table.shape[0]), table.dtype))
 
 
 def _looked_up_backward(kept: Any, gradient: Array) -> tuple[Array, None]:
-    indices, shape = kept
+    indices, kind = kept
+    shape = kind.shape[1], gradient.shape[-1]
     # Without a need for the gradient XLA would make room for zeros long before they are added to.
     zero = 0 * gradient.reshape(-1)[0]
-    return jnp.full(shape, zero).at[indices].add(gradient), None
+    return jnp.full(shape, zero).at[indices].add(gradient).astype(kind.dtype), None
 
 
 looked_up.defvjp(_looked_up_forward, _looked_up_backward)

@@ -14,6 +14,7 @@ import platformdirs
 import psutil
 
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.processor import missing_instructions
 from memconsole_trainer.engine import DeviceFacts
 
 CACHE_BYTES = 2**29
@@ -142,10 +143,11 @@ def _cpuinfo() -> list[str]:
         return []
 
 
-def has_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware."""
-    flags = _cpu_features().split()
-    return "avx512_bf16" in flags or "amx_bf16" in flags or "bf16" in flags
+_PRECISIONS = {
+    "bf16": "Mixed precision (bfloat16) enabled - {}; fp32 master weights and loss",
+    "bf16-sr": "Weights in bfloat16, stochastically rounded - {}; fp32 norms and loss",
+    "fp16": "Mixed precision (float16, dynamic loss scaling) enabled - {}; fp32 master weights and loss",
+}
 
 
 def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
@@ -153,12 +155,14 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
     o = plan.optimize
     name = {"cpu": "CPU", "gpu": "NVIDIA GPU", "rocm": "AMD GPU (ROCm)", "tpu": "TPU"}[device.kind]
     lines = [f"Detected platform: {name} ({device.name}) with JAX {jax.__version__}"]
-    if o.precision == "bf16":
-        if device.kind == "cpu" and not has_bf16():
-            note = "this CPU has no bfloat16 instructions: expect it slower than fp32"
+    if o.precision != "fp32":
+        missing = missing_instructions(o.precision) if device.kind == "cpu" else ""
+        if missing:
+            note = f"this CPU has no {missing}: expect it slower than fp32"
         else:
-            note = "optimal for TPU" if device.kind == "tpu" else f"16-bit compute on {name}"
-        lines.append(f"✓ Mixed precision (bfloat16) enabled - {note}; fp32 master weights and loss")
+            best = device.kind == "tpu" and o.precision != "fp16"
+            note = "optimal for TPU" if best else f"16-bit compute on {name}"
+        lines.append(f"✓ {_PRECISIONS[o.precision].format(note)}")
     if o.gradient_checkpointing != "none":
         lines.append(
             f"✓ Gradient checkpointing (remat, {o.gradient_checkpointing}) enabled - "
@@ -177,6 +181,10 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
         lines.append(f"✓ Frozen matrices stored in {o.base_storage} codes (QLoRA)")
     if o.optimizer != "adamw":
         lines.append(f"✓ Optimizer: {o.optimizer}")
+    if o.activation_offload:
+        nowhere = "nothing moves: XLA on a CPU has no other memory"
+        where = nowhere if device.kind == "cpu" else "block inputs wait in pinned host memory"
+        lines.append(f"✓ Activation offload: {where}")
     if o.optimizer_offload != "none":
         where = "with everything else" if device.kind == "cpu" else "pinned, on the host"
         lines.append(f"✓ Optimizer state in host memory, {where}")

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_jax import devices, generate, precision, quantized_base
+from memconsole_jax import devices, generate, quantized_base
 from memconsole_jax.decoder import assemble
 from memconsole_jax.fused_loss import MASKED, plain_nats
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import Stack, stacks
 from memconsole_jax.step import Trained, mean_gradients
-from memconsole_trainer import adapters
+from memconsole_trainer import adapters, loss_scale
 from memconsole_trainer.adapters import InitialAdapters
 from memconsole_trainer.engine import (
     Batch,
@@ -44,7 +44,6 @@ STEPS_IN_FLIGHT = 2
 
 def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
     """The engine for `plan` on this machine. Raises `PlanError`."""
-    precision.compute_dtype(plan)
     devices.prepare(plan)
     devices.keep_compilations()
     return JaxEngine(plan, devices.find(plan))
@@ -99,7 +98,7 @@ class JaxEngine:
         else:
             self._kept = self._load(self._kept_stacks, weights.tensor)
         trained = self._load(self._trained_stacks, weights.tensor)
-        self._trained = Trained(trained, self._initialize(trained))
+        self._trained = Trained(trained, self._initialize(trained), self._precision(None))
 
     def _compile(self) -> None:
         self._initialize = self._programs.lower_initialize().compile()
@@ -129,8 +128,8 @@ class JaxEngine:
         unread, self._unread = self._unread, []
         values = jax.device_get([metrics for _, _, metrics in unread])
         return [
-            StepMetrics(step + 1, float(loss), float(norm), rate)
-            for (step, rate, _), (loss, norm) in zip(unread, values, strict=True)
+            StepMetrics(step + 1, float(loss), float(norm), rate, *map(float, scale))
+            for (step, rate, _), (loss, norm, *scale) in zip(unread, values, strict=True)
         ]
 
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
@@ -181,8 +180,11 @@ class JaxEngine:
             if self._base is not None and name in self._kept:
                 continue
             weights = self._kept if name in self._kept else self._trained.weights
+            rounded = self._programs.is_rounded(name)
             for canonical, row in stack.split(_host(weights[name])):
-                yield f"model.{canonical}", row
+                yield f"model.{canonical}", row.astype(jnp.bfloat16) if rounded else row
+        if self._scaled:
+            yield loss_scale.NAME, _host(self._trained.precision)
         for leaf in self._optimizer_leaves():
             for name, row in leaf.split(_host(leaf.array)):
                 yield name, row
@@ -195,6 +197,7 @@ class JaxEngine:
         self._unread.clear()
         self._in_flight.clear()
         self._trained = Trained({}, self._trained.optimizer)  # free before loading
+        after = self._precision(source.tensor(loss_scale.NAME) if self._scaled else None)
 
         def stored(name: str) -> NDArray[np.generic]:
             return source.tensor(f"model.{name}")
@@ -211,7 +214,7 @@ class JaxEngine:
                 row[...] = source.tensor(name)
             loaded.append(jax.device_put(array, place))
         structure = jax.tree.structure(self._trained.optimizer)
-        self._trained = Trained(weights, jax.tree.unflatten(structure, loaded))
+        self._trained = Trained(weights, jax.tree.unflatten(structure, loaded), after)
 
     def memory(self) -> MemoryReading:
         if self._host is not None:
@@ -275,6 +278,18 @@ class JaxEngine:
         if self._programs.dtype(name) == jnp.float32:
             return adapters.bf16_rounded(array)
         return array.astype(jnp.bfloat16)
+
+    @property
+    def _scaled(self) -> bool:
+        return loss_scale.is_scaled(self._plan.optimize.precision)
+
+    def _precision(self, stored: Any) -> Any:
+        """The third part of `Trained`, anew or as it was `stored`, at the present step."""
+        if self._scaled:
+            state = loss_scale.start() if stored is None else stored
+            return self._put(np.array(state, np.float32))
+        rounds = self._plan.optimize.precision == "bf16-sr"
+        return self._put(np.uint32(self._step)) if rounds else None
 
     def _put(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._device)

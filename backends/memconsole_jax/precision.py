@@ -1,25 +1,60 @@
-"""Mixed precision: float32 master weights, 16-bit compute (Micikevicius et al. 2018).
+"""Mixed precision: 16-bit compute (Micikevicius et al. 2018), norms, softmax, loss and optimizer in float32.
 
-The decoder casts each weight where it is used, inside the block, so 16-bit copies live one block at a
-time; norms, softmax, loss and the optimizer stay float32. bf16 has float32's range and needs no loss
-scaling; fp16 does, and is not trained here.
+The decoder casts each weight where it is used, inside the block, so 16-bit copies live one block at a time.
+Weights stay float32 with bf16 and fp16; `rounding` keeps them in bfloat16. fp16 needs its loss scaled, as
+`memconsole_trainer.loss_scale` specifies; the decision is taken inside the compiled step.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import optax
+from jax import Array
 
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan
+from memconsole_trainer import loss_scale
+
+COMPUTE = {
+    "fp32": jnp.float32,
+    "bf16": jnp.bfloat16,
+    "bf16-sr": jnp.bfloat16,
+    "fp16": jnp.float16,
+}
 
 
 def compute_dtype(plan: Plan) -> Any:
-    """The dtype of activations and matmuls. Raises `PlanError` for fp16."""
-    precision = plan.optimize.precision
-    if precision in ("fp16", "bf16-sr"):
-        raise PlanError(
-            f"optimize.precision = {precision}: the jax backend trains fp32 | bf16",
-            "optimize.precision",
-        )
-    return jnp.bfloat16 if precision == "bf16" else jnp.float32
+    """The dtype of activations and matmuls."""
+    return COMPUTE[plan.optimize.precision]
+
+
+def adapted(state: Array, finite: Array) -> Array:
+    """The loss scale's state (3,) after a step whose gradients were `finite`, or not."""
+    scale, good, skipped = state
+    grown = finite & (good + 1 >= loss_scale.GROWTH_STEPS)
+    more = jnp.minimum(scale * loss_scale.GROWTH, loss_scale.MOST)
+    return jnp.stack(
+        [
+            jnp.where(finite, jnp.where(grown, more, scale), scale * loss_scale.BACKOFF),
+            jnp.where(finite & ~grown, good + 1, 0.0),
+            jnp.where(finite, skipped, skipped + 1),
+        ]
+    )
+
+
+def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner` with state and arithmetic in float32 whatever the weights and gradients are stored as."""
+
+    def wide(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+    def init(weights: Any) -> Any:
+        return inner.init(wide(weights))
+
+    def update(gradients: Any, state: Any, weights: Any = None) -> tuple[Any, Any]:
+        updates, after = inner.update(wide(gradients), state, wide(weights))
+        return updates, after
+
+    return optax.GradientTransformation(init, update)

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_jax import offload
+from memconsole_jax import offload, precision
 from memconsole_jax.optimizers import transformation
 from memconsole_jax.quantized_base import stored_shapes
 from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import Trained, evaluation_step, train_step
+from memconsole_trainer import loss_scale, rounding
 from memconsole_trainer.adapters import stored_in_bf16, trained_parameters
 from memconsole_trainer.base_storage import is_quantized
 
@@ -41,7 +42,9 @@ class Programs:
         return cls(plan, architecture, trained, kept, kind, place)
 
     def is_rounded(self, name: str) -> bool:
-        """Whether a weight is frozen and computed with in 16 bits, hence rounded to them when loaded."""
+        """Whether a weight is rounded to 16 bits when loaded: frozen and computed with in them, or trained in them."""
+        if rounding.is_rounded(self.plan, (self.trained | self.kept)[name].members[0]):
+            return True
         frozen = bool(self.plan.optimize.lora_rank) and name in self.kept
         return frozen and stored_in_bf16(self.plan, self.kept[name].members[0])
 
@@ -50,13 +53,22 @@ class Programs:
         return is_quantized(self.plan, self.kept[name].members[0])
 
     def dtype(self, name: str) -> Any:
-        """What a weight is stored as. XLA for CPUs would widen a whole 16-bit base to fp32 in each step,
-        beside it: there the rounded values stay in fp32."""
+        """What a weight is stored as. XLA for CPUs would widen all 16-bit weights to fp32 in each step,
+        beside them: there the rounded values stay in fp32."""
         return jnp.bfloat16 if self.is_rounded(name) and self.kind != "cpu" else jnp.float32
 
     @property
     def trained_shapes(self) -> dict[str, Any]:
-        return {name: self._shape(stack.shape) for name, stack in self.trained.items()}
+        found = self.trained.items()
+        return {name: self._shape(stack.shape, self.dtype(name)) for name, stack in found}
+
+    @property
+    def precision_shape(self) -> Any:
+        """The third part of `step.Trained`."""
+        if loss_scale.is_scaled(self.plan.optimize.precision):
+            return self._shape((3,))
+        rounds = self.plan.optimize.precision == "bf16-sr"
+        return self._shape((), jnp.uint32) if rounds else None
 
     @property
     def kept_shapes(self) -> dict[str, Any]:
@@ -103,7 +115,7 @@ class Programs:
         """One optimizer step."""
         rows = self.row_shape
         many = self._shape((self.plan.optimize.accumulation_steps, *rows.shape), jnp.int32)
-        state = Trained(self.trained_shapes, self.state_shapes)
+        state = Trained(self.trained_shapes, self.state_shapes, self.precision_shape)
         places = None if self.host_place is None else (self.sharding, self.host_place)
         step = train_step(self.plan, self.architecture, self._update, places)
         return step.lower(state, self.kept_shapes, many, many, self._shape(()))
@@ -116,7 +128,7 @@ class Programs:
 
     @property
     def _update(self) -> Any:
-        return transformation(self.plan, self.architecture)
+        return precision.in_float32(transformation(self.plan, self.architecture))
 
     def _shape(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding)

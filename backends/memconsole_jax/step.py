@@ -19,6 +19,8 @@ from memconsole_jax import checkpointing, offload, precision
 from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
 from memconsole_jax.lora import assembled
 from memconsole_jax.optimizers import clip_factor
+from memconsole_jax.rounding import Rounding
+from memconsole_trainer.loss_scale import is_scaled
 
 Tree = dict[str, Array]
 Loss = Callable[[Tree, Tree, Array, Array], Array]
@@ -29,12 +31,15 @@ class Trained(NamedTuple):
 
     weights: Tree
     optimizer: Any
+    precision: Any = None
+    """The state (3,) of the loss scale with fp16, the step's number with bf16-sr."""
 
 
 def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Loss:
     """Summed nats of one micro-batch: (trained, kept, inputs (B, T), targets (B, T)) -> scalar."""
     dtype = precision.compute_dtype(plan)
-    around = checkpointing.around(plan.optimize.gradient_checkpointing)
+    o = plan.optimize
+    around = checkpointing.around(o.gradient_checkpointing, offload=o.activation_offload)
     nats = chunked_nats if chunked else plain_nats
 
     def loss(trained: Tree, kept: Tree, inputs: Array, targets: Array) -> Array:
@@ -45,14 +50,20 @@ def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Los
 
 
 def mean_gradients(
-    loss: Loss, trained: Tree, kept: Tree, inputs: Array, targets: Array
+    loss: Loss,
+    trained: Tree,
+    kept: Tree,
+    inputs: Array,
+    targets: Array,
+    scale: Array | float = 1.0,
 ) -> tuple[Array, Tree]:
-    """Mean nats over all unmasked targets (A, B, T), and its float32 gradients.
+    """Mean nats over all unmasked targets (A, B, T) times `scale`, and its gradients: float32 where they are summed
+    over micro-batches, else in the weights' dtypes.
 
     Micro-batches run one after another; each contributes its sum divided by the count of the whole
     effective batch, so the result does not depend on how the rows were cut.
     """
-    share = 1.0 / jnp.maximum(jnp.sum(targets != MASKED), 1).astype(jnp.float32)
+    share = scale / jnp.maximum(jnp.sum(targets != MASKED), 1).astype(jnp.float32)
 
     def one(inputs: Array, targets: Array) -> tuple[Array, Tree]:
         return jax.value_and_grad(lambda w: loss(w, kept, inputs, targets) * share)(trained)
@@ -74,22 +85,43 @@ def train_step(
     transformation: optax.GradientTransformation,
     places: tuple[Any, Any] | None = None,
 ) -> Any:
-    """Jitted (Trained, kept, inputs (A, B, T), targets, rate) -> Trained and [loss, gradient norm]; donates
-    the first argument. `places`: the device and its host memory, where the optimizer's state waits there."""
+    """Jitted (Trained, kept, inputs (A, B, T), targets, rate) -> Trained and [loss, gradient norm and, where there
+    is one, loss scale]; donates the first argument. `places`: the device and its host memory, where the optimizer's state waits there."""
     loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss)
+    scaled = is_scaled(plan.optimize.precision)
+    rounds = plan.optimize.precision == "bf16-sr"
+    rounding = Rounding(plan, architecture)
 
     def step(
         state: Trained, kept: Tree, inputs: Array, targets: Array, rate: Array
     ) -> tuple[Trained, Array]:
-        mean, gradients = mean_gradients(loss, state.weights, kept, inputs, targets)
-        norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)))
-        factor = clip_factor(norm, plan.train.grad_clip)
-        gradients = jax.tree.map(lambda g: g * factor, gradients)
-        before = state.optimizer if places is None else offload.moved(state.optimizer, places[0])
-        updates, optimizer = transformation.update(gradients, before, state.weights)
-        optimizer = optimizer if places is None else offload.moved(optimizer, places[1])
-        weights = jax.tree.map(lambda w, u: w - rate * u, state.weights, updates)
-        return Trained(weights, optimizer), jnp.stack([mean, norm])
+        scale = state.precision[0] if scaled else 1.0
+        total, gradients = mean_gradients(loss, state.weights, kept, inputs, targets, scale)
+        squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
+        norm = jnp.sqrt(sum(squares)) / scale
+        factor = clip_factor(norm, plan.train.grad_clip) / scale
+
+        def updated(weights: Tree, optimizer: Any) -> tuple[Tree, Any]:
+            clipped = jax.tree.map(lambda g: g * factor, gradients)
+            before = optimizer if places is None else offload.moved(optimizer, places[0])
+            updates, after = transformation.update(clipped, before, weights)
+            after = after if places is None else offload.moved(after, places[1])
+            new = {n: w.astype(jnp.float32) - rate * updates[n] for n, w in weights.items()}
+            if rounds:
+                new = {n: rounding(n, w, weights[n].dtype, state.precision) for n, w in new.items()}
+            return new, after
+
+        metrics = [total / scale, norm]
+        if scaled:
+            finite = jnp.isfinite(norm)
+            weights, optimizer = lax.cond(
+                finite, updated, lambda *same: same, state.weights, state.optimizer
+            )
+            after = precision.adapted(state.precision, finite)
+            return Trained(weights, optimizer, after), jnp.stack([*metrics, scale])
+        weights, optimizer = updated(state.weights, state.optimizer)
+        after = state.precision + 1 if rounds else None
+        return Trained(weights, optimizer, after), jnp.stack(metrics)
 
     return jax.jit(step, donate_argnums=0)
 

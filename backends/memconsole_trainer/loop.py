@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
-from memconsole_trainer import summary
-from memconsole_trainer.engine import Batch
+from memconsole_trainer import loss_scale, summary
+from memconsole_trainer.engine import Batch, StepMetrics
 from memconsole_trainer.saving import Saver
 from memconsole_trainer.setup import Job, StopRequestedError
 from memconsole_trainer.watch import Watch
@@ -19,6 +19,7 @@ SAMPLE_TOP_K = 50
 _ADVICE = {
     "fp32": "Lower train.learning_rate, or lengthen train.warmup_steps",
     "bf16": "Lower train.learning_rate, or use optimize.precision = fp32",
+    "bf16-sr": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
     "fp16": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
 }
 """What may help against a loss that is not finite, by precision."""
@@ -114,6 +115,7 @@ class Trainer:
         )
         self._attempt.emit(said)
         print(summary.step_line(said, p.total_steps), flush=True)
+        self._tell_skipped(metrics)
         if not finite:
             step = next(m.step for m in metrics if not math.isfinite(m.loss))
             raise NonFiniteLossError(
@@ -122,6 +124,28 @@ class Trainer:
                 + _ADVICE[self._plan.optimize.precision]
             )
         self._watch.memory(now_and_then=True)
+
+    def _tell_skipped(self, metrics: list[StepMetrics]) -> None:
+        """Say which steps changed nothing, because a gradient overflowed in fp16. Raises `NonFiniteLossError` when
+        no scale would help."""
+        p = self._progress
+        skipped = [m for m in metrics if m.skipped]
+        for m in metrics:
+            p.skipped_in_a_row = p.skipped_in_a_row + 1 if m.skipped else 0
+            if p.skipped_in_a_row >= loss_scale.MOST_SKIPPED:
+                raise NonFiniteLossError(
+                    f"the gradients of {p.skipped_in_a_row} steps in a row, up to step {m.step}, were not finite "
+                    f"at any loss scale. {_ADVICE['fp16']}"
+                )
+        if not skipped:
+            return
+        p.skipped_steps += len(skipped)
+        steps = ", ".join(f"{m.step:,}" for m in skipped)
+        after = (skipped[-1].loss_scale or 0) * loss_scale.BACKOFF
+        self._watch.warn(
+            f"skipped step {steps}: gradients overflowed in fp16; the loss scale is now {after:,g} "
+            f"({p.skipped_steps:,} of {p.step:,} steps skipped so far)"
+        )
 
     def _end_epoch(self, state: dict[str, object]) -> None:
         p, t = self._progress, self._plan.train

@@ -29,6 +29,9 @@ class Progress(msgspec.Struct, kw_only=True):
     epoch_seconds: float = 0.0
     elapsed_seconds: float = 0.0
     epoch_minutes: list[float] = []
+    skipped_steps: int = 0
+    """Of fp16 training: steps that changed nothing, because a gradient overflowed."""
+    skipped_in_a_row: int = 0
     window_nats: float = 0.0
     window_tokens: int = 0
     validation_loss: float | None = None

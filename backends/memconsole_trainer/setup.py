@@ -13,6 +13,7 @@ from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.processor import missing_instructions
 from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
 from memconsole_trainer import progress, summary
@@ -66,6 +67,12 @@ def set_up(attempt: Attempt) -> Job:
     stored = checkpoints.newest(say.warning, say.tick)
     _at(attempt, stored.path if stored else None)
     _started(attempt, plan, engine, stored)
+    precision = plan.optimize.precision
+    missing = missing_instructions(precision) if engine.device.kind == "cpu" else ""
+    if missing:
+        say.warning(
+            f"optimize.precision = {precision}: this CPU has no {missing}, so that training is far slower than in fp32"
+        )
 
     say.phase("data", plan.data.source)
     source = open_source(plan, architecture.vocab_size)

@@ -36,6 +36,11 @@ class Watch:
         self.phase = phase
         self.beat()
 
+    def warn(self, message: str) -> None:
+        """Tell the person something that does not end the run."""
+        print(f"warning: {message}", flush=True)
+        self._attempt.emit(events.Warning(message=message))
+
     @contextmanager
     def aside(self, phase: str) -> Iterator[None]:
         """Another phase beside the present one, whose time is not training's and whose peak of memory

@@ -144,7 +144,12 @@ class TrainChoice(Section, frozen=True, kw_only=True):
 
 
 class OptimizeChoice(Section, frozen=True, kw_only=True):
-    precision: Annotated[Precision, about("fp32, or mixed with fp32 master weights")] = "fp32"
+    precision: Annotated[
+        Precision,
+        about(
+            "fp32; 16-bit compute with fp32 weights; or bf16-sr: bf16 weights, stochastically rounded"
+        ),
+    ] = "fp32"
     gradient_checkpointing: Annotated[
         Checkpointing, about("recompute activations in the backward pass (JAX: remat)")
     ] = "none"

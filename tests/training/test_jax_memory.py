@@ -14,8 +14,8 @@ import pytest
 import tiny_models
 from test_jax_decoder import equations
 
-from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole_jax import fused_loss, precision
+from memconsole.plan.plan import Plan, replace
+from memconsole_jax import fused_loss
 from memconsole_jax.fused_loss import chunked_nats, plain_nats
 from memconsole_jax.optimizers import transformation
 from memconsole_jax.stacking import stacks
@@ -163,8 +163,3 @@ def test_no_copy_of_a_layers_weights_is_kept_for_the_backward_pass(dtype: str) -
     kept = [v.aval.shape for v in forward.outvars]
     assert shape not in kept
     assert (shape[0], shape[2], shape[1]) not in kept
-
-
-def test_fp16_is_refused_by_name() -> None:
-    with pytest.raises(PlanError, match=r"optimize\.precision = fp16"):
-        precision.compute_dtype(replace(Plan(), {"optimize.precision": "fp16"}))

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
-from memconsole_torch import compilation, devices, precision, pretrained
+from memconsole_torch import compilation, devices, pretrained
 from memconsole_torch.engine import TorchEngine, create, gradients, logits
 from memconsole_torch.generate import choose
 from memconsole_trainer.engine import Batch

@@ -28,7 +28,6 @@ def test_a_third_backend_trains_plain_plans_of_any_size() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"optimize.precision": "fp16"},
         {"optimize.compile": True, "backend": "jax"},
         {"device.count": 2},
     ],

@@ -160,15 +160,11 @@ def test_a_fit_never_changes_the_rows_of_a_step_nor_anything_that_is_no_toggle(
 
 
 def test_what_the_backend_does_not_train_is_given_up_unless_pinned() -> None:
-    plan = plans.replace(
-        Plan(), {"optimize.precision": "fp16", "optimize.optimizer_offload": "cpu"}
-    )
+    plan = plans.replace(Plan(), {"optimize.sharding": "fsdp", "device.count": 2})
     budget = device("gpu", 1 << 40)
-    found = fit(plan, budget)
-    assert found.plan.optimize.precision in ("fp32", "bf16")
-    assert found.plan.optimize.optimizer_offload == "none"
-    kept = fit(plan, budget, frozenset({"optimize.precision"}))
-    assert kept.plan.optimize.precision == "fp16"
+    assert fit(plan, budget).plan.optimize.sharding == "none"
+    kept = fit(plan, budget, frozenset({"optimize.sharding"}))
+    assert kept.plan.optimize.sharding == "fsdp"
 
 
 def test_a_pinned_micro_batch_pins_accumulation_with_it() -> None:
