@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.memory.estimate import table_of
 from memconsole.memory.receipts import Machine, Measured, calibrated, setup_of
 from memconsole.memory.table import Estimate
@@ -54,7 +55,7 @@ class Receipts:
         self._root = root
         self._seen: set[str] = set()
         self._by_setup: dict[tuple[object, ...], list[Measured]] = {}
-        self._decoder = msgspec.json.Decoder(_Stored)
+        self._decoder = typed_json.decoder(_Stored)
         self._lock = threading.Lock()
         self._machines: dict[str, Machine] = {}
         self._refreshed: float | None = None
@@ -109,7 +110,7 @@ class Receipts:
             if path.stat().st_size > MOST_BYTES:
                 raise ValueError
             stored = self._decoder.decode(path.read_bytes())
-            plan = msgspec.convert(stored.plan, Plan)
+            plan = typed_json.convert(stored.plan, Plan)
         except FileNotFoundError:
             return
         except (OSError, ValueError, msgspec.MsgspecError):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import msgspec
-
+from memconsole import typed_json
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
@@ -184,7 +183,7 @@ def resumed(stored: Stored, fingerprints: dict[str, str]) -> Progress:
                 f"the {what} has changed since {stored.path.name}: the run cannot be continued "
                 "exactly; start a new run"
             )
-    return msgspec.convert(stored.state["progress"], Progress)
+    return typed_json.convert(stored.state["progress"], Progress)
 
 
 class Announcer:

@@ -15,6 +15,7 @@ from typing import IO
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.memory.timeline import Answer, Question
 
 DROPPED = "a newer question came first"
@@ -86,7 +87,7 @@ def serve(answer: Answering, questions: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _read(questions: IO[bytes], arrived: queue.SimpleQueue[Question | None]) -> None:
-    decoder = msgspec.json.Decoder(Question)
+    decoder = typed_json.decoder(Question)
     for line in questions:
         try:
             arrived.put(decoder.decode(line))

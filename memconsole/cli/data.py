@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-import msgspec
 
+from memconsole import typed_json
 from memconsole.cli.lengths import lengths_words
 from memconsole.cli.tables import columns
 from memconsole.memory.lengths import keep_lengths
@@ -43,7 +43,7 @@ def inspect_command(
     found = inspection(source, assignments, lengths=lengths)
     if found.get("lengths"):
         plan = plans.apply_settings(plans.replace(Plan(), {"data.source": source}), assignments)
-        keep_lengths(plan, msgspec.convert(found["lengths"], Lengths))
+        keep_lengths(plan, typed_json.convert(found["lengths"], Lengths))
     if as_json:
         click.echo(json_module.dumps(found, indent=2))
     else:
@@ -90,5 +90,5 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _lengths_of(value: Any) -> Lengths:
-    found: Lengths = msgspec.convert(value, Lengths)
+    found: Lengths = typed_json.convert(value, Lengths)
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.memory.estimate import Lookup
 from memconsole.memory.lengths import LengthPrice, keep_lengths, known_lengths, priced_lengths
 from memconsole.memory.table import Budget
@@ -39,7 +40,7 @@ def _measured(plan: Plan) -> Lengths:
     if not found.get("lengths"):
         reason = found.get("lengths_problem") or found.get("problem") or "nothing to measure"
         raise PlanError(f"{plan.data.source}: {reason}")
-    lengths: Lengths = msgspec.convert(found["lengths"], Lengths)
+    lengths: Lengths = typed_json.convert(found["lengths"], Lengths)
     keep_lengths(plan, lengths)
     return lengths
 

@@ -19,6 +19,7 @@ from enum import Enum
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.devices.reading import Devices, without_numbers
 
 SILENT_SECONDS = 4.0
@@ -177,7 +178,7 @@ class Probe:
             *lines, pending = (pending + block)[-LINE_BYTES:].split(b"\n")
             for line in lines:
                 with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                    self._reading = msgspec.json.decode(line, type=Devices)
+                    self._reading = typed_json.decode(line, Devices)
                     self._heard = time.monotonic()
                     self._trouble = ""
         return _End.CLOSING, ""
@@ -201,7 +202,7 @@ def read_once(
         finally:
             _end(process)
         try:
-            return msgspec.json.decode(answer, type=Devices)
+            return typed_json.decode(answer, Devices)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             _, evidence = _how_ended(process)
             blame = f"a driver call crashed the probe ({evidence})"

@@ -7,6 +7,8 @@ from importlib.resources import files
 
 import msgspec
 
+from memconsole import typed_json
+
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a backend costs on one kind of device apart from the plan's own tensors."""
@@ -129,7 +131,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def coefficients() -> Coefficients:
     """The numbers shipped with this version."""
     data = files("memconsole.memory").joinpath("coefficients.json").read_bytes()
-    return msgspec.json.decode(data, type=Coefficients)
+    return typed_json.decode(data, Coefficients)
 
 
 def runtime(backend: str, kind: str) -> Runtime:

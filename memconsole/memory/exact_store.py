@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.memory.timeline import Exact, Timeline
 
 MOST_BYTES = 64 << 20
@@ -101,7 +102,7 @@ class ExactStore:
         try:
             if path.stat().st_size > FILE_BYTES:
                 return None
-            stored = msgspec.json.decode(path.read_bytes(), type=Stored)
+            stored = typed_json.decode(path.read_bytes(), Stored)
             if stored.key != key:
                 return None
             os.utime(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.memory.estimate import Lookup, architecture_of, table_of
 from memconsole.memory.table import Budget, MemoryTable
 from memconsole.plan.lengths import Lengths, lengths_key
@@ -66,7 +67,7 @@ def known_lengths(plan: Plan) -> Lengths | None:
     """The lengths measured of this data as it is now, or None. Damaged files are ignored."""
     try:
         file = cache_folder() / f"{lengths_key(plan)}.json"
-        return msgspec.json.decode(file.read_bytes(), type=Lengths)
+        return typed_json.decode(file.read_bytes(), Lengths)
     except (OSError, PlanError, msgspec.DecodeError):
         return None
 

@@ -15,6 +15,7 @@ from typing import IO
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.memory.timeline import Answer, Question
 
 GROUP = "memconsole.tracers"
@@ -102,7 +103,7 @@ class Tracer:
                 thread.join(timeout_seconds)
 
     def _listen(self, pipe: IO[bytes]) -> None:
-        decoder = msgspec.json.Decoder(Answer)
+        decoder = typed_json.decoder(Answer)
         reason = ""
         with pipe:
             while line := pipe.readline(LINE_BYTES):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from memconsole import typed_json
 from memconsole.plan.sections import (
     BACKENDS,
     BaseStorage,
@@ -348,7 +349,7 @@ def _convert(setting: Setting, value: Any) -> Any:
             raise msgspec.ValidationError("not finite")
         if isinstance(wanted, str) and not wanted.isprintable():
             raise msgspec.ValidationError("control characters")
-        return msgspec.convert(wanted, setting.type, strict=True)
+        return typed_json.convert(wanted, setting.type, strict=True)
     except (msgspec.ValidationError, OverflowError):
         hint = nearest(value, setting.choices) if isinstance(value, str) else ""
         raise PlanError(

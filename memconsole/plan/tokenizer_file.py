@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.plan.plan import PlanError, quote
 
 
@@ -43,7 +44,7 @@ def tokenizer_vocab_size(path: str) -> int:
 
 @lru_cache(maxsize=16)
 def _vocab_size(file: Path, changed: int, size: int) -> int:
-    tokenizer = msgspec.json.decode(file.read_bytes(), type=_Tokenizer)
+    tokenizer = typed_json.decode(file.read_bytes(), _Tokenizer)
     vocab = tokenizer.model.vocab
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
     largest = max((*ids, *(token.id for token in tokenizer.added_tokens)), default=-1)

@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.runs import files
 from memconsole.runs.directory import RunDirectory, RunError
 from memconsole.sanitize import clean_line
@@ -156,7 +157,7 @@ def read_command(path: Path) -> Command | None:
     finally:
         os.close(descriptor)
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        request = msgspec.json.decode(content, type=Command)
+        request = typed_json.decode(content, Command)
         if request.id == path.stem:
             return request
     return None

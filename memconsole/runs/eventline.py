@@ -5,10 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.runs import events
 from memconsole.runs.events import Event, Record
 
@@ -23,7 +24,7 @@ class Gap(Event, frozen=True, kw_only=True):
     reason: str
 
 
-_decoder: msgspec.json.Decoder[Record | Gap] = msgspec.json.Decoder(Record | Gap)
+_decoder: msgspec.json.Decoder[Record | Gap] = typed_json.decoder(cast(Any, Record | Gap))
 _encoder = msgspec.json.Encoder()
 
 

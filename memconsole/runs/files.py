@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
+from memconsole import typed_json
+
 SMALL_FILE_BYTES = 1 << 20
 """No JSON file of a run directory is larger; a larger one is not ours."""
 
@@ -89,7 +91,7 @@ def read_struct(path: Path, kind: type[_Struct]) -> _Struct | None:
         if content is None:
             return None
         try:
-            return msgspec.json.decode(content, type=kind)
+            return typed_json.decode(content, kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
@@ -32,6 +33,6 @@ def kept_estimate(run: RunDirectory) -> Estimate | None:
     try:
         if path.stat().st_size > MOST_BYTES:
             return None
-        return msgspec.json.decode(path.read_bytes(), type=Estimate)
+        return typed_json.decode(path.read_bytes(), Estimate)
     except (OSError, msgspec.MsgspecError):
         return None

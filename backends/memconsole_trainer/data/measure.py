@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from memconsole import typed_json
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data.documents import Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
@@ -52,7 +53,7 @@ def measure(
     )
     key = hashlib.sha256(repr(words).encode()).hexdigest()
     try:
-        known = msgspec.json.decode(cache.read_bytes(), type=Measure)
+        known = typed_json.decode(cache.read_bytes(), Measure)
         if known.key == key:
             return known
     except (OSError, msgspec.DecodeError):

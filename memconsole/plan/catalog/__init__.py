@@ -13,8 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import msgspec
-
+from memconsole import typed_json
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.catalog.entries import (
     CatalogDevice,
@@ -180,7 +179,7 @@ def _load(table: str, entry_type: type[Entry], row_of: Any) -> Mapping[str, Entr
     rows = tomllib.loads(Path(__file__).with_name(f"{table}.toml").read_text(encoding="utf-8"))
     return MappingProxyType(
         {
-            name: msgspec.convert({"name": name, **row_of(row)}, entry_type)
+            name: typed_json.convert({"name": name, **row_of(row)}, entry_type)
             for name, row in rows.items()
         }
     )

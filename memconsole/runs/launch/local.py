@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.plan.plan import Plan
 from memconsole.runs.directory import RunDirectory, RunError, create_run
 from memconsole.runs.files import write_atomic
@@ -134,6 +135,6 @@ def _hear(reader: int) -> _Started | None:
         return None
     content = os.read(reader, 65536)
     try:
-        return msgspec.json.decode(content, type=_Started)
+        return typed_json.decode(content, _Started)
     except msgspec.DecodeError:
         return None
