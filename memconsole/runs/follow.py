@@ -141,6 +141,8 @@ class Follower:
             memory=state.memory,
             peaks_by_phase=dict(state.peaks_by_phase),
             peak_bytes=state.peak_bytes,
+            peak_reserved_bytes=state.peak_reserved_bytes,
+            peak_device_bytes=state.peak_device_bytes,
             peak_host_bytes=state.peak_host_bytes,
             checkpoint=state.checkpoint,
             sample=state.sample,

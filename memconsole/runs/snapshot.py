@@ -88,6 +88,9 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     memory: events.Memory | None = None
     peaks_by_phase: dict[str, int] = {}
     peak_bytes: int | None = None
+    """Live tensor bytes."""
+    peak_reserved_bytes: int | None = None
+    peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
     checkpoint: events.Checkpoint | None = None
     sample: events.Sample | None = None

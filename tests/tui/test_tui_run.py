@@ -22,7 +22,6 @@ from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.screens.plan import PlanScreen
 from memconsole.tui.screens.run import RunScreen
 from memconsole.tui.views import RunView
-from memconsole.tui.widgets.output_pane import summary_rows
 
 Make = Callable[..., Console]
 
@@ -314,14 +313,6 @@ def test_leaving_an_ended_run_tells_where_its_figures_are() -> None:
     )
     assert "memconsole resume" in "\n".join(parting_words(RunView(stopped)))
     assert parting_words(RunView()) == []
-
-
-def test_the_summary_compares_prediction_and_measurement() -> None:
-    estimate = price(Plan(), None).estimate
-    rows = {name: text for name, text, _ in summary_rows(RunView(finished(), estimate))}
-    assert "measured 171 MiB" in rows["memory peak"]
-    assert "predicted ~" in rows["memory peak"]
-    assert "%" in rows["memory peak"]
 
 
 def test_a_loss_that_is_not_finite_is_named() -> None:

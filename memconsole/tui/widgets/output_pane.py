@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from memconsole.tui.ink import Line, Span, fit, left, rule, wrap
+from memconsole.tui.ink import Line, Span, fit, rule, wrap
+from memconsole.tui.summary import summary_lines
 from memconsole.tui.views import RunView
-from memconsole.tui.widgets.line_chart import unigram_loss
 from memconsole.tui.widgets.painted import Painted
-from memconsole.tui.words import loss_word, minutes_word
-from memconsole.units import format_bytes, format_duration
 
 
 def output_lines(view: RunView, width: int) -> list[Line]:
@@ -43,79 +41,6 @@ def _broken(row: str, width: int) -> list[str]:
     row = row.expandtabs(4)
     width = max(1, width)
     return [row[n : n + width] for n in range(0, len(row), width)] or [""]
-
-
-def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
-    """The final summary as (name, value, role)."""
-    run = view.snapshot
-    if run is None:
-        return []
-    ended = run.ended
-    rows: list[tuple[str, str, str]] = []
-    validation = [e.loss for e in run.evaluations if e.loss is not None]
-    best = ended.best_validation_loss if ended else min(validation, default=None)
-    final = ended.final_validation_loss if ended else (validation[-1] if validation else None)
-    unigram = unigram_loss(run)
-    if best is not None or final is not None:
-        text = f"best {_loss(best)} · final {_loss(final)}"
-        if unigram is not None:
-            text += f" · unigram {unigram:.3f}"
-        rows.append(("validation loss", text, "validation"))
-    train = ended.final_train_loss if ended else run.loss
-    if train is not None:
-        rows.append(("final train loss", loss_word(train), "train"))
-    minutes = ended.average_epoch_minutes if ended else None
-    if minutes is None and run.epochs:
-        minutes = sum(e.minutes for e in run.epochs) / len(run.epochs)
-    total = ended.total_minutes if ended else run.elapsed_seconds / 60
-    time = f"{minutes_word(total)} minutes in all"
-    if minutes is not None:
-        time = f"{minutes_word(minutes)} minutes per epoch · {time}"
-    rows.append(("time", time, ""))
-    device = run.started.device_name if run.started else run.plan.device.name
-    rows.append(("device", f"{device} · {run.plan.backend}", ""))
-    rows += _memory_rows(view)
-    rows.append(("run", f"{run.id} · step {run.step:,} · attempts {run.attempt}", ""))
-    return rows
-
-
-def _loss(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3f}"
-
-
-def _memory_rows(view: RunView) -> list[tuple[str, str, str]]:
-    run = view.snapshot
-    if run is None:
-        return []
-    table = view.prediction.table if view.prediction else None
-    rows = []
-    for name, measured, predicted in (
-        ("memory peak", run.peak_bytes, table.peak_bytes if table else None),
-        ("host RAM peak", run.peak_host_bytes, table.host_bytes if table else None),
-    ):
-        text = "measured " + (format_bytes(measured) if measured is not None else "n/a")
-        if predicted is not None:
-            text += f" · predicted ~{format_bytes(predicted)}"
-            if measured:
-                text += f" ({(predicted - measured) / measured:+.0%})"
-        rows.append((name, text, ""))
-    return rows
-
-
-def summary_lines(view: RunView, width: int) -> list[Line]:
-    """The final summary."""
-    lines: list[Line] = []
-    for name, text, role in summary_rows(view):
-        head = Span(" " + left(name, 17), "dim")
-        pieces = wrap(text, width - 18, 2)
-        for n, piece in enumerate(pieces or [""]):
-            lines.append([head if n == 0 else Span(" " * 18), Span(piece, role)])
-    if view.snapshot is not None and view.live:
-        lines.insert(
-            0,
-            [Span(fit(f" so far, {format_duration(view.snapshot.elapsed_seconds)}", width), "dim")],
-        )
-    return lines
 
 
 TITLES = {"output": "output", "sample": "sample text", "summary": "summary"}

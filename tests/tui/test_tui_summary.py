@@ -1,0 +1,76 @@
+"""The final summary: memory as predicted and as measured, and what a run lacked that ran out of it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from conftest import finished, readings, snapshot
+
+from memconsole.memory.table import Tier
+from memconsole.plan.plan import Plan
+from memconsole.runs import events
+from memconsole.runs.snapshot import RunSnapshot, Verdict
+from memconsole.tui.pricing import price
+from memconsole.tui.summary import summary_rows
+from memconsole.tui.views import RunView
+
+MIB = 2**20
+
+
+def memory_of(run: RunSnapshot, tier: Tier, band: tuple[int, int]) -> dict[str, tuple[str, str]]:
+    """The summary's memory rows as name → (text, role), with a peak of 180 MiB predicted."""
+    estimate = price(Plan(), readings()).estimate
+    assert estimate is not None
+    table = msgspec.structs.replace(
+        estimate.table, tier=tier, peak_bytes=180 * MIB, device_bytes=180 * MIB, band_bytes=band
+    )
+    view = RunView(run, msgspec.structs.replace(estimate, table=table))
+    return {name: (text, role) for name, text, role in summary_rows(view)}
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_the_summary_puts_tier_error_and_band_beside_the_measurement(tier: Tier) -> None:
+    text, role = memory_of(finished(), tier, (170 * MIB, 190 * MIB))["memory peak"]
+    assert text == (
+        f"measured 171 MiB · predicted {tier}180 MiB (+5 %), inside its band 170 MiB to 190 MiB"
+    )
+    assert role == "good"
+    text, role = memory_of(finished(), tier, (175 * MIB, 190 * MIB))["memory peak"]
+    assert "outside its band" in text
+    assert role == "warn"
+
+
+def test_the_peak_of_a_run_that_died_of_memory_is_only_a_lower_bound() -> None:
+    died = snapshot(
+        0,
+        state="failed",
+        verdict=Verdict(reason="out_of_memory", evidence="the log says so"),
+        error=events.Error(
+            cause="out_of_memory", message="no", held_bytes=171 * MIB, requested_bytes=64 * MIB
+        ),
+    )
+    rows = memory_of(died, Tier.FORMULA, (170 * MIB, 190 * MIB))
+    text, _ = rows["memory peak"]
+    assert text == "measured ≥ 171 MiB · predicted ~180 MiB, its band 170 MiB to 190 MiB"
+    assert rows["out of memory"][0] == (
+        "asked for 64.0 MiB more in phase train: needed at least 235 MiB"
+    )
+    beyond, role = memory_of(died, Tier.FORMULA, (150 * MIB, 160 * MIB))["memory peak"]
+    assert "outside its band" in beyond
+    assert role == "warn"
+
+
+def test_the_peak_of_a_live_run_is_only_a_lower_bound() -> None:
+    text, _ = memory_of(snapshot(), Tier.FORMULA, (170 * MIB, 190 * MIB))["memory peak"]
+    assert "≥ 171 MiB" in text
+    assert "%" not in text
+
+
+def test_a_graphics_card_has_a_row_for_what_its_driver_charges() -> None:
+    started = msgspec.structs.replace(snapshot().started, device_kind="gpu")
+    rows = memory_of(
+        finished(started=started, peak_device_bytes=185 * MIB),
+        Tier.EXACT,
+        (170 * MIB, 190 * MIB),
+    )
+    assert "measured 185 MiB" in rows["device peak"][0]
