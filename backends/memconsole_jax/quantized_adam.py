@@ -8,6 +8,7 @@ The same gradients give the same codes as in the torch backend.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -81,9 +82,9 @@ def scale_by_quantized_adam(
         for name, gradient in gradients.items():
             if name in quantized:
                 moments = _Moments(*(getattr(state, field)[name] for field in _Moments._fields))
-                rows = gradient.reshape(moments.first_codes.shape)
-                rows, narrow[name] = _over_slices(rule, rows, moments, most)
-                updates[name] = rows.reshape(gradient.shape)
+                stack = gradient if quantized[name] else gradient[None]
+                stack, narrow[name] = _over_slices(rule, stack, moments, most)
+                updates[name] = stack.reshape(gradient.shape)
             else:
                 square = jnp.square(gradient)
                 updates[name], first[name], second[name] = rule(
@@ -134,28 +135,35 @@ class _Rule:
 def _over_slices(
     rule: _Rule, gradient: Array, moments: _Moments, most: int
 ) -> tuple[Array, _Moments]:
-    """The update (L, n) in place of the gradient, and the new moments."""
-    tensors, n = gradient.shape
-    size = min(most // BLOCK * BLOCK, n)
-    whole, rest = divmod(n, size)
+    """The update (L, rows, …) in place of the gradient, and the new moments.
 
-    def slices(count: int, length: int, first: int, carry: Any) -> Any:
-        """Go over `count` slices of each tensor, `length` elements each, from element `first`."""
+    Slices are whole rows that fill whole blocks, cut in the gradient's own shape: a TPU's arrays are tiled by
+    their last two axes, so that a whole stack made flat would be a copy of it.
+    """
+    tensors, rows = gradient.shape[:2]
+    width = math.prod(gradient.shape[2:])
+    unit = BLOCK // math.gcd(BLOCK, width)
+    size = min(max(most // width // unit * unit, unit), rows)
+    whole, rest = divmod(rows, size)
+
+    def slices(count: int, length: int, start: int, carry: Any) -> Any:
+        """Go over `count` slices of each tensor, `length` rows each, from row `start`."""
 
         def body(i: Array, carry: Any) -> Any:
-            at = (i // count, first + i % count * length)
-            block = (at[0], at[1] // BLOCK)
-            sizes = (1, length), (1, blockwise.scales_of(length))
-            places = (at, at, block, at, block)
-            extents = (sizes[0], sizes[0], sizes[1], sizes[0], sizes[1])
+            tensor, row = i // count, start + i % count * length
+            element = row * width
+            code, scale = (tensor, element), (tensor, element // BLOCK)
+            places = ((tensor, row, *(0,) * (gradient.ndim - 2)), code, scale, code, scale)
+            codes, scales = (1, length * width), (1, blockwise.scales_of(length * width))
+            extents = ((1, length, *gradient.shape[2:]), codes, scales, codes, scales)
             parts = [
-                lax.dynamic_slice(x, p, s)[0]
+                lax.dynamic_slice(x, p, s).reshape(-1)
                 for x, p, s in zip(carry, places, extents, strict=True)
             ]
             new = _one_slice(rule, parts[0], _Moments(*parts[1:]))
             return tuple(
-                lax.dynamic_update_slice(x, y[None], p)
-                for x, y, p in zip(carry, new, places, strict=True)
+                lax.dynamic_update_slice(x, y.reshape(s), p)
+                for x, y, p, s in zip(carry, new, places, extents, strict=True)
             )
 
         return lax.fori_loop(0, tensors * count, body, carry) if count else carry

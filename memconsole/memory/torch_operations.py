@@ -76,7 +76,7 @@ class Operations:
         a, c, tape, n = self.architecture, self.kernels.compute, self.tape, x.width
         of_heads = n != a.hidden_size or groups > 1
         centered = a.norm == "layernorm" and not of_heads
-        fused = self._cuda and x.element == FP32 and (of_heads or not a.biases)
+        fused = self.cuda and x.element == FP32 and (of_heads or not a.biases)
         whole = centered or fused
         wide = x.storage if x.element == FP32 else tape.new(fp32(n))
         if whole:
@@ -161,7 +161,7 @@ class Operations:
         coded = frozen and self.kernels.storage != "bf16"
         decoded = self._decode(elements) if coded else None
         if frozen and below is None:
-            return Tensor(self._output(c * out), out, c, None)
+            return Tensor(self.output(c * out), out, c, None)
         saved = tape.saved()
         held = (None if frozen else x.storage, copy if below is not None else None)
         held = held if saved else (None, None)
@@ -185,7 +185,7 @@ class Operations:
 
         tape.record(slot, run)
         del copy, held
-        result = Tensor(self._output(c * out), out, c, slot)
+        result = Tensor(self.output(c * out), out, c, slot)
         del decoded
         return result
 
@@ -241,68 +241,6 @@ class Operations:
         tape.record(slot, run)
         del wide, turned
         return Tensor(result, n, c, slot)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        a, c, tape = self.architecture, self.kernels.compute, self.tape
-        grouped = a.heads > a.kv_heads
-        flash = self._cuda and c != FP32 and not self.kernels.masked
-        if grouped and self.kernels.kind != "cpu" and not flash:
-            k, v = self.repeat(k), self.repeat(v)
-        scores = Size(score=c * a.heads if self.kernels.kind == "apple" else 0)
-        out = self._output(c * q.width)
-        statistic = self._output(4 * a.heads)
-        weights = tape.new(scores)
-        held: tuple[Storage, ...] = (q.storage, k.storage, v.storage, out, statistic, weights)
-        held = held if tape.saved() else ()
-        slots = [(t.slot, Size(token=c * t.width)) for t in (q, k, v)]
-        slot = Slot(Size(token=c * q.width))
-        inside = self._inside_attention_backward(q.width, flash, grouped)
-
-        def run(gradient: Storage, held: tuple[Storage, ...] = held) -> list[Contribution]:
-            found = [(s, tape.new(size)) for s, size in slots if s is not None]
-            tape.new(Size(token=inside))
-            tape.new(scores)
-            return found
-
-        if any(s is not None for s, _ in slots):
-            tape.record(slot, run)
-        del held, weights
-        return Tensor(out, q.width, c, slot)
-
-    def _inside_attention_backward(self, width: int, flash: bool, grouped: bool) -> int:
-        """Bytes per token that CUDA's kernels allocate: the queries' gradient summed in fp32 and its row
-        sums; flash besides gradients of shared keys and values per query head, and a copy of its output
-        by tokens; the memory-efficient kernel, in fp32, the product that it sums."""
-        a, c = self.architecture, self.kernels.compute
-        if not self._cuda:
-            return 0
-        heads = a.heads
-        if not flash:
-            return (8 if c == FP32 else 4) * width + 4 * heads
-        summed = 4 * heads * -(-a.head_size // 32) * 32
-        relaid = c * width if a.positions == "rope" else 0
-        return summed + 4 * heads + relaid + (2 * c * width if grouped else 0)
-
-    def repeat(self, x: Tensor) -> Tensor:
-        """Keys or values once per query head."""
-        c, tape, below = self.kernels.compute, self.tape, x.slot
-        width = self.architecture.query_width
-        slot = Slot(Size(token=c * width)) if below is not None else None
-        if slot is not None and below is not None:
-            summed, target = Size(token=c * x.width), below
-            tape.record(slot, lambda gradient: [(target, tape.new(summed))])
-        return Tensor(tape.new(Size(token=c * width)), width, c, slot)
-
-    def relay(self, x: Tensor) -> Tensor:
-        """Attention's result as the output projection reads it: a copy where the kernel laid it out as it
-        found rotated queries."""
-        a = self.architecture
-        copied = a.positions == "rope" and (
-            self.kernels.kind == "cpu" or self.kernels.compute != FP32
-        )
-        if not copied:
-            return x
-        return Tensor(self.tape.new(Size(token=x.element * x.width)), x.width, x.element, x.slot)
 
     def activation(self, x: Tensor) -> Tensor:
         return self._elementwise(x, saves=True)
@@ -362,7 +300,7 @@ class Operations:
         return Tensor(tape.new(fp32(x.width)), x.width, FP32, slot)
 
     @property
-    def _cuda(self) -> bool:
+    def cuda(self) -> bool:
         return self.kernels.kind in ("gpu", "rocm")
 
     def _stays(self, gradient: Storage, shape: tuple[int, ...]) -> None:
@@ -374,7 +312,7 @@ class Operations:
         gradient.becomes(GRADIENTS)
         self.gradients.append(gradient)
 
-    def _output(self, per_token: int) -> Storage:
+    def output(self, per_token: int) -> Storage:
         """What a matmul or attention makes: kept, or taken from what was kept, by selective checkpointing."""
         if self.outputs is None or self.tape.stopped:
             return self.tape.new(Size(token=per_token))

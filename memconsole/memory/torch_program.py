@@ -10,7 +10,8 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.memory.torch_operations import FP32, Kernels, Operations, fp32
+from memconsole.memory.torch_attention import AttentionOperations
+from memconsole.memory.torch_operations import FP32, Kernels, fp32
 from memconsole.memory.torch_tape import WORKSPACE, Live, Size, Slot, Tensor, widest
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import OptimizeChoice
@@ -36,24 +37,24 @@ class Program(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=2048)
 def block_program(a: Architecture, kernels: Kernels) -> Program:
     """One decoder block."""
-    return _run(Operations(a, kernels), _block)
+    return _run(AttentionOperations(a, kernels), _block)
 
 
 @lru_cache(maxsize=2048)
 def final_norm_program(a: Architecture, kernels: Kernels) -> Program:
     """The norm before the head; never checkpointed."""
-    return _run(Operations(a, kernels), _norm)
+    return _run(AttentionOperations(a, kernels), _norm)
 
 
 @lru_cache(maxsize=2048)
 def evaluated_block(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
     """Widest moments of a block that no gradient will be asked of."""
-    return _evaluated(Operations(a, kernels), _block)
+    return _evaluated(AttentionOperations(a, kernels), _block)
 
 
 @lru_cache(maxsize=2048)
 def evaluated_norm(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
-    return _evaluated(Operations(a, kernels), _norm)
+    return _evaluated(AttentionOperations(a, kernels), _norm)
 
 
 def kept_per_token(a: Architecture, choice: OptimizeChoice, checkpointing: str, kind: str) -> Size:
@@ -69,17 +70,17 @@ def kept_per_token(a: Architecture, choice: OptimizeChoice, checkpointing: str, 
     return block_program(a, kernels).kept.activations
 
 
-Body = Callable[[Operations, Tensor], Tensor]
+Body = Callable[[AttentionOperations, Tensor], Tensor]
 
 
-def _block(o: Operations, x: Tensor) -> Tensor:
+def _block(o: AttentionOperations, x: Tensor) -> Tensor:
     post = o.architecture.post_norms
     attended = _attention(o, o.norm(x))
     x = o.add(x, o.norm(attended) if post else attended)
     return o.add(x, o.norm(_mlp(o, o.norm(x))) if post else _mlp(o, o.norm(x)))
 
 
-def _attention(o: Operations, x: Tensor) -> Tensor:
+def _attention(o: AttentionOperations, x: Tensor) -> Tensor:
     a = o.architecture
     q = o.project(x, a.query_width)
     if a.query_key_norm:
@@ -94,7 +95,7 @@ def _attention(o: Operations, x: Tensor) -> Tensor:
     return o.project(o.relay(attended), a.hidden_size)
 
 
-def _mlp(o: Operations, x: Tensor) -> Tensor:
+def _mlp(o: AttentionOperations, x: Tensor) -> Tensor:
     f = o.architecture.intermediate_size
     if not o.architecture.gated_mlp:
         return o.project(o.activation(o.project(x, f)), o.architecture.hidden_size)
@@ -103,11 +104,11 @@ def _mlp(o: Operations, x: Tensor) -> Tensor:
     )
 
 
-def _norm(o: Operations, x: Tensor) -> Tensor:
+def _norm(o: AttentionOperations, x: Tensor) -> Tensor:
     return o.norm(x)
 
 
-def _evaluated(o: Operations, body: Body) -> tuple[Live, ...]:
+def _evaluated(o: AttentionOperations, body: Body) -> tuple[Live, ...]:
     h = o.architecture.hidden_size
     with o.tape.discarding():
         x = Tensor(o.tape.new(fp32(h)), h, FP32, None)
@@ -115,7 +116,7 @@ def _evaluated(o: Operations, body: Body) -> tuple[Live, ...]:
     return widest(o.tape.take_peaks())
 
 
-def _run(o: Operations, body: Body) -> Program:
+def _run(o: AttentionOperations, body: Body) -> Program:
     a, tape, mode = o.architecture, o.tape, o.kernels.checkpointing
     h = a.hidden_size
     x = Tensor(tape.new(fp32(h)), h, FP32, None if o.kernels.first else Slot(fp32(h)))
@@ -155,7 +156,7 @@ def _run(o: Operations, body: Body) -> Program:
     )
 
 
-def _recompute(o: Operations, body: Body, x: Tensor) -> Slot | None:
+def _recompute(o: AttentionOperations, body: Body, x: Tensor) -> Slot | None:
     """Run a checkpointed block's forward pass again, up to the last tensor that was to be saved."""
     tape, h, c = o.tape, o.architecture.hidden_size, o.kernels.compute
     # The output's gradient, cast for the branch below the residual sum, is there already.
