@@ -52,6 +52,7 @@ class Trainer:
         `NonFiniteLossError`, `FencedError` or OSError without one."""
         self._watch.memory()
         try:
+            self._catch_up()
             while not self._progress.finished(self._plan):
                 item = self._job.stream.next(self._watch.check_stop)
                 if item.batch is None:
@@ -63,6 +64,12 @@ class Trainer:
             self._watch.enter("stopping")
             self._save()
             raise
+
+    def _catch_up(self) -> None:
+        """The evaluation that a stop request cut short, so that a resumed run judges by the same ones."""
+        p, every = self._progress, self._plan.train.evaluate_every
+        if every and p.step and p.step % every == 0 and p.judged_step != p.step:
+            self._evaluate()
 
     def _step(self, batch: Batch, tokens: int, state: dict[str, object]) -> None:
         p, t = self._progress, self._plan.train
@@ -193,11 +200,26 @@ class Trainer:
             total_minutes=p.elapsed_seconds / 60,
             average_epoch_minutes=p.average_epoch_minutes,
             epochs=len(p.epoch_minutes),
+            early=self._early(),
         )
         self._attempt.emit(ended, durable=True)
         device = self._engine.device
         print(summary.final_block(ended, f"{device.id} ({device.name})"), flush=True)
         return ended
+
+    def _early(self) -> str:
+        """Why training ends before the plan is done; empty where it is."""
+        p, t = self._progress, self._plan.train
+        if not p.stopped_early(self._plan):
+            return ""
+        by = f" by more than {t.early_stopping_minimum:g}" if t.early_stopping_minimum else ""
+        best = (
+            "none was finite" if p.patience_loss is None else f"it stands at {p.patience_loss:.4f}"
+        )
+        return (
+            f"stopped early at step {p.step:,} of {p.total_steps:,}: the validation loss has not improved{by} "
+            f"in {p.stale_evaluations:,} evaluations ({best})"
+        )
 
     def _evaluate(self) -> None:
         """Loss over the held-out rows, if there are any, then a sampled text."""
@@ -221,6 +243,7 @@ class Trainer:
         if finite:
             p.validation_loss, p.validation_step = loss, p.step
             p.best_validation_loss = loss if best else p.best_validation_loss
+        p.judge(loss if finite else None, self._plan.train.early_stopping_minimum)
         said = events.Evaluation(
             step=p.step,
             loss=loss if finite else None,

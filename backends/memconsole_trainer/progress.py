@@ -37,6 +37,12 @@ class Progress(msgspec.Struct, kw_only=True):
     validation_loss: float | None = None
     validation_step: int = 0
     best_validation_loss: float | None = None
+    patience_loss: float | None = None
+    """Of early stopping: the validation loss that a later one must be below."""
+    stale_evaluations: int = 0
+    """Evaluations in a row that were not."""
+    judged_step: int = 0
+    """Of the last evaluation that was counted."""
 
     def add_loss(self, loss: float, tokens: int, begins_window: bool = False) -> None:
         """Count one step's mean loss over `tokens` into the epoch's and the log window's."""
@@ -62,9 +68,28 @@ class Progress(msgspec.Struct, kw_only=True):
 
     def finished(self, plan: Plan) -> bool:
         """Whether the plan is done. `max_steps` decides alone where it is given."""
+        if self.stopped_early(plan):
+            return True
         if plan.train.max_steps is not None:
             return self.step >= plan.train.max_steps
         return self.epoch > plan.train.epochs
+
+    def judge(self, loss: float | None, minimum: float) -> None:
+        """Count this step's evaluation for early stopping, once; `loss` None where it was not finite.
+
+        Better is a loss more than `minimum` nats below the last one that was better.
+        """
+        if self.judged_step == self.step > 0:
+            return
+        self.judged_step = self.step
+        if loss is not None and (self.patience_loss is None or loss < self.patience_loss - minimum):
+            self.patience_loss, self.stale_evaluations = loss, 0
+        else:
+            self.stale_evaluations += 1
+
+    def stopped_early(self, plan: Plan) -> bool:
+        """Whether the validation loss has not become better for as long as the plan waits."""
+        return 0 < plan.train.early_stopping_patience <= self.stale_evaluations
 
     @property
     def window_loss(self) -> float | None:
@@ -89,12 +114,13 @@ def start(plan: Plan, steps_per_epoch: int) -> Progress:
 def fingerprint(plan: Plan, architecture: Architecture) -> str:
     """Of every setting that the continuation of a run depends on.
 
-    How often to log, evaluate and save, how many checkpoints to keep, and on which device to compute
+    How often to log, evaluate and save, when to stop early, how many checkpoints to keep, and on which device to compute
     may change between attempts.
     """
     free = ("log_every", "evaluate_every", "evaluation_batches", "checkpoint_every")
+    stopping = ("early_stopping_patience", "early_stopping_minimum")
     train = msgspec.to_builtins(plan.train)
-    for key in (*free, "keep_checkpoints", "sample_tokens"):
+    for key in (*free, *stopping, "keep_checkpoints", "sample_tokens"):
         del train[key]
     parts = (plan.backend, plan.data, train, plan.optimize, architecture)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -13,12 +13,20 @@ def warmup_steps(plan: Plan, total_steps: int) -> int:
     return wanted if 2 * wanted <= total_steps else total_steps // 10
 
 
+def decay_steps(plan: Plan, total_steps: int) -> int:
+    """The last steps of a `wsd` run, in which its rate decays: never any of the warm-up."""
+    wanted = max(1, round(plan.train.decay_share * total_steps))
+    return min(wanted, max(1, total_steps - warmup_steps(plan, total_steps)))
+
+
 def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     """Learning rate of optimizer step `step`, counted from 0, of `total_steps`.
 
     The warm-up rises linearly and reaches the peak at its last step, so no step has a rate of 0.
     Afterwards the rate is constant, or falls linearly or along half a cosine (Loshchilov and
-    Hutter 2017, eq. 5) to `minimum_learning_rate · peak` at the last step, and stays there.
+    Hutter 2017, eq. 5) to `minimum_learning_rate · peak` at the last step, and stays there. With
+    `wsd` (warm-up, stable, decay) it is constant until the last `decay_share` of the steps, in which
+    it falls as 1 - sqrt (Hägele et al. 2024, arXiv:2405.18392, §3).
     """
     t = plan.train
     warmup = warmup_steps(plan, total_steps)
@@ -26,9 +34,18 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
         return t.learning_rate * (step + 1) / warmup
     if t.schedule == "constant":
         return t.learning_rate
+    low = t.minimum_learning_rate
+    return t.learning_rate * (low + (1.0 - low) * _share(step, plan, total_steps, warmup))
+
+
+def _share(step: int, plan: Plan, total_steps: int, warmup: int) -> float:
+    """How far the rate is between its end (0) and its peak (1), behind the warm-up."""
+    if plan.train.schedule == "wsd":
+        steps = decay_steps(plan, total_steps)
+        progress = (step - (total_steps - 1 - steps)) / steps
+        return 1.0 - math.sqrt(min(max(progress, 0.0), 1.0))
     span = max(total_steps - 1 - warmup, 1)
     progress = min((step - warmup) / span, 1.0)
-    cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
-    share = 1.0 - progress if t.schedule == "linear" else cosine
-    low = t.minimum_learning_rate
-    return t.learning_rate * (low + (1.0 - low) * share)
+    if plan.train.schedule == "linear":
+        return 1.0 - progress
+    return 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -59,6 +59,7 @@ def final_block(ended: Ended, device: str) -> str:
             f"  Best Validation Loss:        {_loss(ended.best_validation_loss)}",
             f"  Final Training Loss:         {_loss(ended.final_train_loss)} (last steps)",
             f"  Final Validation Loss:       {_loss(ended.final_validation_loss)}",
+            *([f"  {ended.early[0].upper()}{ended.early[1:]}"] if ended.early else []),
             "",
             "TIMING STATISTICS".center(WIDTH).rstrip(),
             _RULE,

@@ -113,6 +113,8 @@ def summary(run: RunSnapshot) -> str:
             rows.append(("Unigram model's loss", _loss(last.metrics["unigram_loss"])))
         if last.bits_per_byte is not None:
             rows.append(("Final bits per byte", f"{last.bits_per_byte:.4f}"))
+    if ended is not None and ended.early:
+        rows.append(("Ended", ended.early))
     minutes = ended.total_minutes if ended else run.elapsed_seconds / 60
     rows.append(("Total training time", f"{minutes:.2f} minutes ({minutes / 60:.2f} hours)"))
     if run.epochs:

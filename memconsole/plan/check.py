@@ -40,6 +40,7 @@ def check(plan: Plan) -> None:
     _check_positions(plan, architecture)
     _check_vocabulary(plan, architecture)
     _check_rows(plan)
+    _check_validation(plan)
     check_conflicts(plan)
     catalog.dataset(plan)
 
@@ -107,6 +108,15 @@ def _check_rows(plan: Plan) -> None:
             "data.stride",
             f"{stride:,}",
             f"rows would skip tokens; expected at most data.sequence_length = {length:,}",
+        )
+
+
+def _check_validation(plan: Plan) -> None:
+    if plan.train.early_stopping_patience and not plan.data.validation_fraction:
+        raise _error(
+            "train.early_stopping_patience",
+            f"{plan.train.early_stopping_patience:,}",
+            "there is no validation loss to watch; set data.validation_fraction above 0",
         )
 
 

@@ -18,7 +18,7 @@ BaseStorage = Literal["bf16", "int8", "nf4"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd"]
 OptimizerOffload = Literal["none", "cpu", "pinned"]
 Sharding = Literal["none", "fsdp"]
-Schedule = Literal["constant", "linear", "cosine"]
+Schedule = Literal["constant", "linear", "cosine", "wsd"]
 
 
 class PlanError(UserError, ValueError):
@@ -116,7 +116,12 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     learning_rate: Annotated[float, about("peak learning rate", gt=0.0, le=10.0)] = 5e-4
     seed: Annotated[int, about("of weights, order and sampling", ge=0, lt=2**32)] = 42
     warmup_steps: Annotated[int, about("steps of linear warm-up", ge=0, le=MOST)] = 100
-    schedule: Annotated[Schedule, about("after the warm-up")] = "cosine"
+    schedule: Annotated[
+        Schedule, about("after the warm-up; wsd stays at the peak, then decays at the end")
+    ] = "cosine"
+    decay_share: Annotated[
+        float, about("share of all steps in which wsd decays, the last ones", gt=0.0, le=1.0)
+    ] = 0.2
     minimum_learning_rate: Annotated[
         float, about("end of the schedule, as a share of the peak", ge=0.0, le=1.0)
     ] = 0.1
@@ -132,6 +137,15 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     evaluation_batches: Annotated[
         int, about("most validation batches per evaluation; 0 means all", ge=0, le=MOST)
     ] = 0
+    early_stopping_patience: Annotated[
+        int,
+        about(
+            "evaluations without a better validation loss that end the run; 0: off", ge=0, le=MOST
+        ),
+    ] = 0
+    early_stopping_minimum: Annotated[
+        float, about("nats by which a validation loss must be better to count", ge=0.0)
+    ] = 0.0
     checkpoint_every: Annotated[
         int, about("steps between checkpoints; 0 means at each epoch's end", ge=0, le=MOST)
     ] = 0

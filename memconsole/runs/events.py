@@ -151,6 +151,8 @@ class Ended(Event, frozen=True, kw_only=True):
     total_minutes: float
     average_epoch_minutes: float | None
     epochs: int
+    early: str = ""
+    """Why before the plan's last step; empty where the plan was done."""
 
 
 Record = (

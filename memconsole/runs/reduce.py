@@ -149,7 +149,7 @@ def reduce(state: RunState, record: events.Record) -> RunState:
             if _plausible(record.step):
                 state.step = record.step
         case events.Ended():
-            state.ended = record
+            state.ended = msgspec.structs.replace(record, early=clean_line(record.early))
             if _plausible(record.step):
                 state.step = record.step
         case events.Started():

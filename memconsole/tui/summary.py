@@ -47,6 +47,8 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     train = ended.final_train_loss if ended else run.loss
     if train is not None:
         rows.append(("final train loss", loss_word(train), "train"))
+    if ended is not None and ended.early:
+        rows.append(("ended", ended.early, ""))
     minutes = ended.average_epoch_minutes if ended else None
     if minutes is None and run.epochs:
         minutes = sum(e.minutes for e in run.epochs) / len(run.epochs)

@@ -55,8 +55,28 @@ def test_a_warm_up_of_more_than_half_the_run_takes_a_tenth_of_it() -> None:
     assert learning_rate(99, plan, 200) == pytest.approx(1e-3)
 
 
+def test_wsd_is_stable_until_its_last_share_of_the_steps_and_ends_at_the_minimum() -> None:
+    plan = replace(with_schedule("wsd"), {"train.decay_share": 0.25})
+    rates = [learning_rate(step, plan, 100) for step in range(100)]
+    assert rates[9:75] == [1e-3] * 66
+    assert rates[75] == pytest.approx(1e-4 + 9e-4 * (1 - math.sqrt(1 / 25)))
+    assert rates[99] == pytest.approx(1e-4)
+    assert all(a > b for a, b in itertools.pairwise(rates[74:]))
+    assert learning_rate(5_000, plan, 100) == pytest.approx(1e-4)
+
+
+def test_wsd_leaves_the_warm_up_alone_whatever_its_share() -> None:
+    plan = replace(with_schedule("wsd", warmup=10), {"train.decay_share": 1.0})
+    rates = [learning_rate(step, plan, 30) for step in range(30)]
+    assert rates[:10] == pytest.approx([1e-4 * n for n in range(1, 11)])
+    assert max(rates) == rates[9] == 1e-3
+    assert rates[29] == pytest.approx(1e-4)
+    one = replace(with_schedule("wsd", warmup=0), {"train.decay_share": 0.001})
+    assert [learning_rate(step, one, 3) for step in range(3)] == pytest.approx([1e-3, 1e-3, 1e-4])
+
+
 @given(
-    st.sampled_from(["constant", "linear", "cosine"]),
+    st.sampled_from(["constant", "linear", "cosine", "wsd"]),
     st.integers(0, 50),
     st.integers(1, 120),
     st.floats(0, 1),
