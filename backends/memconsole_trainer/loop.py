@@ -44,6 +44,7 @@ class Trainer:
         self.saver = Saver(attempt, job, self._watch)
         self._unread: dict[int, int] = {}
         self._unigram: float | None = None
+        self._target_bytes: int | None = None
         self._sampled: int | None = None
         self._compiled = False
 
@@ -236,18 +237,19 @@ class Trainer:
             seconds = time.monotonic() - started
             if self._unigram is None:
                 self._unigram = job.data.validation.unigram_loss(job.data.counts, job.shape, limit)
+                self._target_bytes = job.data.validation.target_bytes(job.shape, limit)
         loss = total.nats / max(total.tokens, 1)
         finite = math.isfinite(loss)
-        per_target = job.data.validation.bytes_per_target
         best = finite and (p.best_validation_loss is None or loss < p.best_validation_loss)
         if finite:
             p.validation_loss, p.validation_step = loss, p.step
             p.best_validation_loss = loss if best else p.best_validation_loss
         p.judge(loss if finite else None, self._plan.train.early_stopping_minimum)
+        covered = self._target_bytes
         said = events.Evaluation(
             step=p.step,
             loss=loss if finite else None,
-            bits_per_byte=loss / math.log(2) / per_target if finite and per_target else None,
+            bits_per_byte=total.nats / math.log(2) / covered if finite and covered else None,
             tokens=total.tokens,
             seconds=seconds,
             metrics={"unigram_loss": self._unigram},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,57 @@ class Tokenizer:
         end = [] if self.end_of_text is None else [self.end_of_text]
         parts = [np.asarray(e.ids + end, dtype=self.dtype) for e in encodings]
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
+
+    def encode_measured(self, text: str) -> tuple[Tokens, NDArray[np.int32]]:
+        """One document as `encode` has it, and the UTF-8 bytes of `text` that each token covers.
+
+        They add up to the bytes of the text; the end-of-text token covers none. Of a byte-level tokenizer each
+        token's are its own bytes; of others they reach from the token before to the token's end, so that the
+        bytes of a character that takes several tokens are the first one's.
+        """
+        ids = self.encode([text])
+        ends = 0 if self.end_of_text is None else 1
+        body = ids[: len(ids) - ends]
+        size = len(text.encode("utf-8", "replace"))
+        table = self.id_bytes
+        found = np.zeros(len(body), np.int32) if table is None else table[body]
+        if int(found.sum()) != size:
+            found = self._bytes_by_offsets(text, len(body))
+        return ids, np.append(found, np.zeros(ends, np.int32))
+
+    @functools.cached_property
+    def id_bytes(self) -> NDArray[np.int32] | None:
+        """Bytes that each token id stands for, where every id stands for bytes; of special tokens those of
+        their names, as when a text spells them."""
+        from tokenizers import pre_tokenizers
+
+        alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+        added = {i: token.content for i, token in self._inner.get_added_tokens_decoder().items()}
+        found = np.zeros(self.largest_id + 1, np.int32)
+        for token, index in self._inner.get_vocab(with_added_tokens=True).items():
+            if index in added:
+                found[index] = len(added[index].encode())
+            elif alphabet.issuperset(token):
+                found[index] = len(token)  # one character of the alphabet for each byte
+            else:
+                return None
+        return found
+
+    @property
+    def special_ids(self) -> list[int]:
+        """Tokens that stand for no text."""
+        tokens = self._inner.get_added_tokens_decoder()
+        return [i for i, token in tokens.items() if token.special]
+
+    def _bytes_by_offsets(self, text: str, count: int) -> NDArray[np.int32]:
+        if not count:
+            return np.zeros(0, np.int32)
+        offsets = self._inner.encode(text, add_special_tokens=False).offsets
+        ends = np.maximum.accumulate([end for _, end in offsets])
+        ends[-1] = len(text)  # what follows the last token belongs to none other
+        sizes = [len(c.encode("utf-8", "replace")) for c in text]
+        places = np.concatenate([[0], np.cumsum(sizes)])[ends]
+        return np.diff(places, prepend=0).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; bytes that are no UTF-8 become the replacement character."""

@@ -30,12 +30,18 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
         ("steps", [str(made.steps[-1].step) if made.steps else "0" for made in reports]),
         ("final training loss", [_loss(made.final_train_loss) for made in reports]),
         ("best validation loss", [_loss(made.best_validation_loss) for made in reports]),
+        ("final bits per byte", [_bits(made) for made in reports]),
         ("tokens/s", [_speed(made) for made in reports]),
         ("minutes", [f"{made.total_minutes:.2f}" for made in reports]),
         ("peak memory", [_peak(made) for made in reports]),
     ):
         rows.append([label, *values])
     click.echo("\n".join(columns(rows)))
+
+
+def _bits(made: Report) -> str:
+    found = [e.bits_per_byte for e in made.evaluations if e.bits_per_byte is not None]
+    return f"{found[-1]:.4f}" if found else "n/a"
 
 
 def _settings(found: list[RunDirectory]) -> list[list[str]]:

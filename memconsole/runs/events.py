@@ -70,6 +70,7 @@ class Evaluation(Event, frozen=True, kw_only=True):
     step: int
     loss: float | None
     bits_per_byte: float | None
+    """The same nats in bits, over the UTF-8 bytes of text that the targets cover: comparable across tokenizers."""
     tokens: int
     seconds: float
     metrics: dict[str, float] = {}

@@ -41,6 +41,9 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     unigram = unigram_loss(run)
     if best is not None or final is not None:
         text = f"best {_loss(best)} · final {_loss(final)}"
+        bits = run.evaluations[-1].bits_per_byte if run.evaluations else None
+        if bits is not None:
+            text += f" · {bits:.3f} bits/byte"
         if unigram is not None:
             text += f" · unigram {unigram:.3f}"
         rows.append(("validation loss", text, "validation"))

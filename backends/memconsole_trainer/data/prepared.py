@@ -106,7 +106,7 @@ def prepare(
             )
         size, row_tokens = architecture.vocab_size, min(source.width, length + 1)
         blocks = RowBlocks(source, split, size, row_tokens, plan.stride)
-        held_out = validation.from_rows(source, split, size, row_tokens)
+        held_out = validation.from_rows(source, split, size, row_tokens, tokenizer)
     else:
         assert tokenizer is not None
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ class Validation:
 
     rows: ArrayRows
     tokens: int
-    bytes_per_target: float | None
-    """UTF-8 bytes of the held-out texts per target token; None for rows that never were text."""
+    token_bytes: ArrayRows | None
+    """The same rows with each token's bytes of text in its place; None where those are not known."""
     prompt: list[int]
     """How the first held-out document begins."""
 
@@ -59,28 +60,45 @@ class Validation:
             targets += seen.size
         return total / max(targets, 1)
 
+    def target_bytes(self, shape: BatchShape, limit: int) -> int | None:
+        """UTF-8 bytes of the text that the targets of the same batches cover, masked ones left out."""
+        if self.token_bytes is None:
+            return None
+        sizes = dataclasses.replace(self, rows=self.token_bytes)
+        both = zip(self.batches(shape, limit), sizes.batches(shape, limit), strict=True)
+        return sum(int(b.targets[a.targets != MASKED].sum()) for a, b in both)
+
 
 def from_texts(source: Documents, split: Split, tokenizer: Tokenizer, length: int) -> Validation:
     """The held-out documents, tokenized; empty when there are none."""
     parts: list[Tokens] = []
-    tokens = size = 0
+    sizes: list[NDArray[np.int32]] = []
+    tokens = 0
     for text in _held_out(source, split):
-        parts.append(tokenizer.encode([text]))
-        tokens += len(parts[-1])
-        size += len(text.encode("utf-8", "replace"))
+        ids, covered = tokenizer.encode_measured(text)
+        parts.append(ids)
+        sizes.append(covered)
+        tokens += len(ids)
         if tokens >= MOST_TOKENS:
             break
     joined = np.concatenate(parts) if parts else np.empty(0, dtype=tokenizer.dtype)
+    covered = np.concatenate(sizes) if sizes else np.empty(0, dtype=np.int32)
     return Validation(
         rows=ArrayRows(joined, length + 1, length),
         tokens=tokens,
-        bytes_per_target=size / (tokens - 1) if tokens > 1 else None,
+        token_bytes=ArrayRows(covered, length + 1, length),
         prompt=joined[:PROMPT_TOKENS].tolist(),
     )
 
 
-def from_rows(source: TokenRows, split: Split, vocab_size: int, row_tokens: int) -> Validation:
-    """The held-out rows of a file of token rows, in windows of `row_tokens`."""
+def from_rows(
+    source: TokenRows,
+    split: Split,
+    vocab_size: int,
+    row_tokens: int,
+    tokenizer: Tokenizer | None = None,
+) -> Validation:
+    """The held-out rows of a file of token rows, in windows of `row_tokens`, made by `tokenizer`."""
     parts, total, count = [], 0, source.count or 0
     for start in range(0, count, source.block_size):
         stop = min(start + source.block_size, count)
@@ -92,10 +110,16 @@ def from_rows(source: TokenRows, split: Split, vocab_size: int, row_tokens: int)
         if total >= MOST_TOKENS:
             break
     joined = np.concatenate(parts) if parts else np.empty(0, dtype=token_dtype(vocab_size))
+    table = tokenizer.id_bytes if tokenizer is not None else None
+    covered = None
+    if table is not None and tokenizer is not None and joined.max(initial=0) < len(table):
+        table = table.copy()
+        table[tokenizer.special_ids] = 0
+        covered = ArrayRows(table[joined], row_tokens, row_tokens)
     return Validation(
         rows=ArrayRows(joined, row_tokens, row_tokens),
         tokens=total,
-        bytes_per_target=None,
+        token_bytes=covered,
         prompt=joined[: min(PROMPT_TOKENS, row_tokens - 1)].tolist(),
     )
 

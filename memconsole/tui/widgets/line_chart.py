@@ -33,6 +33,10 @@ def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
         line.append(Span(f"  ┄ unigram {unigram:.3f}", "baseline"))
     if logarithmic:
         line.append(Span("  log", "dim"))
+    bits = run.evaluations[-1].bits_per_byte if run.evaluations else None
+    word = f"  {bits:.3f} bits/byte" if bits is not None else ""
+    if len(word) <= width - width_of(line):  # whole or not at all
+        line.append(Span(word, "validation"))
     shown: Line = []
     for span in line:
         room = width - width_of(shown)

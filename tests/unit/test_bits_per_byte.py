@@ -1,0 +1,100 @@
+"""Which bytes of text a token covers: exactly its own with byte-level tokenizers, all of them with any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import tokenizers as library
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from memconsole_trainer import tokenizer as tokenizers
+from memconsole_trainer.data.documents import FileDocuments
+from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.stream import MASKED, BatchShape
+from memconsole_trainer.data.validation import from_texts
+from memconsole_trainer.tokenizer import END_OF_TEXT, Tokenizer
+
+TEXTS = ["the quick brown fox — naïve café, 東京 🦊. " * 20, "def f(x):\n    return x + 1\n" * 30]
+BYTE_LEVEL = tokenizers.train(TEXTS, 300)
+texts = st.text().map(lambda text: text.encode("utf-8", "ignore").decode())
+
+
+def lowered() -> Tokenizer:
+    """Words of a fixed list in lower case, without spaces: not byte-level, and it loses characters."""
+    inner = library.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    inner.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=60, special_tokens=["[UNK]", "[SEP]"], show_progress=False
+    )
+    inner.train_from_iterator(TEXTS, trainer)
+    return Tokenizer(inner)
+
+
+LOWERED = lowered()
+
+
+@given(texts)
+def test_a_byte_level_tokens_bytes_are_those_it_decodes_to(text: str) -> None:
+    ids, covered = BYTE_LEVEL.encode_measured(text)
+    np.testing.assert_array_equal(ids, BYTE_LEVEL.encode([text]))
+    whole = b""
+    for index, size in zip(ids[:-1].tolist(), covered[:-1].tolist(), strict=True):
+        piece = BYTE_LEVEL._inner.id_to_token(index)
+        assert len(piece) == size
+        whole += bytes(from_alphabet()[c] for c in piece)
+    assert whole == text.encode()
+    assert covered[-1] == 0
+
+
+def from_alphabet() -> dict[str, int]:
+    """GPT-2's bytes_to_unicode, inverted: printable bytes stand for themselves, others from 256 on."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in kept]
+    return {chr(b): b for b in kept} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+def test_an_end_of_text_that_a_document_spells_covers_its_letters() -> None:
+    text = f"a{END_OF_TEXT}b"
+    ids, covered = BYTE_LEVEL.encode_measured(text)
+    assert ids.tolist().count(BYTE_LEVEL.end_of_text) == 2
+    assert covered.sum() == len(text)
+    assert covered[-1] == 0
+
+
+@given(texts)
+def test_any_other_tokenizers_tokens_cover_all_bytes_together(text: str) -> None:
+    ids, covered = LOWERED.encode_measured(text)
+    assert len(ids) == len(covered)
+    assert (covered >= 0).all()
+    if len(ids) > 1:
+        assert covered.sum() == len(text.encode())
+
+
+def test_tokens_of_words_cover_the_space_before_them() -> None:
+    _, covered = LOWERED.encode_measured("The")
+    assert covered.sum() == 3
+    one, _ = LOWERED.encode_measured("fox")
+    ids, covered = LOWERED.encode_measured("fox fox  ")
+    assert len(ids) == 2 * (len(one) - 1) + 1
+    assert covered[: len(one) - 1].sum() == 3
+    assert covered[len(one) - 1 :].sum() == 6
+
+
+def test_masked_and_left_out_targets_count_for_nothing(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text(TEXTS[number % 2][: 150 + number])
+    source = FileDocuments(sorted(tmp_path.glob("*.txt")))
+    found = from_texts(source, Split(6, 0.5), BYTE_LEVEL, 16)
+    shape = BatchShape(1, 4, 16)
+    for limit in (0, 1, 2):
+        targets = np.concatenate(
+            [b.targets[b.targets != MASKED] for b in found.batches(shape, limit)]
+        )
+        table = BYTE_LEVEL.id_bytes
+        assert table is not None
+        expected = table[targets[targets != BYTE_LEVEL.end_of_text]].sum()
+        assert found.target_bytes(shape, limit) == expected
