@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers as library
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
@@ -37,6 +37,7 @@ def lowered() -> Tokenizer:
 LOWERED = lowered()
 
 
+@settings(deadline=None)
 @given(texts)
 def test_a_byte_level_tokens_bytes_are_those_it_decodes_to(text: str) -> None:
     ids, covered = BYTE_LEVEL.encode_measured(text)
@@ -65,6 +66,7 @@ def test_an_end_of_text_that_a_document_spells_covers_its_letters() -> None:
     assert covered[-1] == 0
 
 
+@settings(deadline=None)
 @given(texts)
 def test_any_other_tokenizers_tokens_cover_all_bytes_together(text: str) -> None:
     ids, covered = LOWERED.encode_measured(text)
