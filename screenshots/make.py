@@ -152,14 +152,19 @@ def memconsole(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-async def story() -> None:
+async def planning() -> None:
+    """The plan screens."""
+    for size in SIZES:
+        await plans(*size)
+        await exact(*size)
+
+
+async def training() -> None:
+    """A run from its middle to its end."""
     from memconsole.runs.directory import find_run
     from memconsole.runs.follow import Follower
     from memconsole.runs.snapshot import LIVE
 
-    for size in SIZES:
-        await plans(*size)
-        await exact(*size)
     settings = [part for setting in RUN for part in ("--set", setting)]
     run = memconsole("train", "--detach", "--name", "stories on the standard library", *settings)
     follower = Follower(find_run(run))
@@ -172,15 +177,23 @@ async def story() -> None:
         await asyncio.sleep(0.5)
     for size in SIZES:
         await watching(run, *size, "run-finished")
-    await out_of_memory()
+
+
+STORIES = {"planning": planning, "training": training, "out-of-memory": out_of_memory}
+
+
+async def tell(names: list[str]) -> None:
+    for name in names or STORIES:
+        await STORIES[name]()
 
 
 def main() -> None:
+    """All stories, or those named on the command line."""
     with tempfile.TemporaryDirectory() as state:
         os.environ["XDG_STATE_HOME"] = state
         for name in ("NO_COLOR", "SSH_CONNECTION"):
             os.environ.pop(name, None)
-        asyncio.run(story())
+        asyncio.run(tell(sys.argv[1:]))
 
 
 if __name__ == "__main__":
