@@ -88,6 +88,7 @@ class Trainer:
             self._watch.enter("train")
         elif p.step % t.log_every == 0:
             self._read_losses()
+        self._watch.wait_while_paused()
         self._watch.check_stop()
         if t.evaluate_every and p.step % t.evaluate_every == 0:
             self._evaluate()

@@ -14,6 +14,7 @@ from memconsole_trainer.progress import Progress
 from memconsole_trainer.setup import StopRequestedError
 
 MEMORY_EVERY_SECONDS = 1.0
+PAUSE_POLL_SECONDS = 0.2
 
 
 class Watch:
@@ -69,6 +70,22 @@ class Watch:
         self.beat()
         if self._attempt.stop_requested:
             raise StopRequestedError
+
+    def wait_while_paused(self) -> None:
+        """Between two steps: wait as long as someone wants it. The time is not training's, nor the epoch's."""
+        if not self._attempt.paused:
+            return
+        self._engine.synchronize()
+        self.count()
+        self._busy_seconds += time.monotonic() - self._busy_since
+        before = self.phase
+        self.enter("paused")
+        print(f"paused after step {self._progress.step:,}", flush=True)
+        while self._attempt.paused:
+            time.sleep(PAUSE_POLL_SECONDS)
+            self.beat()
+        self.enter(before)
+        self._clock = self._busy_since = time.monotonic()
 
     def lap(self) -> float:
         """Seconds of training since the last lap, everything done `aside` left out."""

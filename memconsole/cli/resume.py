@@ -1,11 +1,15 @@
-"""`memconsole resume`: continue a run from its last checkpoint."""
+"""`memconsole resume`: let a paused run go on, or continue one from its last checkpoint."""
 
 from __future__ import annotations
 
+import getpass
+
 import click
 
+from memconsole.runs.control import pause_asked, request_continue
 from memconsole.runs.directory import find_run
 from memconsole.runs.launch import local
+from memconsole.runs.liveness import liveness
 
 
 @click.command()
@@ -13,10 +17,14 @@ from memconsole.runs.launch import local
 @click.option("--follow/--detach", "watch", default=False, help="Print its progress.")
 @click.pass_context
 def command(ctx: click.Context, run: str, watch: bool) -> None:
-    """Continue RUN in a new attempt, from its newest intact checkpoint."""
+    """Let a paused RUN go on; start an ended one anew from its newest intact checkpoint."""
     found = find_run(run)
-    attempt = local.resume(found)
-    click.echo(f"{found.id}: attempt {attempt}")
+    if liveness(found).live and pause_asked(found):
+        request_continue(found, f"{getpass.getuser()} (memconsole resume)")
+        click.echo(f"{found.id}: goes on")
+    else:
+        attempt = local.resume(found)
+        click.echo(f"{found.id}: attempt {attempt}")
     if watch:
         from memconsole.cli.train import follow
 

@@ -44,10 +44,15 @@ def _row(run: RunStatus) -> list[str]:
     return [
         run.id,
         run.name,
-        "refused" if run.refused else run.state,
+        "refused" if run.refused else _state(run),
         run.model,
         run.backend,
         f"{run.step:,}{total}",
         "-" if run.loss is None else f"{run.loss:.4f}",
         format_duration(max(0.0, time.time() - run.created_wall)),
     ]
+
+
+def _state(run: RunStatus) -> str:
+    waits = run.state in ("running", "unsupervised") and run.phase == "paused"
+    return "paused" if waits else run.state

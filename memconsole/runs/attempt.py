@@ -117,6 +117,11 @@ class Attempt:
         """Asked a second time: save what is there without finishing the step or the evaluation."""
         return self.stop_requests > 1
 
+    @property
+    def paused(self) -> bool:
+        """Asked to wait between two steps, keeping its memory. A stop goes before. Microseconds."""
+        return not self.stop_requested and os.path.exists(self.path / "paused")
+
     def emit(self, event: Event, durable: bool = False) -> None:
         """Append to the event log. Never raises for a full disk. Any thread of the trainer."""
         if os.getpid() != self._pid:

@@ -1,6 +1,7 @@
 """Requests to a run's supervisor and its answers, as files only their owner can plant.
 
-`control/cmd/<id>.json` holds a request until the supervisor has written `control/ack/<id>.json`.
+`control/cmd/<id>.json` holds a request until the supervisor has written `control/ack/<id>.json`. A file `paused`
+in the attempt's folder is the pause itself: the trainer waits while it is there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from memconsole.runs.directory import RunDirectory, RunError
 from memconsole.sanitize import clean_line
 
 COMMAND_BYTES = 4096
+Order = Literal["stop", "kill", "pause", "continue"]
 _COMMAND_ID = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
 
 
@@ -29,7 +31,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One request, bound to the attempt it was meant for."""
 
     id: str
-    command: Literal["stop", "kill"]
+    command: Order
     who: str
     attempt: int
     time_wall: float
@@ -64,7 +66,24 @@ def request_kill(run: RunDirectory, who: str) -> str:
     return _request(run, "kill", who)
 
 
-def _request(run: RunDirectory, command: Literal["stop", "kill"], who: str) -> str:
+def request_pause(run: RunDirectory, who: str) -> str:
+    """Ask the trainer to wait between two steps, keeping its memory. Returns the request's id. Raises `RunError`
+    when the run does not live."""
+    return _request(run, "pause", who)
+
+
+def request_continue(run: RunDirectory, who: str) -> str:
+    """Let a paused trainer go on. Returns the request's id. Raises `RunError` when the run does not live."""
+    return _request(run, "continue", who)
+
+
+def pause_asked(run: RunDirectory) -> bool:
+    """Whether the newest attempt is to wait, or does."""
+    attempt = run.newest_attempt()
+    return attempt is not None and files.exists(run.attempt_path(attempt) / "paused")
+
+
+def _request(run: RunDirectory, command: Order, who: str) -> str:
     from memconsole.runs.launch import local
     from memconsole.runs.liveness import liveness
 
@@ -105,10 +124,12 @@ def stop_requests(run: RunDirectory, attempt: int) -> list[Command | Answer]:
     """The requests to stop or end this attempt, oldest first, answered or not."""
     asked: dict[str, Command | Answer] = {}
     for given in answers(run):
-        if given.attempt == attempt and given.accepted:
+        ends = given.command in ("stop", "kill")
+        if given.attempt == attempt and given.accepted and ends:
             asked[given.id] = given
     for request, _ in pending(run):
-        if request is not None and request.attempt == attempt:
+        ends = request is not None and request.command in ("stop", "kill")
+        if request is not None and ends and request.attempt == attempt:
             asked.setdefault(request.id, request)
     return [asked[key] for key in sorted(asked)]
 

@@ -30,7 +30,7 @@ class Started(Event, frozen=True, kw_only=True):
 
 class Phase(Event, frozen=True, kw_only=True):
     """The trainer is in another phase: import data tokenizer build compile train evaluate checkpoint
-    sample stopping."""
+    sample paused stopping."""
 
     phase: str
     detail: str = ""

@@ -10,7 +10,7 @@ import msgspec
 
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs import files
-from memconsole.runs.control import stop_requests
+from memconsole.runs.control import pause_asked, stop_requests
 from memconsole.runs.directory import RunDirectory
 from memconsole.runs.eventlog import EventReader
 from memconsole.runs.heartbeat import read_heartbeat
@@ -50,6 +50,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     state: State
+    phase: str
     step: int
     total_steps: int | None
     loss: float | None
@@ -151,6 +152,7 @@ class Follower:
             ended=state.ended,
             log_tail=self._log.poll() if self._log else (),
             stop_requested_by=self._stop_requested_by(life),
+            pause_requested=life.live and pause_asked(self.run),
             damaged_records=self.damaged,
         )
 
@@ -174,6 +176,7 @@ class Follower:
             id=clean_line(self.run.id, 80),
             name=self._name,
             state=life.state,
+            phase=self._state.phase,
             step=self._state.step,
             total_steps=self._state.total_steps or self._plan.train.max_steps,
             loss=self._state.loss,

@@ -100,4 +100,6 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     log_tail: tuple[str, ...] = ()
     """Last lines of the trainer's output, progress bars resolved."""
     stop_requested_by: str | None = None
+    pause_requested: bool = False
+    """Someone wants it to wait; it does once `phase` is paused."""
     damaged_records: int = 0

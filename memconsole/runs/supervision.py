@@ -212,8 +212,8 @@ class Supervisor:
                 accepted=False,
                 note=f"meant for attempt {request.attempt}",
             )
-        elif request.command == "kill":
-            given = self._answer(path.stem, "kill", request.who)
+        elif request.command != "stop":
+            given = self._answer(path.stem, request.command, request.who)
         else:
             note = self._count_stop(request.who)
             given = self._answer(path.stem, "stop", request.who, note=note)
@@ -223,8 +223,17 @@ class Supervisor:
             return
         if request.command == "kill":
             self._kill()
+        elif request.command in ("pause", "continue"):
+            self._hold(request.command == "pause")
         elif self.handle is not None and not given.note:
             self.handle.signal(signal.SIGTERM)
+
+    def _hold(self, on: bool) -> None:
+        """Make the trainer wait between two steps, or go on. Raises `OSError`."""
+        if on:
+            (self.path / "paused").touch(mode=0o600)
+        else:
+            (self.path / "paused").unlink(missing_ok=True)
 
     def _count_stop(self, who: str) -> str:
         """Take in a request to stop; a note when it only repeats what someone else just asked."""

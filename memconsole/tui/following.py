@@ -169,12 +169,17 @@ class FollowingApp(App[None], inherit_bindings=False):
 
     @work(thread=True, group="control", exit_on_error=False)
     def request(self, run_id: str, what: str) -> None:
-        """Ask a run to stop or end."""
-        from memconsole.runs.control import request_kill, request_stop
+        """Ask a run to `stop`, `kill` (end at once), `pause` or `continue`."""
+        from memconsole.runs import control
         from memconsole.runs.directory import RunError, find_run
 
         try:
-            ask = request_kill if what == "kill" else request_stop
+            ask = {
+                "stop": control.request_stop,
+                "kill": control.request_kill,
+                "pause": control.request_pause,
+                "continue": control.request_continue,
+            }[what]
             ask(find_run(run_id), "console")
         except (RunError, OSError) as error:
             self.post_message(ActionFailed(f"not asked to {what}: {error}"))

@@ -20,6 +20,9 @@ RESERVED = frozenset(
 )
 """Not told apart from another key on plain terminals, or taken by what the console runs inside."""
 
+EXCLUDING = (frozenset({"going", "paused"}),)
+"""Conditions that never hold together: their rows may share a key."""
+
 MAIN = ("plan", "run", "runs", "devices")
 MODAL = ("pick", "prompt", "confirm", "help", "command")
 
@@ -49,7 +52,8 @@ class Key:
 def _toggle_rows() -> tuple[Key, ...]:
     names = "1234567890"
     letters = {"train.batch_size": "b", "data.sequence_length": "x", "data.streaming": "i",
-               "data.shuffle_buffer": "z"}  # fmt: skip
+               "data.shuffle_buffer": "z", "optimize.optimizer_in_backward": "j",
+               "optimize.base_storage": "S"}  # fmt: skip
     rows = []
     digits = iter(names)
     for row in OPTIMIZATIONS:
@@ -116,6 +120,11 @@ KEYS: tuple[Key, ...] = (
     Key(id="stop", keys="s", shown="s", action="stop", label="stop", screens=("run",),
         help="Stop the run; asks first: checkpoint and stop, or kill.", when="live",
         footer=True, writes=True),
+    Key(id="pause", keys="space", shown="space", action="pause", label="pause", screens=("run",),
+        help="Hold the run after its present step, its memory kept.", when="going", footer=True,
+        writes=True),
+    Key(id="continue", keys="space", shown="space", action="continue", label="go on",
+        screens=("run",), help="Let a paused run go on.", when="paused", footer=True, writes=True),
     Key(id="resume", keys="r", shown="r", action="resume", label="resume", screens=("run", "runs"),
         help="Continue the run from its last checkpoint.", when="resumable", footer=True,
         writes=True),

@@ -148,6 +148,11 @@ class RunView:
         return self.snapshot is not None and self.snapshot.state in LIVE
 
     @property
+    def paused(self) -> bool:
+        """Whether the run waits, or will after its present step."""
+        return self.live and self.snapshot is not None and self.snapshot.pause_requested
+
+    @property
     def out_of_memory(self) -> bool:
         """Whether the run ended because memory did."""
         run = self.snapshot

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memconsole.devices.reading import Missing
 from memconsole.runs.snapshot import RunSnapshot
 from memconsole.units import format_bytes, format_duration
 
+if TYPE_CHECKING:
+    from memconsole.runs.follow import RunStatus
+
 STATES: dict[str, tuple[str, str]] = {
     "starting": ("○", "accent"),
     "running": ("●", "good"),
     "unsupervised": ("●", "warn"),
+    "paused": ("‖", "warn"),
     "stopping": ("■", "warn"),
     "finished": ("✓", "good"),
     "stopped": ("■", "accent"),
@@ -22,9 +26,19 @@ STATES: dict[str, tuple[str, str]] = {
 """A mark and a role for each state; the state's word always stands beside it."""
 
 
-def state_mark(run: RunSnapshot) -> tuple[str, str]:
+def state_mark(run: RunSnapshot | RunStatus) -> tuple[str, str]:
     """The mark and role of a run's state."""
-    return STATES.get(run.state, ("?", "warn"))
+    return STATES["paused"] if paused(run) else STATES.get(run.state, ("?", "warn"))
+
+
+def paused(run: RunSnapshot | RunStatus) -> bool:
+    """Whether the run waits between two steps."""
+    return run.state in ("running", "unsupervised") and run.phase == "paused"
+
+
+def state_word(run: RunSnapshot | RunStatus) -> str:
+    """The run's state, or that it is paused."""
+    return "paused" if paused(run) else run.state
 
 
 def signed_bytes(change: int) -> str:

@@ -327,3 +327,31 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
 
     text = "\n".join(plain(line) for line in epoch_lines(RunView(run), 60, 10))
     assert "n/a" in text
+
+
+async def test_space_pauses_a_live_run_and_lets_a_paused_one_go_on(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show(app, pilot, snapshot())
+        assert "space pause" in screen_text(app)
+        await pilot.press("space")
+        app.post_message(SnapshotArrived(snapshot(pause_requested=True)))
+        await settle(pilot)
+        assert "pauses after this step" in screen_text(app)
+        app.post_message(SnapshotArrived(snapshot(pause_requested=True, phase="paused")))
+        await settle(pilot)
+        assert "‖ paused" in screen_text(app)
+        assert "space go on" in screen_text(app)
+        await pilot.press("space")
+        await settle(pilot)
+    assert [what for _, what in app.asked] == ["pause", "continue"]
+
+
+async def test_a_read_only_console_pauses_nothing(make_console: Make) -> None:
+    app = make_console(readonly=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show(app, pilot, snapshot())
+        await pilot.press("space")
+        await settle(pilot)
+        assert "space pause" not in screen_text(app)
+    assert app.asked == []

@@ -63,6 +63,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             found.add("run")
         if view.live:
             found.add("live")
+        found |= {"paused" if view.paused else "going"} if view.live else set()
         if view.resumable:
             found.add("resumable")
         if view.out_of_memory:
@@ -111,8 +112,9 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
         def answered(value: object) -> None:
             if value in ("stop", "kill"):
-                self.notice("asked the run to " + ("stop" if value == "stop" else "end at once"))
-                self.console.request(run.id, str(value))
+                self._ask(
+                    str(value), "asked the run to " + ("stop" if value == "stop" else "end at once")
+                )
 
         answers = (
             Answer("s", "stop", "save a checkpoint, then stop; r resumes it"),
@@ -144,6 +146,20 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
         heading = f"{run.name or run.id} ran out of memory: relaunch with"
         self.app.push_screen(PickScreen(heading, choices_of(found), first_that_fits(found)), picked)
+
+    def action_pause(self) -> None:
+        """Hold the run after its present step."""
+        self._ask("pause", "asked the run to pause after this step; its memory stays taken")
+
+    def action_continue(self) -> None:
+        """Let a paused run go on."""
+        self._ask("continue", "asked the run to go on")
+
+    def _ask(self, what: str, words: str) -> None:
+        run = self.console.run_view.snapshot
+        if run is not None:
+            self.notice(words)
+            self.console.request(run.id, what)
 
     def action_resume(self) -> None:
         run = self.console.run_view.snapshot

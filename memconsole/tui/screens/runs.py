@@ -17,7 +17,7 @@ from memconsole.tui.runs_list import RunStatus, list_statuses
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.text_lines import TextLines
-from memconsole.tui.words import STATES, age_word
+from memconsole.tui.words import age_word, state_mark, state_word
 
 
 def _widths(width: int) -> tuple[int, int]:
@@ -28,12 +28,12 @@ def _widths(width: int) -> tuple[int, int]:
 
 def run_line(run: RunStatus, width: int, now: float) -> Line:
     """One run as a row."""
-    mark, role = STATES.get(run.state, ("?", "warn"))
+    mark, role = state_mark(run)
     steps = f"{run.step:,}" + (f"/{run.total_steps:,}" if run.total_steps else "")
     loss = "—" if run.loss is None else f"{run.loss:.3f}"
     name, backend = _widths(width)
     line: Line = [
-        Span(f"{mark} {left(run.state, 12)} ", role),
+        Span(f"{mark} {left(state_word(run), 12)} ", role),
         Span(left(run.name or run.id, name) + " ", "strong"),
         Span(left(f"{run.model}", 10) + " "),
         Span(left(run.backend, backend), "dim"),

@@ -7,7 +7,7 @@ from memconsole.tui.bars import bar
 from memconsole.tui.ink import Line, Span, fit, width_of
 from memconsole.tui.views import RunView
 from memconsole.tui.widgets.painted import Painted
-from memconsole.tui.words import duration_word, state_mark
+from memconsole.tui.words import duration_word, paused, state_mark, state_word
 
 
 def header_lines(view: RunView, width: int) -> list[Line]:
@@ -16,11 +16,16 @@ def header_lines(view: RunView, width: int) -> list[Line]:
     if run is None:
         return [[Span(f" {view.problem or 'reading the run …'}", "bad" if view.problem else "dim")]]
     mark, role = state_mark(run)
-    line: Line = [Span(f" {mark} {run.state} ", role), Span(f" {run.name or run.id}", "strong")]
+    line: Line = [
+        Span(f" {mark} {state_word(run)} ", role),
+        Span(f" {run.name or run.id}", "strong"),
+    ]
     device = run.started.device_name if run.started else run.plan.device.name
     about = f"  {run.plan.model.name} · {run.plan.backend} · {device}"
     if run.attempt > 1:
         about += f" · attempt {run.attempt}"
+    if run.pause_requested != paused(run) and view.live:
+        about += " · pauses after this step" if run.pause_requested else " · goes on"
     if run.stop_requested_by and view.live:
         about += f" · stop asked by {run.stop_requested_by}"
     line.append(Span(fit(about, width - width_of(line)), "dim"))

@@ -1,0 +1,81 @@
+"""Pausing through a real supervisor: asked for by file, seen by whoever follows, undone by going on or stopping."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from run_story import TRAINER, Story
+
+from memconsole.runs import control
+from memconsole.runs.directory import RunError
+from memconsole.runs.follow import Follower
+from memconsole.runs.liveness import settled
+
+PAUSING = TRAINER.replace(
+    "EACH_STEP",
+    """while attempt.paused:
+            attempt.emit(events.Phase(phase="paused"))
+            while attempt.paused:
+                attempt.progress("paused", step)
+                time.sleep(0.01)
+            attempt.emit(events.Phase(phase="train"))""",
+)
+
+
+def accepted(story: Story, request: str) -> bool:
+    answer = control.wait_answer(story.run, request)
+    return answer is not None and answer.accepted
+
+
+def test_a_run_is_paused_seen_paused_and_goes_on(story: Story) -> None:
+    story.start(script=PAUSING)
+    story.wait_training()
+    follower = Follower(story.run)
+    assert accepted(story, control.request_pause(story.run, "me"))
+    story.wait(lambda: follower.poll().phase == "paused")
+    seen, held = follower.poll(), story.step
+    assert (seen.state, seen.pause_requested) == ("running", True)
+    assert follower.status().phase == "paused"
+    time.sleep(0.2)
+    assert story.step == held
+    assert accepted(story, control.request_continue(story.run, "me"))
+    story.wait(lambda: story.step > held)
+    story.wait(lambda: not follower.poll().pause_requested)
+
+
+def test_a_pause_outlives_the_supervisor_and_a_new_one_ends_it(story: Story) -> None:
+    story.start(script=PAUSING)
+    story.wait_training()
+    assert accepted(story, control.request_pause(story.run, "me"))
+    follower = Follower(story.run)
+    story.wait(lambda: follower.poll().phase == "paused")
+    os.kill(story.supervisor, signal.SIGKILL)
+    story.wait(lambda: story.state == "unsupervised")
+    held = story.step
+    control.request_continue(story.run, "me")
+    story.wait(lambda: story.step > held)
+
+
+def test_a_paused_run_stops_when_asked_and_its_next_attempt_is_not_paused(story: Story) -> None:
+    story.start(script=PAUSING)
+    story.wait_training()
+    control.request_pause(story.run, "me")
+    follower = Follower(story.run)
+    story.wait(lambda: follower.poll().phase == "paused")
+    control.request_stop(story.run, "me")
+    story.wait(lambda: settled(story.run).state == "stopped")
+    story.start(script=PAUSING)
+    story.wait_training()
+    assert not control.pause_asked(story.run)
+
+
+def test_an_ended_run_cannot_be_paused(story: Story) -> None:
+    story.start()
+    story.wait_training()
+    control.request_stop(story.run, "me")
+    story.wait(lambda: settled(story.run).state == "stopped")
+    with pytest.raises(RunError, match="not running"):
+        control.request_pause(story.run, "me")
