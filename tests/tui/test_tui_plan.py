@@ -61,11 +61,14 @@ async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make) -
             wanted = row.next_value(plan)
             await pilot.press(toggle_key(row.key))
             assert app.plan_screen.view.row is row
+            refused = ""
             try:
                 row.press(plan, wanted)
             except PlanError as error:
+                refused = str(error)[:100]
+            if refused:
                 assert app.plan_screen.view.plan == plan
-                assert str(error)[:100] in screen_text(app), "a refusal says why"
+                assert refused in screen_text(app)
                 continue
             assert row.value(app.plan_screen.view.plan) == wanted
             await pilot.press("u")
