@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from memconsole.cli.tables import columns
-from memconsole.plan import plan as plans
+from memconsole.plan.differences import differing
 from memconsole.runs.directory import RunDirectory, find_run
 from memconsole.runs.report import Report, report
 from memconsole.units import format_bytes
@@ -45,13 +45,8 @@ def _bits(made: Report) -> str:
 
 
 def _settings(found: list[RunDirectory]) -> list[list[str]]:
-    picked = [run.read_plan() for run in found]
-    rows = []
-    for key in plans.SETTINGS:
-        values = [str(plans.get(plan, key)) for plan in picked]
-        if len(set(values)) > 1:
-            rows.append([key, *values])
-    return rows
+    differences = differing([run.read_plan() for run in found])
+    return [[key, *map(str, values)] for key, values in differences.items()]
 
 
 def _loss(value: float | None) -> str:

@@ -139,6 +139,12 @@ class FollowingApp(App[None], inherit_bindings=False):
                 )
             )
 
+    def forget_run(self, run_id: str) -> None:
+        """The run is no more: if it was being watched, nothing is."""
+        if self.run_id == run_id:
+            self.stop_following()
+            self.run_id, self.run_view = "", RunView(devices=self.devices)
+
     # Acting on runs
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)

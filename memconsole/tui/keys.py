@@ -24,7 +24,8 @@ EXCLUDING = (frozenset({"going", "paused"}),)
 """Conditions that never hold together: their rows may share a key."""
 
 MAIN = ("plan", "run", "runs", "devices")
-MODAL = ("pick", "prompt", "confirm", "help", "command")
+MODAL = ("pick", "prompt", "confirm", "help", "command", "compare", "plans")
+SCROLLED = ("plan", "runs", "devices", "pick", "help", "command", "run", "compare", "plans")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,8 @@ KEYS: tuple[Key, ...] = (
         screens=("plan",), help="The largest sequence length that fits."),
     Key(id="command", keys="c", shown="c", action="command", label="command", screens=("plan",),
         help="The equivalent command line and plan file, to copy."),
+    Key(id="compare-plans", keys="C", shown="C", action="compare", label="compare plans",
+        screens=("plan",), help="Put this plan beside another: an earlier state, a preset, a run's, a file."),
     *_toggle_rows(),
     # Run
     Key(id="stop", keys="s", shown="s", action="stop", label="stop", screens=("run",),
@@ -142,19 +145,33 @@ KEYS: tuple[Key, ...] = (
     Key(id="edit", keys="e", shown="e", action="edit", label="edit plan", screens=("run", "runs"),
         help="Take this run's plan to the plan screen, to change and launch again.", when="run"),
     # Lists
+    Key(id="compare-runs", keys="c", shown="c", action="compare", label="compare",
+        screens=("runs",), help="The marked runs side by side: curves, figures, settings.",
+        when="comparable", footer=True),
     Key(id="open", keys="enter", shown="enter", action="open", label="watch", screens=("runs",),
         help="Watch the selected run.", when="run", footer=True),
+    Key(id="filter", keys="slash", shown="/", action="filter", label="filter", screens=("runs",),
+        help="Only runs that hold every typed word: name, state, model, backend.", footer=True),
+    Key(id="mark", keys="space", shown="space", action="mark", label="mark", screens=("runs",),
+        help="Mark the selected run for comparing, or unmark it.", when="run", footer=True),
+    Key(id="delete", keys="D", shown="D", action="delete", label="delete", screens=("runs",),
+        help="Delete the selected run's files, checkpoints included; asks first.",
+        when="deletable", footer=True, writes=True),
+    Key(id="compare-logarithm", keys="y", shown="y", action="logarithm", label="log scale",
+        screens=("compare",), help="Logarithmic or linear loss axis.", footer=True),
+    Key(id="other-loss", keys="o", shown="o", action="other_loss", label="train/validation",
+        screens=("compare",), help="Train or validation loss.", footer=True),
     Key(id="up", keys="up", shown="↑", action="move(-1)", label="up",
-        screens=("plan", "runs", "devices", "pick", "help", "command", "run"),
+        screens=SCROLLED,
         help="Move up."),
     Key(id="down", keys="down", shown="↓", action="move(1)", label="down",
-        screens=("plan", "runs", "devices", "pick", "help", "command", "run"),
+        screens=SCROLLED,
         help="Move down."),
     Key(id="page-up", keys="pageup", shown="PgUp", action="move(-10)", label="page up",
-        screens=("plan", "runs", "devices", "pick", "help", "command", "run"),
+        screens=SCROLLED,
         help="Move up by ten rows."),
     Key(id="page-down", keys="pagedown", shown="PgDn", action="move(10)", label="page down",
-        screens=("plan", "runs", "devices", "pick", "help", "command", "run"),
+        screens=SCROLLED,
         help="Move down by ten rows."),
     # Between screens
     Key(id="plan", keys="p", shown="p", action="app.show_plan", label="plan",
@@ -172,7 +189,7 @@ KEYS: tuple[Key, ...] = (
         screens=MAIN, help="This list of keys.", footer=True),
     # Modal screens
     Key(id="accept", keys="enter", shown="enter", action="accept", label="choose",
-        screens=("pick", "prompt"), help="Take it.", footer=True),
+        screens=("pick", "prompt", "plans"), help="Take it.", footer=True),
     Key(id="stop-now", keys="s", shown="s", action="choose('first')", label="",
         screens=("confirm",), help="The first answer."),
     Key(id="kill-now", keys="k", shown="k", action="choose('second')", label="",

@@ -66,6 +66,14 @@ class RunsListed(Message, bubble=False):
 
 
 @dataclass
+class RunDeleted(Message, bubble=False):
+    """A run's files are gone, or `problem` says why not."""
+
+    run_id: str
+    problem: str
+
+
+@dataclass
 class LiveRunFound(Message, bubble=False):
     """When the console opened, this run was training."""
 

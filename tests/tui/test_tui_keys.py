@@ -26,6 +26,7 @@ CLASSES = {
     "plan": "PlanScreen", "run": "RunScreen", "runs": "RunsScreen", "devices": "DevicesScreen",
     "pick": "PickScreen", "prompt": "PromptScreen", "confirm": "ConfirmScreen",
     "help": "HelpScreen", "command": "CommandScreen",
+    "compare": "CompareRunsScreen", "plans": "ComparePlansScreen",
 }  # fmt: skip
 
 

@@ -20,6 +20,8 @@ _TITLES = {
     "confirm": "before it cannot be undone",
     "help": "help",
     "command": "command line",
+    "compare": "runs side by side",
+    "plans": "plans side by side",
 }
 _WORDS = (
     "● on, ○ off, ✗ not trained by this backend, * pinned; ~ formula, = traced, ✓ calibrated; ┃ on a bar marks the "

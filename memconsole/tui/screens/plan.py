@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -18,7 +17,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys import bindings
 from memconsole.tui.messages import PriceReady
 from memconsole.tui.pricing import FRAME_SECONDS, Priced, price, with_rows
-from memconsole.tui.screens.plan_fit import FitPlan
+from memconsole.tui.screens.plan_files import PlanFiles
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.budget_bar import BudgetBar, Pace, verdict_words
 from memconsole.tui.widgets.memory_table import MemoryTableView, PhaseStrip
@@ -30,7 +29,7 @@ _NOTICEABLE = 0.01
 """A budget that moved by less than this share of the device is not priced anew."""
 
 
-class PlanScreen(FitPlan, inherit_bindings=False):
+class PlanScreen(PlanFiles, inherit_bindings=False):
     """Owns the `PlanView`; its widgets mirror it."""
 
     SCREEN = "plan"
@@ -282,49 +281,6 @@ class PlanScreen(FitPlan, inherit_bindings=False):
 
         about = f"{setting.help} — {setting.expects}"
         self.app.push_screen(PromptScreen(key, text, about, refusal), entered)
-
-    # Files
-
-    def action_save(self) -> None:
-        from memconsole.tui.screens.prompt import PromptScreen, path_refusal
-
-        def entered(word: object) -> None:
-            if not isinstance(word, str):
-                return
-            path = Path(word).expanduser()
-            try:
-                path.write_text(plans.dumps(self.view.plan), encoding="utf-8")
-            except OSError as error:
-                self.notice(f"not saved: {path}: {error.strerror}", "bad")
-            else:
-                self.notice(f"saved as {path.absolute()}", "good")
-
-        about = "a TOML file; memconsole train --plan FILE trains it"
-        self.app.push_screen(
-            PromptScreen("save plan as", "plan.toml", about, path_refusal()), entered
-        )
-
-    def action_load(self) -> None:
-        from memconsole.tui.screens.prompt import PromptScreen
-
-        def refusal(word: str) -> str | None:
-            try:
-                plans.load(Path(word).expanduser())
-            except PlanError as error:
-                return str(error)
-            return None
-
-        def entered(word: object) -> None:
-            if isinstance(word, str):
-                self.change(lambda _: plans.load(Path(word).expanduser()))
-
-        about = "a TOML file written by w or by hand"
-        self.app.push_screen(PromptScreen("open plan", "plan.toml", about, refusal), entered)
-
-    def action_command(self) -> None:
-        from memconsole.tui.screens.command import CommandScreen
-
-        self.app.push_screen(CommandScreen(self.view.plan))
 
     # Launch
 

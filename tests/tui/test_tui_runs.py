@@ -1,0 +1,211 @@
+"""The list of runs: filter, marks, curves side by side, deleting; and two plans side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from conftest import Console, finished, screen_text, settle, snapshot
+
+from memconsole.plan import plan as plans
+from memconsole.plan.differences import differing
+from memconsole.plan.plan import Plan
+from memconsole.runs import events, locks
+from memconsole.runs.directory import RunDirectory, create_run, list_runs
+from memconsole.runs.eventlog import EventWriter
+from memconsole.tui.comparing import PricedPlan, chart_lines, plan_rows, run_rows
+from memconsole.tui.ink import plain
+from memconsole.tui.pricing import price
+from memconsole.tui.screens.compare import CompareRunsScreen
+from memconsole.tui.screens.plans import ComparePlansScreen
+from memconsole.tui.screens.runs import RunsScreen
+
+Make = Callable[..., Console]
+
+
+def run_on_disk(name: str, height: float = 3.0, **settings: Any) -> RunDirectory:
+    """A run that logged 40 losses falling to `height` and then vanished."""
+    run = create_run(plans.replace(Plan(), {"device.name": "cpu", **settings}), name)
+    log = EventWriter(run.attempt_path(run.new_attempt()))
+    for step in range(1, 41):
+        log.write(
+            events.Step(
+                step=step, epoch=1, loss=height + 4 * math.exp(-step / 9), learning_rate=1e-3,
+                gradient_norm=1.0, tokens=step * 64, tokens_per_second=640.0, step_seconds=0.1,
+            )
+        )  # fmt: skip
+    log.close()
+    return run
+
+
+async def listed(app: Console, pilot: Any) -> RunsScreen:
+    await settle(pilot)
+    await pilot.press("a")
+    await settle(pilot)
+    screen = app.screen
+    assert isinstance(screen, RunsScreen)
+    return screen
+
+
+async def test_typing_narrows_the_list_and_escape_shows_all(make_console: Make) -> None:
+    for name in ("alpha quick", "beta", "gamma quick"):
+        run_on_disk(name)
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await listed(app, pilot)
+        await pilot.press("slash", *"quick")
+        await settle(pilot)
+        text = screen_text(app)
+        assert "alpha quick" in text
+        assert "gamma quick" in text
+        assert "beta" not in text
+        assert app.is_running, "q was typed, not pressed"
+        await pilot.press("space", *"lost")
+        await settle(pilot)
+        assert "alpha quick" in screen_text(app)
+        await pilot.press("space", *"nowhere", "enter")
+        await settle(pilot)
+        assert "no run holds" in screen_text(app)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert "beta" in screen_text(app)
+        assert isinstance(app.screen, RunsScreen)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert app.screen is app.plan_screen
+
+
+async def test_marked_runs_are_compared_by_curve_figure_and_setting(make_console: Make) -> None:
+    run_on_disk("slow", 5.0, **{"train.learning_rate": 1e-5})
+    run_on_disk("fast", 2.0)
+    app = make_console()
+    async with app.run_test(size=(100, 40)) as pilot:
+        await listed(app, pilot)
+        assert "c compare" not in screen_text(app)
+        await pilot.press("space")
+        await settle(pilot)
+        assert "1 marked" in screen_text(app)
+        await pilot.press("space", "c")
+        await settle(pilot)
+        assert isinstance(app.screen, CompareRunsScreen)
+        text = screen_text(app)
+        for words in (" fast ", " slow ", "2.04", "5.04", "640", "learning_rate", "1e-05"):
+            assert words in text, words
+        assert "batch_size" not in text, "only what differs"
+        await pilot.press("o")
+        await settle(pilot)
+        assert "no validation loss" in screen_text(app)
+        await pilot.press("o", "y")
+        await settle(pilot)
+        assert "log" in screen_text(app)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert isinstance(app.screen, RunsScreen)
+
+
+def test_curves_are_told_apart_without_colour() -> None:
+    drawn, _ = chart_lines([finished(), snapshot(600)], 80, 16)
+    text = "\n".join(plain(line) for line in drawn)
+    assert "1" in text[text.index("\n") :]
+    numbers = {span.text.strip() for line in drawn for span in line if span.role == "validation"}
+    assert any("2" in text for text in numbers)
+
+
+def test_five_runs_are_too_many_for_one_chart() -> None:
+    rows = [plain(line) for line in run_rows([snapshot(name=f"r{n}") for n in range(5)], 120)]
+    assert "4 r3" in rows[0]
+    assert "r4" not in rows[0]
+
+
+async def test_a_run_is_deleted_only_after_a_yes(make_console: Make) -> None:
+    kept, gone = run_on_disk("kept"), run_on_disk("gone")
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await listed(app, pilot)
+        await pilot.press("slash", *"gone", "enter", "D")
+        await settle(pilot)
+        assert "Delete run gone" in screen_text(app)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert gone.path.exists()
+        await pilot.press("D", "s")
+        await settle(pilot)
+        await settle(pilot)
+        assert list_runs() == [kept]
+        assert f"deleted {gone.id}" in screen_text(app)
+        assert "no run holds" in screen_text(app)
+
+
+async def test_a_run_with_a_living_process_is_not_deleted(make_console: Make) -> None:
+    run = run_on_disk("alive")
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await listed(app, pilot)
+        await pilot.press("D")
+        await settle(pilot)
+        lock = locks.take(run.supervisor_lock)  # someone resumes it while we think
+        try:
+            await pilot.press("s")
+            await settle(pilot)
+        finally:
+            lock.release()
+        assert run.path.exists()
+
+
+async def test_a_read_only_console_deletes_nothing(make_console: Make) -> None:
+    run_on_disk("kept")
+    app = make_console(readonly=True)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await listed(app, pilot)
+        await pilot.press("D")
+        await settle(pilot)
+        assert isinstance(app.screen, RunsScreen)
+        assert "delete" not in screen_text(app)
+
+
+def priced(name: str, **settings: Any) -> PricedPlan:
+    plan = plans.replace(Plan(), {"device.name": "rtx-3060-12gb", **settings})
+    found = price(plan, None)
+    return PricedPlan(name, plan, found.estimate, found.problem)
+
+
+def test_two_plans_differ_by_setting_component_and_verdict() -> None:
+    this = priced("this")
+    other = priced("other", **{"optimize.precision": "bf16", "train.batch_size": 32})
+    assert differing([this.plan, other.plan]) == {
+        "train.batch_size": (16, 32),
+        "optimize.precision": ("fp32", "bf16"),
+    }
+    text = "\n".join(plain(line) for line in plan_rows(this, other, 100))
+    for words in ("precision", "batch_size", "activations", "allocated", "✓ ", "tokens/s", "x"):
+        assert words in text, words
+    same = "\n".join(plain(line) for line in plan_rows(this, this, 100))
+    assert "none" in same
+    assert "+" not in same
+
+
+def test_a_plan_that_cannot_be_priced_says_why() -> None:
+    bad = PricedPlan("bad", Plan(), None, "no such device")
+    text = "\n".join(plain(line) for line in plan_rows(priced("this"), bad, 100))
+    assert "bad: not priced — no such device" in text
+
+
+async def test_a_plan_is_put_beside_its_earlier_state_and_taken_back(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        before = app.plan_screen.view.plan
+        await pilot.press("b", "C")
+        await settle(pilot)
+        assert "before the last change" in screen_text(app)
+        await pilot.press("enter")
+        await settle(pilot)
+        assert isinstance(app.screen, ComparePlansScreen)
+        text = screen_text(app)
+        assert "batch_size" in text
+        assert "difference" in text
+        await pilot.press("enter")
+        await settle(pilot)
+        assert app.screen is app.plan_screen
+        assert app.plan_screen.view.plan == before
