@@ -15,6 +15,7 @@ import psutil
 
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
+from memconsole_trainer import average
 from memconsole_trainer.engine import DeviceFacts
 
 CACHE_BYTES = 2**29
@@ -188,5 +189,7 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
     if o.optimizer_offload != "none":
         where = "with everything else" if device.kind == "cpu" else "pinned, on the host"
         lines.append(f"✓ Optimizer state in host memory, {where}")
+    if average.is_averaged(plan):
+        lines.append(f"✓ {average.line(plan)}")
     lines.append("✓ One compiled training step; weights and optimizer state updated in place")
     return lines

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_jax import devices, generate, quantized_base
+from memconsole_jax.average import first
 from memconsole_jax.decoder import assemble
 from memconsole_jax.fused_loss import MASKED, plain_nats
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import Stack, stacks
 from memconsole_jax.step import Trained, mean_gradients
-from memconsole_trainer import adapters, loss_scale
+from memconsole_trainer import adapters, average, loss_scale
 from memconsole_trainer.adapters import InitialAdapters
 from memconsole_trainer.engine import (
     Batch,
@@ -98,7 +99,9 @@ class JaxEngine:
         else:
             self._kept = self._load(self._kept_stacks, weights.tensor)
         trained = self._load(self._trained_stacks, weights.tensor)
-        self._trained = Trained(trained, self._initialize(trained), self._precision(None))
+        averages = first(trained) if average.is_averaged(plan) else None
+        state = self._initialize(trained)
+        self._trained = Trained(trained, state, self._precision(None), averages)
 
     def _compile(self) -> None:
         self._initialize = self._programs.lower_initialize().compile()
@@ -115,7 +118,7 @@ class JaxEngine:
             self._kept,
             self._put(inputs),
             self._put(targets),
-            self._put(np.float32(rate)),
+            self._put(np.array([rate, average.share(plan, self._step)], np.float32)),
         )
         self._trained, metrics = self._train_step(*arguments)
         self._unread.append((self._step, rate, metrics))
@@ -140,7 +143,7 @@ class JaxEngine:
             for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
                 sums = self._evaluation_step(
                     sums,
-                    self._trained.weights,
+                    self._evaluated,
                     self._kept,
                     self._put(_filled(inputs, 0, (rows,))),
                     self._put(_filled(targets, MASKED, (rows,))),
@@ -162,7 +165,7 @@ class JaxEngine:
         row[: len(prompt)] = prompt
         filled = self._sample(
             a,
-            {**self._trained.weights, **self._kept},
+            {**self._evaluated, **self._kept},
             self._put(row),
             jnp.int32(len(prompt)),
             jnp.int32(length),
@@ -183,6 +186,9 @@ class JaxEngine:
             rounded = self._programs.is_rounded(name)
             for canonical, row in stack.split(_host(weights[name])):
                 yield f"model.{canonical}", row.astype(jnp.bfloat16) if rounded else row
+        for name, array in (self._trained.average or {}).items():
+            for canonical, row in self._stacks[name].split(_host(array)):
+                yield f"{average.PREFIX}{canonical}", row
         if self._scaled:
             yield loss_scale.NAME, _host(self._trained.precision)
         for leaf in self._optimizer_leaves():
@@ -206,6 +212,9 @@ class JaxEngine:
             self._kept = {}
             self._kept = self._load(self._kept_stacks, stored)
         weights = self._load(self._trained_stacks, stored)
+        averages = None
+        if average.is_averaged(self._plan):
+            averages = self._load_average(source)
         loaded = []
         for leaf in self._optimizer_leaves():
             array, place = np.empty(leaf.array.shape, leaf.array.dtype), leaf.array.sharding
@@ -214,7 +223,7 @@ class JaxEngine:
                 row[...] = source.tensor(name)
             loaded.append(jax.device_put(array, place))
         structure = jax.tree.structure(self._trained.optimizer)
-        self._trained = Trained(weights, jax.tree.unflatten(structure, loaded), after)
+        self._trained = Trained(weights, jax.tree.unflatten(structure, loaded), after, averages)
 
     def memory(self) -> MemoryReading:
         if self._host is not None:
@@ -259,6 +268,13 @@ class JaxEngine:
             for name, stack in found.items()
         }
 
+    def _load_average(self, source: StateSource) -> dict[str, jax.Array]:
+        def stored(name: str) -> NDArray[np.generic]:
+            return source.tensor(f"{average.PREFIX}{name}")
+
+        found = self._trained_stacks.items()
+        return {name: self._put(stack.gather(stored)) for name, stack in found}
+
     def _load_base(self, tensor: Any) -> dict[str, jax.Array]:
         """The arrays of the frozen base, some of them codes."""
         storage = self._plan.optimize.base_storage
@@ -278,6 +294,12 @@ class JaxEngine:
         if self._programs.dtype(name) == jnp.float32:
             return adapters.bf16_rounded(array)
         return array.astype(jnp.bfloat16)
+
+    @property
+    def _evaluated(self) -> dict[str, jax.Array]:
+        """The weights to evaluate: their average where there is one."""
+        averages: dict[str, jax.Array] | None = self._trained.average
+        return averages or self._trained.weights
 
     @property
     def _scaled(self) -> bool:

@@ -20,6 +20,7 @@ from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import Trained, evaluation_step, train_step
 from memconsole_trainer import loss_scale, rounding
 from memconsole_trainer.adapters import stored_in_bf16, trained_parameters
+from memconsole_trainer.average import is_averaged
 from memconsole_trainer.base_storage import is_quantized
 
 
@@ -71,6 +72,13 @@ class Programs:
         return self._shape((), jnp.uint32) if rounds else None
 
     @property
+    def average_shapes(self) -> dict[str, Any] | None:
+        """The average of the trained weights, where the plan has one."""
+        if not is_averaged(self.plan):
+            return None
+        return {name: self._shape(stack.shape) for name, stack in self.trained.items()}
+
+    @property
     def kept_shapes(self) -> dict[str, Any]:
         shapes: dict[str, Any] = {}
         for name, s in self.kept.items():
@@ -115,16 +123,19 @@ class Programs:
         """One optimizer step."""
         rows = self.row_shape
         many = self._shape((self.plan.optimize.accumulation_steps, *rows.shape), jnp.int32)
-        state = Trained(self.trained_shapes, self.state_shapes, self.precision_shape)
+        state = Trained(
+            self.trained_shapes, self.state_shapes, self.precision_shape, self.average_shapes
+        )
         places = None if self.host_place is None else (self.sharding, self.host_place)
         step = train_step(self.plan, self.architecture, self._update, places)
-        return step.lower(state, self.kept_shapes, many, many, self._shape(()))
+        return step.lower(state, self.kept_shapes, many, many, self._shape((2,)))
 
     def lower_evaluate(self) -> Any:
         """One evaluation batch."""
         rows = self.row_shape
         step = evaluation_step(self.plan, self.architecture)
-        return step.lower(self._shape((2,)), self.trained_shapes, self.kept_shapes, rows, rows)
+        weights = self.average_shapes or self.trained_shapes
+        return step.lower(self._shape((2,)), weights, self.kept_shapes, rows, rows)
 
     @property
     def _update(self) -> Any:

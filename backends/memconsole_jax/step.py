@@ -16,6 +16,7 @@ from jax import Array, lax
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_jax import checkpointing, offload, precision
+from memconsole_jax.average import followed
 from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
 from memconsole_jax.lora import assembled
 from memconsole_jax.optimizers import clip_factor
@@ -33,6 +34,8 @@ class Trained(NamedTuple):
     optimizer: Any
     precision: Any = None
     """The state (3,) of the loss scale with fp16, the step's number with bf16-sr."""
+    average: Any = None
+    """Of the weights, in float32, where the plan has one."""
 
 
 def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Loss:
@@ -85,16 +88,18 @@ def train_step(
     transformation: optax.GradientTransformation,
     places: tuple[Any, Any] | None = None,
 ) -> Any:
-    """Jitted (Trained, kept, inputs (A, B, T), targets, rate) -> Trained and [loss, gradient norm and, where there
-    is one, loss scale]; donates the first argument. `places`: the device and its host memory, where the optimizer's state waits there."""
+    """Jitted (Trained, kept, inputs (A, B, T), targets, rates) -> Trained and [loss, gradient norm and, where there
+    is one, loss scale]; donates the first argument. `rates` (2,): the learning rate, and the share of the new
+    weights in their average. `places`: the device and its host memory, where the optimizer's state waits there."""
     loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss)
     scaled = is_scaled(plan.optimize.precision)
     rounds = plan.optimize.precision == "bf16-sr"
     rounding = Rounding(plan, architecture)
 
     def step(
-        state: Trained, kept: Tree, inputs: Array, targets: Array, rate: Array
+        state: Trained, kept: Tree, inputs: Array, targets: Array, rates: Array
     ) -> tuple[Trained, Array]:
+        rate, share = rates
         scale = state.precision[0] if scaled else 1.0
         total, gradients = mean_gradients(loss, state.weights, kept, inputs, targets, scale)
         squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
@@ -118,10 +123,12 @@ def train_step(
                 finite, updated, lambda *same: same, state.weights, state.optimizer
             )
             after = precision.adapted(state.precision, finite)
-            return Trained(weights, optimizer, after), jnp.stack([*metrics, scale])
+            averages = followed(state.average, weights, jnp.where(finite, share, 0.0))
+            return Trained(weights, optimizer, after, averages), jnp.stack([*metrics, scale])
         weights, optimizer = updated(state.weights, state.optimizer)
         after = state.precision + 1 if rounds else None
-        return Trained(weights, optimizer, after), jnp.stack(metrics)
+        averages = followed(state.average, weights, share)
+        return Trained(weights, optimizer, after, averages), jnp.stack(metrics)
 
     return jax.jit(step, donate_argnums=0)
 

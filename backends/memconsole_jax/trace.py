@@ -75,7 +75,7 @@ def _planned(
     programs = Programs.of(plan, architecture, place.kind, place.device)
     held = {
         "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
-        "optimizer state": _bytes(programs.state_shapes),
+        "optimizer state": _bytes(programs.state_shapes) + _bytes(programs.average_shapes),
     }
     rows = 2 * _bytes(programs.row_shape)
     source = f"{place.compiler}, for {place.name}"
@@ -94,10 +94,11 @@ def _planned(
             out_of_memory=True,
         )
     interrupt()
+    aside = programs.trained_shapes if programs.average_shapes else ()
     evaluation = _compiled(programs.lower_evaluate(), place)
     phases["evaluation"] = ExactPhase(
-        # The optimizer's state is no argument of it, but there.
-        total_bytes=evaluation.needed + held["optimizer state"],
+        # The optimizer's state is no argument of it, but there; so are weights whose average is evaluated.
+        total_bytes=evaluation.needed + _bytes((programs.state_shapes, aside)),
         components={**held, "data": rows},
     )
     return Exact(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from memconsole_torch import (
     pretrained,
     rounding,
 )
+from memconsole_torch.average import Average
 from memconsole_torch.generate import generate
 from memconsole_torch.optimizer_in_backward import InBackward
-from memconsole_trainer import adapters, loss_scale
+from memconsole_trainer import adapters, average, loss_scale
 from memconsole_trainer.engine import (
     Batch,
     DeviceFacts,
@@ -107,6 +109,8 @@ class TorchEngine:
             same = offload.same_memory(self._device)
             where += ", its state in host memory" + (" as everything else" if same else "")
         lines.append(f"Optimizer: {o.optimizer}{where}")
+        if average.is_averaged(self._plan):
+            lines.append(average.line(self._plan))
         return lines
 
     def build(
@@ -139,6 +143,10 @@ class TorchEngine:
         self._scale: precision.LossScale | None = None
         if loss_scale.is_scaled(plan.optimize.precision):
             self._scale = precision.LossScale(self._device)
+        self._average: Average | None = None
+        if average.is_averaged(plan):
+            trained = adapters.trained_parameters(plan, architecture)
+            self._average = Average(self._decoder, [p.name for p in trained])
         self._in_backward: InBackward | None = None
         if plan.optimize.optimizer_in_backward:
             assert isinstance(self._optimizer, optimizers.Several)
@@ -178,6 +186,9 @@ class TorchEngine:
             self._memory.observe()
             del part
         norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
+        if self._average is not None:
+            live = None if self._scale is None else torch.isfinite(norm).float()
+            self._average.follow(average.share(self._plan, self._step), live)
         self._step += 1
         scaled = [] if self._scale is None else [scale]
         self._metrics.append((self._step, rate, torch.stack([loss / scale, norm, *scaled])))
@@ -216,13 +227,14 @@ class TorchEngine:
         """
         sums: list[Tensor] = []
         tokens = 0
-        for batch in batches:
-            tokens += int((batch.targets != fused_loss.IGNORE).sum())
-            for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-                with precision.forward_context(self._device, self._plan.optimize.precision):
-                    hidden = self._decoder(self._to_device(inputs))
-                    head = self._decoder.head_weight
-                    sums.append(fused_loss.chunked(hidden, head, self._to_device(targets)))
+        with self._evaluated():
+            for batch in batches:
+                tokens += int((batch.targets != fused_loss.IGNORE).sum())
+                for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+                    with precision.forward_context(self._device, self._plan.optimize.precision):
+                        hidden = self._decoder(self._to_device(inputs))
+                        head = self._decoder.head_weight
+                        sums.append(fused_loss.chunked(hidden, head, self._to_device(targets)))
         nats = sum(torch.stack(sums).tolist()) if sums else 0.0
         return LossSum(float(nats), tokens)
 
@@ -231,6 +243,7 @@ class TorchEngine:
     ) -> list[int]:
         """`tokens` sampled continuations of `prompt`; the model sees at most a training row."""
         with (
+            self._evaluated(),
             compilation.paused(),
             precision.forward_context(self._device, self._plan.optimize.precision),
         ):
@@ -294,10 +307,16 @@ class TorchEngine:
         for name, tensor in self._decoder.named_parameters():
             if self._base is None or tensor.requires_grad:
                 yield f"model.{name}", tensor
+        for name, tensor in self._average.named() if self._average is not None else ():
+            yield f"{average.PREFIX}{name}", tensor
         for name, tensor in optimizers.slots(self._optimizer, self._decoder):
             yield f"optimizer.{name}", tensor
         if self._scale is not None:
             yield loss_scale.NAME, self._scale.state
+
+    def _evaluated(self) -> AbstractContextManager[None]:
+        """The decoder has the weights to evaluate: their average where there is one."""
+        return nullcontext() if self._average is None else self._average.shown()
 
     def _to_device(self, array: Int32) -> Tensor:
         """`array` on the device; from pinned memory on CUDA, so that the copy is asynchronous."""

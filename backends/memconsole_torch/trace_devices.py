@@ -45,7 +45,9 @@ EMBEDDING_ROWS = 10
 
 def overrides() -> dict[Any, Override]:
     """What stands in for operators that read data, or that only write in place, on fake tensors."""
-    nothing = ("_fused_adamw_.default", "_fused_sgd_.default", "_foreach_mul_.Tensor")
+    nothing = (
+        "_fused_adamw_.default", "_fused_sgd_.default", "_foreach_mul_.Tensor", "_foreach_lerp_.Scalar",
+    )  # fmt: skip
     found: dict[Any, Override] = {_operator(name): _nothing for name in nothing}
     found[aten._local_scalar_dense.default] = lambda *_: 1.0
     return found

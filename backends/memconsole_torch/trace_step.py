@@ -131,6 +131,8 @@ def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
     away = plan.optimize.optimizer_offload != "none" and not offload.same_memory(engine._device)
     for weight in (*engine._decoder.parameters(), *engine._decoder.buffers()):
         live.declare(weight, "weights")
+    for _, tensor in engine._average.named() if engine._average is not None else ():
+        live.declare(tensor, "optimizer state")
     for state in engine._optimizer.state.values():
         for name, value in state.items():
             if away and name != "step":

@@ -169,7 +169,7 @@ def main() -> int:
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
-    print(f"step {found.checkpoint.step:,}: {', '.join(names)}")
+    print(f"step {found.checkpoint.step:,}{found.note}: {', '.join(names)}")
     return 0
 
 

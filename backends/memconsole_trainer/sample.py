@@ -28,6 +28,8 @@ def main() -> int:
     except (PlanError, ValueError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
+    if found.note:
+        print(f"step {found.checkpoint.step:,}{found.note}", file=sys.stderr)
     end = tokenizer.end_of_text
     prompt = [int(i) for i in tokenizer.encode([options.prompt])] if options.prompt else []
     if prompt and end is not None:

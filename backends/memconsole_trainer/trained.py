@@ -15,6 +15,7 @@ from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
 from memconsole.runs.directory import RunDirectory
 from memconsole_trainer.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
+from memconsole_trainer.average import PREFIX, is_averaged
 from memconsole_trainer.checkpoint import Checkpoints, Stored
 from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.starting import starting_weights
@@ -39,6 +40,17 @@ class Trained:
         """Whether the checkpoint holds adapters, and the rest is the model training started from."""
         return self.plan.optimize.lora_rank > 0
 
+    @property
+    def averaged(self) -> bool:
+        """Whether what is taken for trained is the moving average of the weights."""
+        return is_averaged(self.plan)
+
+    @property
+    def note(self) -> str:
+        """Which of two sets of weights this is, behind the step's number."""
+        decay = self.plan.train.ema_decay
+        return f", average of the weights (EMA, decay {decay:g})" if self.averaged else ""
+
     def tensor(self, name: str) -> NDArray[np.generic]:
         """The trained tensor of a canonical parameter name, adapters merged."""
         if not self.adapted:
@@ -57,14 +69,20 @@ class Trained:
         """Make `engine` hold what was trained, as it was trained."""
         start: WeightSource = self._base if self.adapted else self
         engine.build(self.plan, self.architecture, 1, start)
-        if self.adapted:
+        if self.adapted or self.averaged:
             engine.load_state(self.checkpoint)
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.checkpoint.names())
 
     @functools.cached_property
     def _base(self) -> WeightSource:
         return starting_weights(self.plan, self.architecture)
 
     def _stored(self, name: str) -> NDArray[np.generic]:
+        if self.averaged and f"{PREFIX}{name}" in self._names:
+            return self.checkpoint.tensor(f"{PREFIX}{name}")
         return self.checkpoint.tensor(f"model.{name}")
 
     def tokenizer(self) -> Tokenizer:

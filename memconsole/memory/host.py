@@ -29,11 +29,12 @@ SHARD_BYTES = 64 * 2**20
 
 def saved_bytes(step: Step) -> int:
     """Host copies of device tensors while a checkpoint is written: a shard of weights, one of the optimizer's
-    state. On a CPU the tensors themselves are written."""
+    state, one of the weights' average. On a CPU the tensors themselves are written."""
     if step.kind == "cpu":
         return 0
     weights = 4 * step.trained.elements if step.frozen else step.weights
-    return min(weights, SHARD_BYTES) + min(step.state.resident, SHARD_BYTES)
+    kinds = (weights, step.state.resident - step.state.average, step.state.average)
+    return sum(min(size, SHARD_BYTES) for size in kinds)
 
 
 def host_bytes(plan: Plan, vocab_size: int, costs: Runtime, offloaded: int, on_host: int) -> int:

@@ -105,7 +105,9 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
         shards=shards,
         frozen=frozen,
         trained=trained,
-        state=state(o, plan.backend, kind, trained, _order(s, o.lora_rank, frozen), shards),
+        state=state(
+            o, plan.backend, kind, trained, _order(s, o.lora_rank, frozen), shards
+        ).with_average(-(-4 * trained.elements // shards) if plan.train.ema_decay else 0),
         weights=-(-stored // shards),
         gradients=-(-4 * trained.elements // shards),
         head=s.head_matrix,

@@ -31,6 +31,17 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """In host memory between steps."""
     temporaries: int
     """Short-lived within the step."""
+    average: int = 0
+    """Of what is resident, the moving average of the trained weights."""
+
+    def with_average(self, average: int) -> State:
+        """The same beside so many bytes of a moving average, which stays on the device."""
+        return msgspec.structs.replace(
+            self,
+            resident=self.resident + average,
+            at_step=self.at_step + average,
+            average=average,
+        )
 
 
 def state_bytes(optimizer: str, trained: Group) -> int:

@@ -130,6 +130,14 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     beta1: Annotated[float, about("decay of the first moment", ge=0.0, lt=1.0)] = 0.9
     beta2: Annotated[float, about("decay of the second moment", ge=0.0, lt=1.0)] = 0.95
     epsilon: Annotated[float, about("added to the denominator", gt=0.0)] = 1e-8
+    ema_decay: Annotated[
+        float,
+        about(
+            "moving average of the weights, evaluated, sampled and exported in their place; 0: off",
+            ge=0.0,
+            lt=1.0,
+        ),
+    ] = 0.0
     log_every: Annotated[int, about("steps between reported losses", ge=1, le=MOST)] = 10
     evaluate_every: Annotated[
         int, about("steps between evaluations; 0 means at each epoch's end", ge=0, le=MOST)
