@@ -16,10 +16,11 @@ import psutil
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole_trainer import average
-from memconsole_trainer.engine import DeviceFacts
+from memconsole_trainer.engine import DETERMINISTIC, DeviceFacts
 
 CACHE_BYTES = 2**29
 """Compiled programs kept on disk."""
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 
@@ -37,6 +38,11 @@ def prepare(plan: Plan) -> None:
     elif name.startswith("cuda"):
         jax.config.update("jax_platforms", "cuda,cpu")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if plan.train.deterministic:
+        # XLA for GPUs (xla.proto): no atomics, and no autotuning whose choice could differ from run to run.
+        flags = os.environ.get("XLA_FLAGS", "")
+        if _DETERMINISTIC not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
     if plan.device.memory_fraction is not None:
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # JAX refuses both names at once
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
@@ -189,6 +195,8 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
     if o.optimizer_offload != "none":
         where = "with everything else" if device.kind == "cpu" else "pinned, on the host"
         lines.append(f"✓ Optimizer state in host memory, {where}")
+    if plan.train.deterministic:
+        lines.append(f"✓ {DETERMINISTIC}")
     if average.is_averaged(plan):
         lines.append(f"✓ {average.line(plan)}")
     lines.append("✓ One compiled training step; weights and optimizer state updated in place")

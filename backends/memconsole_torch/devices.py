@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from memconsole.plan.plan import DeviceChoice, PlanError
+from memconsole.plan.plan import DeviceChoice, Plan, PlanError
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
 from memconsole_trainer.host_memory import HostMemory
 
@@ -42,12 +42,23 @@ def resolve(choice: DeviceChoice) -> torch.device:
     raise _absent(name, "a catalog device is for planning, not for running")
 
 
-def prepare(device: torch.device, choice: DeviceChoice) -> None:
-    """Settings that must precede the first allocation."""
+def prepare(device: torch.device, plan: Plan) -> None:
+    """Settings that must precede the first allocation.
+
+    With `train.deterministic`, kernels that add in no fixed order are replaced or refused, which on CUDA needs cuBLAS to
+    keep its workspaces apart (PyTorch, "Reproducibility"). On a CPU all are deterministic anyway.
+    """
+    choice = plan.device
+    torch.use_deterministic_algorithms(plan.train.deterministic)
+    # Memory that is written before it is read need not be filled first.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     if device.type != "cuda":
         return
     if not any(key in os.environ for key in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # less fragmentation
+    if plan.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_tf32 = True
     if choice.memory_fraction is not None:
         torch.cuda.set_per_process_memory_fraction(choice.memory_fraction, device)

@@ -34,6 +34,7 @@ from memconsole_torch.generate import generate
 from memconsole_torch.optimizer_in_backward import InBackward
 from memconsole_trainer import adapters, average, loss_scale
 from memconsole_trainer.engine import (
+    DETERMINISTIC,
     Batch,
     DeviceFacts,
     Int32,
@@ -56,7 +57,7 @@ def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     device = devices.resolve(plan.device)
     if plan.optimize.compile:
         compilation.check(device)
-    devices.prepare(device, plan.device)
+    devices.prepare(device, plan)
     return TorchEngine(plan, device, run_directory)
 
 
@@ -109,6 +110,8 @@ class TorchEngine:
             same = offload.same_memory(self._device)
             where += ", its state in host memory" + (" as everything else" if same else "")
         lines.append(f"Optimizer: {o.optimizer}{where}")
+        if t.deterministic:
+            lines.append(DETERMINISTIC)
         if average.is_averaged(self._plan):
             lines.append(average.line(self._plan))
         return lines

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memconsole.plan.plan import PlanError
 from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
 from memconsole.runs.directory import RunDirectory
 from memconsole.runs.failure import ExitCode, exit_code_of
+
+if TYPE_CHECKING:
+    from memconsole_trainer.setup import Job
+    from memconsole_trainer.tensorboard import TensorBoard
 
 _REASONS = {"disk": "disk_full", "device_lost": "crashed"}
 
@@ -24,10 +30,11 @@ def run(attempt: Attempt) -> int:
     from memconsole_trainer.memory_limit import lift_limit
     from memconsole_trainer.setup import StopRequestedError, set_up
 
-    job = trainer = None
+    job = trainer = board = None
     code, reason = ExitCode.DONE, "finished"
     try:
         job = set_up(attempt)
+        board = _board(attempt, job) if job.plan.train.tensorboard else None
         trainer = Trainer(attempt, job)
         trainer.train()
     except StopRequestedError:
@@ -49,10 +56,23 @@ def run(attempt: Attempt) -> int:
     finally:
         if job is not None:
             job.stream.close()
+        if board is not None:
+            board.close()
     saved = trainer.saver.last if trainer else attempt.checkpoint
     step = job.progress.step if job else attempt.step
     attempt.finish(code, step, reason, str(saved) if saved else None)
     return int(code)
+
+
+def _board(attempt: Attempt, job: Job) -> TensorBoard:
+    """The attempt's TensorBoard file, which listens from now on."""
+    from memconsole_trainer.tensorboard import FOLDER, TensorBoard
+
+    folder = attempt.run.path / FOLDER
+    board = TensorBoard(folder, attempt.number, job.progress.step + 1, time.time())
+    attempt.listeners.append(board.see)
+    print(f"  TensorBoard: tensorboard --logdir {folder}", flush=True)
+    return board
 
 
 def main() -> int:

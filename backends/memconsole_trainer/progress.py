@@ -120,7 +120,7 @@ def fingerprint(plan: Plan, architecture: Architecture) -> str:
     free = ("log_every", "evaluate_every", "evaluation_batches", "checkpoint_every")
     stopping = ("early_stopping_patience", "early_stopping_minimum")
     train = msgspec.to_builtins(plan.train)
-    for key in (*free, *stopping, "keep_checkpoints", "sample_tokens"):
+    for key in (*free, *stopping, "keep_checkpoints", "sample_tokens", "tensorboard"):
         del train[key]
     parts = (plan.backend, plan.data, train, plan.optimize, architecture)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -139,6 +139,12 @@ class TrainChoice(Section, frozen=True, kw_only=True):
         ),
     ] = 0.0
     log_every: Annotated[int, about("steps between reported losses", ge=1, le=MOST)] = 10
+    tensorboard: Annotated[bool, about("write TensorBoard event files into the run's folder")] = (
+        False
+    )
+    deterministic: Annotated[
+        bool, about("the same bits from the same seed on GPUs too; slower kernels")
+    ] = False
     evaluate_every: Annotated[
         int, about("steps between evaluations; 0 means at each epoch's end", ge=0, le=MOST)
     ] = 0

@@ -56,6 +56,8 @@ class Attempt:
         """The newest one, for the last word of an attempt that ends before it trains."""
         self.reading: Callable[[], tuple[int | None, int | None]] | None = None
         """Live tensor bytes now and at their peak, once there is a device that holds any."""
+        self.listeners: list[Callable[[Event], None]] = []
+        """Told of every event as well."""
         self._pid = os.getpid()
         self._locks: list[locks.Lock] = []
         self._writing = threading.RLock()
@@ -129,6 +131,8 @@ class Attempt:
         with self._writing:
             if self._events is not None:
                 self._events.write(event, durable)
+            for listener in self.listeners:
+                listener(event)
 
     def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
         """A sign of life. Microseconds: call it each micro-batch and while writing a checkpoint.
