@@ -22,6 +22,7 @@ from memconsole_jax import devices, generate, quantized_base
 from memconsole_jax.average import first
 from memconsole_jax.decoder import assemble
 from memconsole_jax.fused_loss import MASKED, plain_nats
+from memconsole_jax.profiling import Recording
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import Stack, stacks
 from memconsole_jax.step import Trained, mean_gradients
@@ -246,6 +247,9 @@ class JaxEngine:
 
     def synchronize(self) -> None:
         jax.block_until_ready(self._trained)
+
+    def profile(self, folder: Path) -> Recording:
+        return Recording(folder)
 
     def compiled_memory(self) -> dict[str, int] | None:
         """The compiler's own account of the training step in bytes: argument, output, alias

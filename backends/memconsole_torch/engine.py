@@ -32,6 +32,7 @@ from memconsole_torch import (
 from memconsole_torch.average import Average
 from memconsole_torch.generate import generate
 from memconsole_torch.optimizer_in_backward import InBackward
+from memconsole_torch.profiling import Recording
 from memconsole_trainer import adapters, average, loss_scale
 from memconsole_trainer.engine import (
     DETERMINISTIC,
@@ -305,6 +306,9 @@ class TorchEngine:
 
     def synchronize(self) -> None:
         devices.synchronize(self._device)
+
+    def profile(self, folder: Path) -> Recording:
+        return Recording(folder, self._device)
 
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._decoder.named_parameters():

@@ -140,6 +140,18 @@ class Engine(Protocol):
         """Wait for the device."""
         ...
 
+    def profile(self, folder: Path) -> Recording:
+        """Record what is computed from now on; `Recording.stop` writes it into `folder`."""
+        ...
+
+
+class Recording(Protocol):
+    """A profile that is being taken."""
+
+    def stop(self) -> None:
+        """End it and write its files."""
+        ...
+
 
 class WeightSource(Protocol):
     """Initial weights, one tensor at a time."""

@@ -10,6 +10,7 @@ from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
 from memconsole_trainer import loss_scale, summary
 from memconsole_trainer.engine import Batch, StepMetrics
+from memconsole_trainer.profiling import Profiling
 from memconsole_trainer.saving import Saver
 from memconsole_trainer.setup import Job, StopRequestedError
 from memconsole_trainer.watch import Watch
@@ -42,6 +43,7 @@ class Trainer:
         self._plan = job.plan
         self._watch = Watch(attempt, job.engine, job.progress)
         self.saver = Saver(attempt, job, self._watch)
+        self._profiling = Profiling(attempt, job.engine, self._watch)
         self._unread: dict[int, int] = {}
         self._unigram: float | None = None
         self._target_bytes: int | None = None
@@ -62,6 +64,7 @@ class Trainer:
                     self._step(item.batch, item.tokens, item.state)
             return self._end()
         except StopRequestedError:
+            self._profiling.stop()
             self._watch.enter("stopping")
             self._save()
             raise
@@ -77,7 +80,10 @@ class Trainer:
         if not self._compiled:
             self._watch.enter("compile")
         self._watch.beat()
+        if self._compiled:
+            self._profiling.before(p.step + 1)
         self._engine.train_step(batch)
+        self._profiling.behind(p.step + 1)
         p.step += 1
         p.tokens += tokens
         p.data = state
@@ -189,6 +195,7 @@ class Trainer:
 
     def _end(self) -> events.Ended:
         p = self._progress
+        self._profiling.stop()
         self._read_losses()
         if p.validation_step != p.step or p.step == 0:
             self._evaluate()

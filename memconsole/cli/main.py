@@ -20,6 +20,7 @@ COMMANDS = {
     "attach": "watch a run in the console",
     "stop": "checkpoint a run and stop it, resumable",
     "pause": "hold a run between two steps, its memory kept",
+    "profile": "record a few steps of a running run: trace and memory",
     "resume": "continue a paused run, or a stopped or failed one from its last checkpoint",
     "logs": "a run's output",
     "report": "a run's figures: losses, epochs, memory estimated and measured",

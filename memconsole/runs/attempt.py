@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, TextIO, cast
 
 from memconsole.runs import files, locks, shortfall
+from memconsole.runs.control import PROFILE, Command, read_profile_request
 from memconsole.runs.directory import RunDirectory
 from memconsole.runs.eventlog import EventWriter
 from memconsole.runs.events import Error, Event
@@ -123,6 +124,16 @@ class Attempt:
     def paused(self) -> bool:
         """Asked to wait between two steps, keeping its memory. A stop goes before. Microseconds."""
         return not self.stop_requested and os.path.exists(self.path / "paused")
+
+    def take_profile_request(self) -> Command | None:
+        """The request to record steps, once; None where there is none. Microseconds."""
+        path = self.path / PROFILE
+        if not os.path.exists(path):
+            return None
+        request = read_profile_request(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return request
 
     def emit(self, event: Event, durable: bool = False) -> None:
         """Append to the event log. Never raises for a full disk. Any thread of the trainer."""

@@ -1,7 +1,8 @@
 """Requests to a run's supervisor and its answers, as files only their owner can plant.
 
 `control/cmd/<id>.json` holds a request until the supervisor has written `control/ack/<id>.json`. A file `paused`
-in the attempt's folder is the pause itself: the trainer waits while it is there.
+in the attempt's folder is the pause itself: the trainer waits while it is there. A request to profile is handed to the
+trainer as `profile.json` in the same place, which it takes away.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from memconsole.runs.directory import RunDirectory, RunError
 from memconsole.sanitize import clean_line
 
 COMMAND_BYTES = 4096
-Order = Literal["stop", "kill", "pause", "continue"]
+Order = Literal["stop", "kill", "pause", "continue", "profile"]
+PROFILE = "profile.json"
 _COMMAND_ID = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
 
 
@@ -35,6 +37,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     who: str
     attempt: int
     time_wall: float
+    steps: int = 0
+    """To be profiled."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,13 +81,19 @@ def request_continue(run: RunDirectory, who: str) -> str:
     return _request(run, "continue", who)
 
 
+def request_profile(run: RunDirectory, who: str, steps: int) -> str:
+    """Ask the trainer to record its next `steps` steps. Returns the request's id, which the `Profile` event tells
+    when they are recorded. Raises `RunError` when the run does not live."""
+    return _request(run, "profile", who, steps)
+
+
 def pause_asked(run: RunDirectory) -> bool:
     """Whether the newest attempt is to wait, or does."""
     attempt = run.newest_attempt()
     return attempt is not None and files.exists(run.attempt_path(attempt) / "paused")
 
 
-def _request(run: RunDirectory, command: Order, who: str) -> str:
+def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str:
     from memconsole.runs.launch import local
     from memconsole.runs.liveness import liveness
 
@@ -97,6 +107,7 @@ def _request(run: RunDirectory, command: Order, who: str) -> str:
         who=clean_line(who, 200),
         attempt=now.attempt,
         time_wall=time.time(),
+        steps=steps,
     )
     try:
         files.write_struct(run.control_path / "cmd" / f"{request.id}.json", request)
@@ -182,6 +193,11 @@ def read_command(path: Path) -> Command | None:
         if request.id == path.stem:
             return request
     return None
+
+
+def read_profile_request(path: Path) -> Command | None:
+    """What a supervisor handed to its trainer."""
+    return files.read_struct(path, Command)
 
 
 def _ids(folder: Path) -> list[str]:

@@ -118,6 +118,17 @@ class Sample(Event, frozen=True, kw_only=True):
     text: str
 
 
+class Profile(Event, frozen=True, kw_only=True):
+    """Steps were recorded on request; the step is the last of them."""
+
+    step: int
+    steps: int
+    folder: str
+    files: tuple[str, ...]
+    request: str
+    """The id of the request."""
+
+
 class Warning(Event, frozen=True, kw_only=True):
     message: str
 
@@ -165,6 +176,7 @@ Record = (
     | Memory
     | Checkpoint
     | Sample
+    | Profile
     | Warning
     | Error
     | Stopped

@@ -18,6 +18,8 @@ TEXT_CHARACTERS = 16_384
 """Most characters kept of a sample or a traceback."""
 RATE_RECORDS = 64
 """Step records the rate is taken over."""
+PROFILING = "profile"
+"""The phase of steps that are recorded: the recording's own memory is none of the plan's."""
 WARMING_PHASES = frozenset({"import", "build", "compile"})
 
 
@@ -290,6 +292,8 @@ def _memory(state: RunState, record: events.Memory) -> None:
     phase = clean_line(record.phase, 40)
     # A trainer starts its peak anew with each phase, so a peak belongs to the phase that tells it.
     _highest_of_phase(state, phase, record.allocated_bytes, record.peak_bytes)
+    if phase == PROFILING:
+        return
     state.peak_device_bytes = _highest(state.peak_device_bytes, record.device_bytes)
     state.peak_host_bytes = _highest(
         state.peak_host_bytes, record.host_bytes, record.peak_host_bytes
@@ -310,7 +314,8 @@ def _highest_of_phase(state: RunState, phase: str, *values: int | None) -> None:
     seen = _highest(*values)
     if seen is not None and _plausible(seen):
         state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), seen)
-        state.peak_bytes = _highest(state.peak_bytes, seen)
+        if phase != PROFILING:
+            state.peak_bytes = _highest(state.peak_bytes, seen)
 
 
 def _highest(*values: int | None) -> int | None:

@@ -225,6 +225,8 @@ class Supervisor:
             self._kill()
         elif request.command in ("pause", "continue"):
             self._hold(request.command == "pause")
+        elif request.command == "profile":
+            files.write_struct(self.path / control.PROFILE, request)
         elif self.handle is not None and not given.note:
             self.handle.signal(signal.SIGTERM)
 

@@ -1,0 +1,54 @@
+"""`memconsole profile`: record a few steps of a running run."""
+
+from __future__ import annotations
+
+import getpass
+import time
+
+import click
+
+from memconsole.runs import events
+from memconsole.runs.control import request_profile, wait_answer
+from memconsole.runs.directory import RunDirectory, RunError, find_run
+from memconsole.runs.eventlog import EventReader
+from memconsole.runs.liveness import liveness
+from memconsole.sanitize import clean_line
+
+POLL_SECONDS = 0.2
+
+
+@click.command()
+@click.argument("run", default="latest")
+@click.option("--steps", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option("--wait/--no-wait", default=True, help="Wait until they are recorded.")
+def command(run: str, steps: int, wait: bool) -> None:
+    """Record the next steps of RUN, which goes on: a trace of what it computes and a picture of its memory.
+
+    The files go into RUN's folder; recorded steps are slower.
+    """
+    found = find_run(run)
+    request = request_profile(found, f"{getpass.getuser()} (memconsole profile)", steps)
+    answer = wait_answer(found, request)
+    if answer is None or not answer.accepted:
+        raise RunError(f"run {found.id}: {answer.note if answer else 'its supervisor is silent'}")
+    if not wait:
+        click.echo(f"{found.id}: records its next steps into {found.path / 'profiles'}")
+        return
+    made = _recorded(found, answer.attempt, request)
+    if not made.files:
+        raise RunError(f"run {found.id}: the profile failed; memconsole logs {found.id} says why")
+    for name in made.files:
+        click.echo(clean_line(f"{made.folder}/{name}"))
+
+
+def _recorded(run: RunDirectory, attempt: int, request: str) -> events.Profile:
+    """Wait for the request's recording. Raises `RunError` when the run ends before."""
+    reader = EventReader(run.attempt_path(attempt))
+    while True:
+        lives = liveness(run).live
+        for event in reader.read():
+            if isinstance(event, events.Profile) and event.request == request:
+                return event
+        if not lives:
+            raise RunError(f"run {run.id} ended before its steps were recorded")
+        time.sleep(POLL_SECONDS)
