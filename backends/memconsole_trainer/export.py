@@ -1,4 +1,4 @@
-"""``python -m memconsole_trainer.export RUN_DIR OUT``: a run's weights as a Hugging Face directory."""
+"""``python -m memconsole_trainer.export RUN_DIR OUT [bitnet]``: a run's weights as a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import PlanError
@@ -26,26 +30,41 @@ CLASSES = {
 """The transformers class of each model type."""
 
 
+Change = Callable[[str, NDArray[np.generic]], Iterable[tuple[str, NDArray[np.generic]]]]
+
+
+def _as_it_is(name: str, array: NDArray[np.generic]) -> Iterable[tuple[str, NDArray[np.generic]]]:
+    return ((name, array),)
+
+
 def export(
-    architecture: Architecture, weights: WeightSource, tokenizer: Path, out: Path
+    architecture: Architecture,
+    weights: WeightSource,
+    tokenizer: Path,
+    out: Path,
+    change: Change = _as_it_is,
+    more: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Write config.json, safetensors and, if there is one, `tokenizer` into `out`; returns the names.
 
     `out` must not exist or be empty. Weights go shard by shard, so no more than `SHARD_BYTES` and one
-    tensor are in memory. Raises `NothingTrainedError` for a folder that holds something.
+    tensor are in memory. `change` gives the tensors that one is stored as, `more` is added to config.json. Raises `NothingTrainedError` for a folder that holds something.
     """
     from safetensors.numpy import save_file
 
     if out.exists() and any(out.iterdir()):
         raise trained.NothingTrainedError(f"{out}: exists and is not empty")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(config(architecture), indent=2) + "\n")
+    (out / "config.json").write_text(
+        json.dumps({**config(architecture), **(more or {})}, indent=2) + "\n"
+    )
     if tokenizer.is_file():
         shutil.copyfile(tokenizer, out / "tokenizer.json")
     shards: list[dict[str, Any]] = [{}]
     index: dict[str, int] = {}
     held = total = 0
-    for name, array in exported(architecture, weights):
+    tensors = (t for named in exported(architecture, weights) for t in change(*named))
+    for name, array in tensors:
         if held and held + array.nbytes > SHARD_BYTES:
             save_file(shards[-1], out / f"part-{len(shards)}", metadata={"format": "pt"})
             shards[-1] = {}
@@ -159,17 +178,26 @@ def _rope(a: Architecture) -> dict[str, Any]:
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
-        print("usage: python -m memconsole_trainer.export RUN_DIR OUT", file=sys.stderr)
+    if len(sys.argv) != 3 and (len(sys.argv) != 4 or sys.argv[3] != "bitnet"):
+        print("usage: python -m memconsole_trainer.export RUN_DIR OUT [bitnet]", file=sys.stderr)
         return 2
     try:
         found = trained.read(Path(sys.argv[1]))
         found.check_base()
-        names = export(found.architecture, found, found.tokenizer_file, Path(sys.argv[2]))
+        out, lines = Path(sys.argv[2]), []
+        if len(sys.argv) == 4:
+            from memconsole_trainer.bitnet_accuracy import export_bitnet
+
+            lines = export_bitnet(found, out)
+            names = sorted(path.name for path in out.iterdir())
+        else:
+            names = export(found.architecture, found, found.tokenizer_file, out)
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
     print(f"step {found.checkpoint.step:,}{found.note}: {', '.join(names)}")
+    for line in lines:
+        print(f"  {line}")
     return 0
 
 

@@ -108,7 +108,7 @@ class HuggingFaceWeights:
 
     def __init__(self, directory: Path, architecture: Architecture) -> None:
         self._directory = directory
-        self._files = _files(directory)
+        self._files = tensor_files(directory)
         self._named = _prefixes_removed(self._files, architecture)
         self._parameters = {p.name: p for p in parameters(architecture)}
         self._places: dict[str, Stored] = {}
@@ -135,12 +135,7 @@ class HuggingFaceWeights:
             return np.full(parameter.shape, parameter.fill, dtype=np.float32)
         place = self._places[name]
         file, original = self._named[place.name]
-        whole = file.tensor(original, widen=True)
-        if place.transpose:
-            whole = whole.T
-        rows = whole.shape[0] // place.parts
-        part = whole[place.part * rows : (place.part + 1) * rows]
-        return np.ascontiguousarray(part)
+        return taken(file.tensor(original, widen=True), place)
 
     def _check(self, parameter: Parameter, place: Stored) -> None:
         if place.name not in self._named:
@@ -154,6 +149,14 @@ class HuggingFaceWeights:
                 f"{self._directory}: {place.name} is {shape}, the configuration says "
                 f"{wanted[::-1] if place.transpose else wanted}"
             )
+
+
+def taken(whole: NDArray[np.generic], place: Stored) -> NDArray[np.generic]:
+    """The canonical tensor at `place` of the stored tensor `whole`."""
+    if place.transpose:
+        whole = whole.T
+    rows = whole.shape[0] // place.parts
+    return np.ascontiguousarray(whole[place.part * rows : (place.part + 1) * rows])
 
 
 def has_weights(directory: Path) -> bool:
@@ -183,7 +186,8 @@ def exported(
             del fused[place.name]
 
 
-def _files(directory: Path) -> list[TensorFile]:
+def tensor_files(directory: Path) -> list[TensorFile]:
+    """The safetensors files of `directory`. Raises `WeightsError`."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:

@@ -14,9 +14,21 @@ from memconsole.runs.directory import find_run
 @click.command()
 @click.argument("run")
 @click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    default="huggingface",
+    show_default=True,
+    type=click.Choice(["huggingface", "bitnet"]),
+    help="bitnet: matrices in -1, 0 and 1 (b1.58), with what that costs measured.",
+)
 @click.pass_context
-def command(ctx: click.Context, run: str, directory: Path) -> None:
-    """Write RUN's newest checkpoint to DIRECTORY: config.json, safetensors and tokenizer.json."""
+def command(ctx: click.Context, run: str, directory: Path, form: str) -> None:
+    """Write RUN's newest checkpoint to DIRECTORY: config.json, safetensors and tokenizer.json.
+
+    With a moving average of the weights (train.ema_decay), the average.
+    """
     found = find_run(run)
     argv = ["-P", "-m", "memconsole_trainer.export", str(found.path), str(directory)]
+    argv += ["bitnet"] if form == "bitnet" else []
     ctx.exit(subprocess.run([sys.executable, *argv], stdin=subprocess.DEVNULL).returncode)

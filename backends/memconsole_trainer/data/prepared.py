@@ -106,11 +106,10 @@ def prepare(
             )
         size, row_tokens = architecture.vocab_size, min(source.width, length + 1)
         blocks = RowBlocks(source, split, size, row_tokens, plan.stride)
-        held_out = validation.from_rows(source, split, size, row_tokens, tokenizer)
     else:
         assert tokenizer is not None
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)
-        held_out = validation.from_texts(source, split, tokenizer, length)
+    kept = held_out(plan, architecture, source, split, tokenizer)
     tick()
     held = None
     if plan.data.streaming:
@@ -128,16 +127,32 @@ def prepare(
         tokenizer=tokenizer,
         blocks=blocks,
         held=held,
-        validation=held_out,
+        validation=kept,
         counts=counts,
         train_tokens=train_tokens,
         exact=exact,
         fingerprint=source.fingerprint,
         description=(
             f"{plan.data.source}: {documents}, {'' if exact else 'about '}{train_tokens:,} train "
-            f"tokens, {held_out.tokens:,} held out"
+            f"tokens, {kept.tokens:,} held out"
         ),
     )
+
+
+def held_out(
+    plan: Plan,
+    architecture: Architecture,
+    source: Documents | TokenRows,
+    split: Split,
+    tokenizer: Tokenizer | None,
+) -> Validation:
+    """The rows that are never trained on."""
+    length = plan.data.sequence_length
+    if isinstance(source, TokenRows):
+        row_tokens = min(source.width, length + 1)
+        return validation.from_rows(source, split, architecture.vocab_size, row_tokens, tokenizer)
+    assert tokenizer is not None
+    return validation.from_texts(source, split, tokenizer, length)
 
 
 def _all_tokens(blocks: TokenBlocks, tick: Callable[[], None]) -> Tokens:
