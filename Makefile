@@ -35,7 +35,8 @@ accuracy: .venv/.installed-dev
 	$(BIN)/python tests/accuracy/accuracy.py
 
 bench: .venv/.installed
-	$(BIN)/python tests/accuracy/savings.py
+	$(BIN)/python tests/bench/optimizations.py
+	$(BIN)/python tests/bench/agreement.py
 
 screenshots: .venv/.installed-dev
 	$(BIN)/python screenshots/make.py

@@ -1,9 +1,10 @@
-"""How wide the band of an exact number is, from what the other parts of `make accuracy` stored.
+"""How wide the bands of numbers are, from what the other parts of `make accuracy` stored.
 
     python tests/accuracy/bands.py
 
-Writes the `exact` section of memconsole/memory/coefficients.json. A kind of device for which no truth was ever
-asked gets none there: its exact numbers keep the formula's band.
+Writes the `exact` section of memconsole/memory/coefficients.json and, of its `runtime` section, the formula's
+bands. A kind of device for which no truth was ever asked gets no exact band: its exact numbers keep the
+formula's; and the formula's stays as it is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ from tests.accuracy.results import Errors, stored  # noqa: E402
 COEFFICIENTS = ROOT / "memconsole" / "memory" / "coefficients.json"
 FLOOR = 0.01
 """No band is narrower than the bar that exact numbers are held to."""
+FORMULA_FLOOR = 0.05
+"""No band of the formula is narrower."""
+FORMULA_TRUTHS = {
+    ("torch", "cpu"): ("torch ~ peak on a CPU", ""),
+    ("jax", "cpu"): ("jax ~ peak on a CPU", ""),
+    ("jax", "gpu"): ("JAX `~`", "XLA for h100"),
+    ("jax", "tpu"): ("JAX `~`", "XLA for tpu"),
+}
+"""By backend and kind of device, the rows that tell the formula's errors: the estimate's name, and how the
+truth's begins."""
 Factors = tuple[float, float]
 REPLAYED: Factors = (0.97, 1.07)
 """Until a card was asked: the bar of the replay below; above, what allocators were seen to hold over the live
@@ -105,10 +116,10 @@ def _ratios(rows: list[Errors]) -> list[float]:
     return [case.measured_bytes / case.estimated_bytes for row in rows for case in row.cases]
 
 
-def _factors(rows: list[Errors]) -> Factors:
-    """Lowest and highest, no closer to one than the bar."""
+def _factors(rows: list[Errors], floor: float = FLOOR) -> Factors:
+    """Lowest and highest, no closer to one than `floor`."""
     ratios = _ratios(rows)
-    return round(min(1 - FLOOR, *ratios), 4), round(max(1 + FLOOR, *ratios), 4)
+    return round(min(1 - floor, *ratios), 4), round(max(1 + floor, *ratios), 4)
 
 
 def _spread(rows: list[Errors]) -> Factors:
@@ -117,11 +128,24 @@ def _spread(rows: list[Errors]) -> Factors:
     return min(1.0, cuts[0]), max(1.0, cuts[-1])
 
 
+def formula_bands() -> dict[tuple[str, str], Factors]:
+    """By backend and kind of device: what covers every plan that no coefficient was fitted to."""
+    found = {}
+    for place, (estimate, truth) in FORMULA_TRUTHS.items():
+        rows = [row for row in _rows(estimate) if row.truth.startswith(truth)]
+        if rows:
+            found[place] = _factors(rows, FORMULA_FLOOR)
+    return found
+
+
 def main() -> None:
     found = msgspec.to_builtins(certainties())
     print(json.dumps(found, indent=1))
     numbers = json.loads(COEFFICIENTS.read_bytes())
     numbers["exact"] = found
+    for (backend, kind), band in formula_bands().items():
+        print(f"{backend} on {kind}, formula: {band[0]}-{band[1]}")
+        numbers["runtime"][backend][kind]["band"] = band
     COEFFICIENTS.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
 
 

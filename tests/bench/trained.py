@@ -1,0 +1,73 @@
+"""Real runs for benchmarks, launched as a person launches them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+BACKENDS = ("torch", "jax")
+Settings = Mapping[str, object]
+
+
+class RefusedError(Exception):
+    """The console does not launch the plan; says why."""
+
+
+def trained(settings: Settings, state: Path) -> dict[str, Any]:
+    """`memconsole report --json` of a run with `settings`, kept under the folder `state`. Raises `RefusedError`."""
+    words = [part for key, value in settings.items() for part in ("--set", f"{key}={_word(value)}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "memconsole", "train", "--json", "--force", *words],
+        env={**os.environ, "XDG_STATE_HOME": str(state)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not done.stdout.strip():
+        raise RefusedError(done.stderr.strip().splitlines()[-1])
+    report: dict[str, Any] = json.loads(done.stdout)
+    if report["verdict"]["reason"] != "finished":
+        raise RuntimeError(f"{report['verdict']}: {words}\n{done.stderr[-2000:]}")
+    return report
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """`trained`, in a folder that goes."""
+    with tempfile.TemporaryDirectory() as state:
+        return trained(settings, Path(state))
+
+
+def machine() -> dict[str, Any]:
+    """What a result must be read with."""
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "versions": {name: metadata.version(name) for name in ("torch", "jax", "flax", "optax")},
+    }
+
+
+def markdown(rows: list[list[str]], left: int = 1) -> str:
+    """A table whose first row is its head; columns from `left` on are numbers."""
+    rule = ["---"] * left + ["---:"] * (len(rows[0]) - left)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], rule, *rows[1:]])
+
+
+def into_readme(name: str, text: str) -> None:
+    """Put `text` between the README's markers of `name`. Raises `ValueError` where they are missing."""
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    whole = readme.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    head, tail = whole.index(begin) + len(begin), whole.index(end)
+    readme.write_text(f"{whole[:head]}\n{text}\n{whole[tail:]}", encoding="utf-8")
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
