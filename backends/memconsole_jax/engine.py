@@ -137,7 +137,7 @@ class JaxEngine:
         ]
 
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        rows = self._plan.train.batch_size
+        rows = self._plan.evaluation_batch
         sums, tokens = self._put(np.zeros(2, np.float32)), 0
         for batch in batches:
             tokens += int((batch.targets != MASKED).sum())

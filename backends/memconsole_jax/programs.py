@@ -111,6 +111,11 @@ class Programs:
         """Token ids of a micro-batch, (B, T)."""
         return self._shape((self.plan.train.batch_size, self.plan.data.sequence_length), jnp.int32)
 
+    @property
+    def evaluation_row_shape(self) -> Any:
+        """Token ids of an evaluation batch, (B, T)."""
+        return self._shape((self.plan.evaluation_batch, self.plan.data.sequence_length), jnp.int32)
+
     def lower_initialize(self) -> Any:
         """The optimizer's first state."""
         host, init = self.host_place, self._update.init
@@ -132,7 +137,7 @@ class Programs:
 
     def lower_evaluate(self) -> Any:
         """One evaluation batch."""
-        rows = self.row_shape
+        rows = self.evaluation_row_shape
         step = evaluation_step(self.plan, self.architecture)
         weights = self.average_shapes or self.trained_shapes
         return step.lower(self._shape((2,)), weights, self.kept_shapes, rows, rows)

@@ -99,7 +99,7 @@ def _planned(
     phases["evaluation"] = ExactPhase(
         # The optimizer's state is no argument of it, but there; so are weights whose average is evaluated.
         total_bytes=evaluation.needed + _bytes((programs.state_shapes, aside)),
-        components={**held, "data": rows},
+        components={**held, "data": 2 * _bytes(programs.evaluation_row_shape)},
     )
     return Exact(
         phases=phases,

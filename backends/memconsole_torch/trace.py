@@ -31,6 +31,7 @@ from memconsole_torch.trace_timeline import (
     TellingSizes,
     UntoldSizeError,
     coefficients,
+    evaluating,
     moments,
     telling_sizes,
 )
@@ -55,6 +56,8 @@ class Recording:
     timeline: Timeline
     events: list[int]
     sizes: list[Coefficient]
+    phases: list[str]
+    """In which each storage was made."""
 
 
 class Tracer:
@@ -125,20 +128,28 @@ def record(
     ):
         raise PlanError(f"the model has {architecture.max_positions} positions")
     telling = telling_sizes(plan, architecture)
-    if telling is not None:
-        live = trace_step.trace(plan, architecture, kind, telling, hidden=hidden, check=interrupt)
+    evaluated = telling_sizes(evaluating(plan), architecture)
+    if telling is not None and evaluated is not None:
+        live = trace_step.trace(
+            plan, architecture, kind, telling, evaluated, hidden=hidden, check=interrupt
+        )
         try:
-            return _recording(plan, architecture, kind, live, telling)
+            return _recording(plan, architecture, kind, live, telling, evaluated)
         except UntoldSizeError as error:
             print(f"traced at its own sizes: {error}", file=sys.stderr)
     live = trace_step.trace(plan, architecture, kind, hidden=hidden, check=interrupt)
-    return _recording(plan, architecture, kind, live, None)
+    return _recording(plan, architecture, kind, live)
 
 
 def _recording(
-    plan: Plan, architecture: Architecture, kind: str, live: Liveness, sizes: TellingSizes | None
+    plan: Plan,
+    architecture: Architecture,
+    kind: str,
+    live: Liveness,
+    sizes: TellingSizes | None = None,
+    evaluated: TellingSizes | None = None,
 ) -> Recording:
-    found = coefficients(live, sizes, kind)
+    found = coefficients(live, sizes, evaluated, kind)
     own = (plan.train.batch_size, plan.data.sequence_length)
     caveats = (_CAVEATS[kind], _COMPILED if plan.optimize.compile else "")
     timeline = Timeline(
@@ -148,7 +159,8 @@ def _recording(
         source=f"torch {torch.__version__.partition('+')[0]}, traced",
         caveat="; ".join(filter(None, caveats)),
     )
-    return Recording(timeline, _several_steps(live), found)
+    phases = [storage.phase for storage in live.storages]
+    return Recording(timeline, _several_steps(live), found, phases)
 
 
 def _several_steps(live: Liveness) -> list[int]:
@@ -167,13 +179,17 @@ def _exact(
     recording: Recording, plan: Plan, kind: str, interrupt: Callable[[], None] | None
 ) -> Exact:
     batch, length = plan.train.batch_size, plan.data.sequence_length
-    exact = affine.evaluate(recording.timeline, batch, length)
+    exact = affine.evaluate(recording.timeline, batch, length, plan.evaluation_batch)
     if kind not in ("gpu", "rocm"):
         return exact
     if interrupt is not None:
         interrupt()
     values = affine.sizes(batch, length)
-    sizes = [c.factor * values[c.term] for c in recording.sizes]
+    evaluated = affine.sizes(plan.evaluation_batch, length)
+    sizes = [
+        c.factor * (evaluated if phase == "evaluation" else values)[c.term]
+        for c, phase in zip(recording.sizes, recording.phases, strict=True)
+    ]
     # The matmul libraries' workspace comes from the same allocator and stays.
     sizes.append(runtime("torch", kind).workspace_bytes)
     events = [len(sizes), *recording.events]

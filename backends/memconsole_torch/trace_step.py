@@ -41,6 +41,7 @@ def trace(
     architecture: Architecture,
     kind: str = "cpu",
     sizes: Sizes | None = None,
+    evaluated: Sizes | None = None,
     *,
     steps: int = STEPS,
     hidden: bool = True,
@@ -49,11 +50,13 @@ def trace(
 ) -> Liveness:
     """Run `steps` steps, an evaluation and a checkpoint; `.peaks` is by the phases of the memory table.
 
-    `kind` is what the engine shall believe it runs on. `sizes` replace the plan's own. `hidden`: count
+    `kind` is what the engine shall believe it runs on. `sizes` replace the plan's own, `evaluated` those of
+    its evaluation. `hidden`: count
     what kernels hold inside, too. `check` is called before each operator and may raise. `remember`: work out each operator once for
     the same shapes.
     """
     length = plan.data.sequence_length
+    evaluated = evaluated or sizes or Sizes(plan.evaluation_batch, length)
     sizes = sizes or Sizes(plan.train.batch_size, length)
     few = plan.micro_batch_tokens <= architecture.vocab_size
     fake = FakeTensorMode()
@@ -65,7 +68,7 @@ def trace(
         check=check,
         run=Remembered(fake) if remember else None,
     )
-    micro_batches = plan.optimize.accumulation_steps
+    micro_batches, chunked = plan.optimize.accumulation_steps, fused_loss.chunked
     changes: dict[str, Any] = {
         "device.name": "cpu",
         "data.sequence_length": sizes.length,
@@ -90,8 +93,10 @@ def trace(
                 for _ in range(steps):
                     _train(engine, live, plan, sizes, held)
                 live.phase = "evaluation"
-                release = live.hold(8 * held * sizes.batch * sizes.length, "data")
-                engine.evaluate([_batch(EVALUATED)])
+                release = live.hold(8 * held * evaluated.batch * evaluated.length, "data")
+                engine._to_device = partial(_rows, live, evaluated, held == 0)  # type: ignore[method-assign]
+                with patch.object(chunked, "__defaults__", (evaluated.chunk,)):
+                    engine.evaluate([_batch(EVALUATED)])
                 release()
             live.phase = "checkpoint"
             # A tensor at a time goes to the host; the device holds what it held.

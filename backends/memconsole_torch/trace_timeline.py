@@ -16,7 +16,7 @@ from memconsole.memory.allocator import rounded
 from memconsole.memory.table import COMPONENTS, PHASES
 from memconsole.memory.timeline import Moment
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
 from memconsole_torch.trace_liveness import Liveness, Storage
 from memconsole_torch.trace_step import Sizes
 
@@ -67,6 +67,11 @@ class TellingSizes(Sizes):
         if nbytes and (times[0], times[1]) not in _TERM:
             raise UntoldSizeError(f"{nbytes} bytes at {self.batch} x {self.length}")
         return Coefficient(_TERM[times[0], times[1]], factor)
+
+
+def evaluating(plan: Plan) -> Plan:
+    """A plan whose micro-batch is that of the evaluations of `plan`."""
+    return replace(plan, {"train.batch_size": plan.evaluation_batch})
 
 
 def telling_sizes(plan: Plan, architecture: Architecture) -> TellingSizes | None:
@@ -135,7 +140,9 @@ def _foreign(number: int, own: Sequence[int]) -> bool:
     return largest > 7 and all(size % largest for size in own)
 
 
-def coefficients(live: Liveness, sizes: TellingSizes | None, kind: str) -> list[Coefficient]:
+def coefficients(
+    live: Liveness, sizes: TellingSizes | None, evaluated: TellingSizes | None, kind: str
+) -> list[Coefficient]:
     """What each storage is proportional to; without telling sizes all are constants.
 
     CUDA's allocator rounds each block up; constants are rounded here, the rest is where it matters little.
@@ -149,8 +156,9 @@ def coefficients(live: Liveness, sizes: TellingSizes | None, kind: str) -> list[
         if constant or storage.component in ("weights", "gradients", "optimizer state"):
             coefficient = Coefficient(_ONE, storage.nbytes)
         else:
-            assert sizes is not None
-            coefficient = sizes.coefficient(storage.nbytes)
+            telling = evaluated if storage.phase == "evaluation" else sizes
+            assert telling is not None
+            coefficient = telling.coefficient(storage.nbytes)
         if on_card and coefficient.term == _ONE and coefficient.factor:
             coefficient = Coefficient(_ONE, rounded(coefficient.factor))
         found.append(coefficient)

@@ -240,12 +240,13 @@ class Trainer:
         limit = self._plan.train.evaluation_batches
         with self._watch.aside("evaluate"):
             started = time.monotonic()
-            batches = job.data.validation.batches(job.shape, limit)
+            shape = job.evaluation_shape
+            batches = job.data.validation.batches(shape, limit)
             total = self._engine.evaluate(self._polled(batches))
             seconds = time.monotonic() - started
             if self._unigram is None:
-                self._unigram = job.data.validation.unigram_loss(job.data.counts, job.shape, limit)
-                self._target_bytes = job.data.validation.target_bytes(job.shape, limit)
+                self._unigram = job.data.validation.unigram_loss(job.data.counts, shape, limit)
+                self._target_bytes = job.data.validation.target_bytes(shape, limit)
         loss = total.nats / max(total.tokens, 1)
         finite = math.isfinite(loss)
         best = finite and (p.best_validation_loss is None or loss < p.best_validation_loss)

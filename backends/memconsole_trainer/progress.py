@@ -117,7 +117,13 @@ def fingerprint(plan: Plan, architecture: Architecture) -> str:
     How often to log, evaluate and save, when to stop early, how many checkpoints to keep, and on which device to compute
     may change between attempts.
     """
-    free = ("log_every", "evaluate_every", "evaluation_batches", "checkpoint_every")
+    free = (
+        "log_every",
+        "evaluate_every",
+        "evaluation_batches",
+        "evaluation_batch_size",
+        "checkpoint_every",
+    )
     stopping = ("early_stopping_patience", "early_stopping_minimum")
     train = msgspec.to_builtins(plan.train)
     for key in (*free, *stopping, "keep_checkpoints", "sample_tokens", "tensorboard"):

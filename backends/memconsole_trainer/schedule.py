@@ -28,14 +28,14 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     `wsd` (warm-up, stable, decay) it is constant until the last `decay_share` of the steps, in which
     it falls as 1 - sqrt (Hägele et al. 2024, arXiv:2405.18392, §3).
     """
-    t = plan.train
+    t, peak = plan.train, plan.peak_learning_rate
     warmup = warmup_steps(plan, total_steps)
     if step < warmup:
-        return t.learning_rate * (step + 1) / warmup
+        return peak * (step + 1) / warmup
     if t.schedule == "constant":
-        return t.learning_rate
+        return peak
     low = t.minimum_learning_rate
-    return t.learning_rate * (low + (1.0 - low) * _share(step, plan, total_steps, warmup))
+    return peak * (low + (1.0 - low) * _share(step, plan, total_steps, warmup))
 
 
 def _share(step: int, plan: Plan, total_steps: int, warmup: int) -> float:

@@ -50,6 +50,12 @@ class Job:
     fingerprints: dict[str, str]
     last_saved: Path | None
 
+    @property
+    def evaluation_shape(self) -> BatchShape:
+        """Of one evaluation batch."""
+        rows = self.plan.evaluation_batch * self.plan.device.count
+        return BatchShape(1, rows, self.shape.sequence_length)
+
 
 def set_up(attempt: Attempt) -> Job:
     """Prepare the attempt, telling each phase. Raises `StopRequestedError`, `PlanError`, `DataError`."""

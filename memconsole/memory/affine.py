@@ -77,6 +77,7 @@ def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
         f"momentum={plan.train.beta1 > 0}",
         f"ema={plan.train.ema_decay > 0}",
         *_regime(architecture, kind, batch, length),
+        *_evaluated(plan),
     )
     return " ".join(parts)
 
@@ -89,15 +90,18 @@ def covers(timeline: Timeline, plan: Plan, architecture: Architecture, kind: str
     return timeline.key == structure_key(plan, architecture, kind)
 
 
-def evaluate(timeline: Timeline, batch: int, length: int) -> Exact:
-    """Every phase's largest moment at `batch` rows of `length` tokens, which the timeline must cover.
+def evaluate(
+    timeline: Timeline, batch: int, length: int, evaluation_batch: int | None = None
+) -> Exact:
+    """Every phase's largest moment at `batch` rows of `length` tokens, which the timeline must cover; in an
+    evaluation, at `evaluation_batch` rows where they are not as many.
 
     Reserved bytes are the live peak times the share that was replayed at the sizes first asked for.
     """
-    values = sizes(batch, length)
-    one, rows, tokens, square, scores, chunk, rest = values
     phases = {}
     for name, moments in timeline.phases.items():
+        values = sizes(evaluation_batch or batch if name == "evaluation" else batch, length)
+        one, rows, tokens, square, scores, chunk, rest = values
         largest, most = moments[0], -1
         for moment in moments:
             a, b, c, d, e, f, g = moment.total
@@ -169,6 +173,12 @@ def _regime(a: Architecture, kind: str, batch: int, length: int) -> tuple[str, .
         if cut:
             parts.append(f"aligned={length % MASK_ALIGNMENT == 0}")
     return tuple(parts)
+
+
+def _evaluated(plan: Plan) -> tuple[str, ...]:
+    """Evaluation batches of a size of their own have their own chunks, and one row is apart from many."""
+    rows = plan.train.evaluation_batch_size
+    return () if rows is None else (f"evaluation={rows}",)
 
 
 @lru_cache(maxsize=256)

@@ -66,7 +66,7 @@ class Knowledge:
             if timeline is not None and affine.covers(
                 timeline, matter.plan, matter.architecture, matter.kind
             ):
-                exact = affine.evaluate(timeline, batch, length)
+                exact = affine.evaluate(timeline, batch, length, matter.plan.evaluation_batch)
                 known = Known(exact=exact, replayed=exact.reserved_bytes is None)
                 evaluated[matter.key] = known
                 return known

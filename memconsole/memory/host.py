@@ -14,11 +14,12 @@ def runtime_bytes(step: Step, costs: Runtime) -> int:
     operand they repacked."""
     if not costs.packed_bytes or step.compute != 4:
         return costs.workspace_bytes
-    a, rows = step.architecture, step.tokens
+    a, tokens = step.architecture, max(step.tokens, step.evaluation_tokens)
+    rows = tokens
     if step.plan.optimize.fused_loss:
         rows = min(rows, CHUNK_TOKENS)
     largest = max(
-        step.sizes.block.largest, step.head, step.tokens * a.intermediate_size, rows * a.vocab_size
+        step.sizes.block.largest, step.head, tokens * a.intermediate_size, rows * a.vocab_size
     )
     return costs.workspace_bytes + min(costs.packed_bytes, 4 * largest)
 

@@ -46,7 +46,7 @@ def moments(step: Step) -> Iterator[Moment]:
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
         return Moment(phase, model, gradients, resident, live, loss, int(work), step.data)
 
-    scores = score_bytes(step)
+    scores = score_bytes(step, step.plan.train.batch_size)
     passing = block.passing * t + overlap.scores * scores
     yield at("forward", standing, kept + stream, 0, passing)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
@@ -74,7 +74,14 @@ def moments(step: Step) -> Iterator[Moment]:
         workspace=step.state.temporaries,
         data=step.data,
     )
-    chunk = int(overlap.chunk_16 if c == 2 else overlap.chunk) * 4 * a.vocab_size * _chunk(t)
+    evaluated = step.evaluation_tokens
+    stream = 4 * a.hidden_size * evaluated
+    passing = block.passing * evaluated + overlap.scores * score_bytes(
+        step, step.plan.evaluation_batch
+    )
+    chunk = (
+        int(overlap.chunk_16 if c == 2 else overlap.chunk) * 4 * a.vocab_size * _chunk(evaluated)
+    )
     yield at("evaluation", 0, stream, 0, max(passing, chunk + 2 * stream))
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
@@ -107,9 +114,9 @@ def _padded_lanes(step: Step) -> float:
     return (a.query_width + 2 * a.key_width) * (-a.head_size % TPU_LANES) / a.head_size
 
 
-def score_bytes(step: Step) -> int:
-    """fp32 attention scores of one chunk of queries; none where cuDNN's fused attention takes them."""
-    a, length, rows = step.architecture, step.sequence, step.plan.train.batch_size
+def score_bytes(step: Step, rows: int) -> int:
+    """fp32 attention scores of one chunk of queries of so many rows; none where cuDNN's fused attention takes them."""
+    a, length = step.architecture, step.sequence
     windowed = a.sliding_window is not None and a.sliding_window < length
     fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not windowed
     if step.kind == "gpu" and step.compute == 2 and fits_cudnn:

@@ -47,6 +47,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     sizes: Sizes
     tokens: int
     sequence: int
+    evaluation_tokens: int
+    """Tokens of an evaluation batch."""
     compute: int
     """Bytes of an element in matmuls."""
     shards: int
@@ -101,6 +103,7 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
         sizes=s,
         tokens=plan.micro_batch_tokens,
         sequence=plan.data.sequence_length,
+        evaluation_tokens=plan.evaluation_batch * plan.data.sequence_length,
         compute=compute,
         shards=shards,
         frozen=frozen,

@@ -46,7 +46,10 @@ class _Blocks:
         self.forward = _widest(self.program.forward, tokens, scores)
         backward = self.program.adding if step.accumulates else self.program.backward
         self.backward = _widest(backward, tokens, scores)
-        self.evaluation = _widest(evaluated_block(a, _evaluating(kernels)), tokens, scores)
+        evaluated = step.evaluation_tokens
+        self.evaluation = _widest(
+            evaluated_block(a, _evaluating(kernels)), evaluated, evaluated * step.sequence
+        )
         self.kept = self.program.kept.activations.bytes(tokens, scores)
         """Activations between the forward and the backward pass."""
         self.kept_copies = self.program.kept.copies
@@ -95,7 +98,7 @@ def _remembered(step: Step) -> tuple[Moment, ...]:
     all of their moments, and many toggles change nothing else."""
     o = step.plan.optimize
     key = (
-        step.architecture, step.kind, step.tokens, step.sequence, step.compute, step.frozen,
+        step.architecture, step.kind, step.tokens, step.evaluation_tokens, step.sequence, step.compute, step.frozen,
         step.accumulates, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
         o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
         o.optimizer_in_backward and o.optimizer_offload,
@@ -283,15 +286,18 @@ class _Timeline:
 
     def _evaluation(self) -> Iterator[Moment]:
         """No gradients and nothing kept but the last batch's hidden states; the head in chunks."""
-        below = self.tables + self.hidden
+        step, a = self.step, self.step.architecture
+        tokens = step.evaluation_tokens
+        hidden = step.compute * a.hidden_size * tokens
+        below = self.tables + hidden
         for b in self.blocks:
             copies = self.copies - b.evaluation.copies
             yield self._live("evaluation", b.evaluation, 0, below, copies)
-        live = _widest(self.evaluated_norm, self.tokens, self.scores)
+        live = _widest(self.evaluated_norm, tokens, tokens * step.sequence)
         yield self._live("evaluation", live, 0, below, self.copies)
-        n = min(self.tokens, CHUNK_TOKENS) * self.step.architecture.vocab_size
+        n = min(tokens, CHUNK_TOKENS) * a.vocab_size
         copies = self.copies + self.head_cast
-        yield self._at("evaluation", 0, self.hidden, copies, 8 * n + self.labels)
+        yield self._at("evaluation", 0, hidden, copies, 8 * n + 8 * tokens)
 
     def _at(
         self, phase: str, gradients: int, live: int, copies: int = 0, logits: int = 0, work: int = 0

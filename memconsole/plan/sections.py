@@ -19,6 +19,7 @@ OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd
 OptimizerOffload = Literal["none", "cpu", "pinned"]
 Sharding = Literal["none", "fsdp"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
+LearningRateScale = Literal["none", "sqrt", "linear"]
 
 
 class PlanError(UserError, ValueError):
@@ -114,6 +115,13 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     ] = None
     batch_size: Annotated[int, about("rows per micro-batch and device", ge=1, le=1_048_576)] = 16
     learning_rate: Annotated[float, about("peak learning rate", gt=0.0, le=10.0)] = 5e-4
+    scale_learning_rate: Annotated[
+        LearningRateScale,
+        about("multiply the rate by (effective batch / reference_batch), or its root"),
+    ] = "none"
+    reference_batch: Annotated[
+        int, about("effective batch in rows that learning_rate is meant for", ge=1, le=MOST)
+    ] = 16
     seed: Annotated[int, about("of weights, order and sampling", ge=0, lt=2**32)] = 42
     warmup_steps: Annotated[int, about("steps of linear warm-up", ge=0, le=MOST)] = 100
     schedule: Annotated[
@@ -160,6 +168,10 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     early_stopping_minimum: Annotated[
         float, about("nats by which a validation loss must be better to count", ge=0.0)
     ] = 0.0
+    evaluation_batch_size: Annotated[
+        Annotated[int, Meta(ge=1, le=1_048_576)] | None,
+        about("rows per evaluation batch and device; none means batch_size"),
+    ] = None
     checkpoint_every: Annotated[
         int, about("steps between checkpoints; 0 means at each epoch's end", ge=0, le=MOST)
     ] = 0
@@ -222,6 +234,19 @@ class Plan(Section, frozen=True, kw_only=True):
     def effective_batch(self) -> int:
         """Rows per optimizer step over all devices."""
         return self.train.batch_size * self.optimize.accumulation_steps * self.device.count
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Rows one device holds at a time while it evaluates."""
+        return self.train.evaluation_batch_size or self.train.batch_size
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The rate at the end of the warm-up, scaled with the effective batch where the plan says so: linearly
+        (Goyal et al. 2017, §2.1) or by its root (Krizhevsky 2014, §3)."""
+        t = self.train
+        power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[t.scale_learning_rate]
+        return t.learning_rate * (self.effective_batch / t.reference_batch) ** power
 
     @property
     def tokens_per_step(self) -> int:
