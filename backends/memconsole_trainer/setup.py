@@ -15,6 +15,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
+from memconsole.runs.ladder import present_plan, rungs
 from memconsole_trainer import progress, summary
 from memconsole_trainer.checkpoint import Checkpoints, Stored, step_of
 from memconsole_trainer.data.documents import DataError
@@ -63,7 +64,7 @@ def set_up(attempt: Attempt) -> Job:
     committed = attempt.run.committed_checkpoints()
     _at(attempt, committed[-1] if committed else None)
     say.phase("import")
-    plan = attempt.run.read_plan()
+    picked, plan = attempt.run.read_plan(), present_plan(attempt.run)
     check(plan)
     architecture = catalog.architecture(plan)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
@@ -72,6 +73,8 @@ def set_up(attempt: Attempt) -> Job:
     stored = checkpoints.newest(say.warning, say.tick)
     _at(attempt, stored.path if stored else None)
     _started(attempt, plan, engine, stored)
+    for rung in rungs(attempt.run)[-1:]:
+        say.warning(rung.words)
     precision = plan.optimize.precision
     missing = missing_instructions(precision) if engine.device.kind == "cpu" else ""
     if missing:
@@ -103,7 +106,7 @@ def set_up(attempt: Attempt) -> Job:
         say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
 
     fingerprints = {
-        "plan": progress.fingerprint(plan, architecture),
+        "plan": progress.fingerprint(picked, architecture),
         "data": data.fingerprint,
         "tokenizer": tokenizer.fingerprint if tokenizer else "",
     }

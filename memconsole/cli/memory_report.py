@@ -13,6 +13,7 @@ from memconsole.plan.plan import PlanError
 from memconsole.remedies import remedies_of
 from memconsole.runs.comparison import Comparison
 from memconsole.runs.directory import RunDirectory
+from memconsole.runs.ladder import present_plan
 from memconsole.runs.report import MemoryReport, Report
 from memconsole.runs.snapshot import OUT_OF_MEMORY
 from memconsole.units import format_bytes
@@ -31,7 +32,7 @@ def remedies_after(run: RunDirectory, made: Report, devices: Devices | None) -> 
     if made.verdict.reason not in OUT_OF_MEMORY:
         return ()
     try:
-        return remedies_of(run.read_plan(), made.memory.shortfall, devices)
+        return remedies_of(present_plan(run), made.memory.shortfall, devices)
     except PlanError:
         return ()
 

@@ -35,6 +35,8 @@ def command(run: str, as_json: bool) -> None:
             for e in made.epochs
         ]
         click.echo("\n".join(["", *columns(rows, left=())]))
+    if made.ladder:
+        click.echo("\n".join(["", *(rung.words for rung in made.ladder)]))
     click.echo("\n".join(["", *memory_lines(made.memory)]))
     if helped := remedy_lines(remedies_after(found, made, devices)):
         click.echo("\n".join(["", *helped]))

@@ -72,6 +72,8 @@ def _needs_every_gradient(plan: Plan) -> str:
         return (
             "gradients are added up over micro-batches first; set optimize.accumulation_steps = 1"
         )
+    if plan.train.on_out_of_memory == "halve":
+        return "halved micro-batches are added up first; set train.on_out_of_memory = stop"
     if plan.train.grad_clip > 0:
         return "clipping needs the norm of all gradients first; set train.grad_clip = 0"
     if plan.optimize.precision == "fp16":

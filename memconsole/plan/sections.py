@@ -19,6 +19,7 @@ OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd
 OptimizerOffload = Literal["none", "cpu", "pinned"]
 Sharding = Literal["none", "fsdp"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
+OnOutOfMemory = Literal["stop", "halve"]
 LearningRateScale = Literal["none", "sqrt", "linear"]
 
 
@@ -178,6 +179,12 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     keep_checkpoints: Annotated[
         int, about("newest checkpoints kept, the best besides", ge=1, le=MOST)
     ] = 2
+    on_out_of_memory: Annotated[
+        OnOutOfMemory,
+        about(
+            "halve: go on with half the micro-batch, twice the accumulation, the same effective batch"
+        ),
+    ] = "stop"
     sample_tokens: Annotated[
         int, about("tokens sampled at each evaluation; 0: none", ge=0, le=1_048_576)
     ] = 64
@@ -246,7 +253,7 @@ class Plan(Section, frozen=True, kw_only=True):
         (Goyal et al. 2017, §2.1) or by its root (Krizhevsky 2014, §3)."""
         t = self.train
         power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[t.scale_learning_rate]
-        return t.learning_rate * (self.effective_batch / t.reference_batch) ** power
+        return t.learning_rate * float(self.effective_batch / t.reference_batch) ** power
 
     @property
     def tokens_per_step(self) -> int:

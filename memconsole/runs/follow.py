@@ -15,6 +15,7 @@ from memconsole.runs.directory import RunDirectory
 from memconsole.runs.eventlog import EventReader
 from memconsole.runs.heartbeat import read_heartbeat
 from memconsole.runs.identity import boot_seconds
+from memconsole.runs.ladder import rungs
 from memconsole.runs.liveness import Liveness, liveness, refusal
 from memconsole.runs.log_tail import LogTail
 from memconsole.runs.reduce import (
@@ -22,6 +23,7 @@ from memconsole.runs.reduce import (
     RunState,
     begin_attempt,
     eta_seconds,
+    forget_memory,
     reduce,
     slow_step_seconds,
 )
@@ -239,6 +241,8 @@ class Follower:
             self._reader = EventReader(directory)
             self._log = LogTail(directory / "out.log")
             self._state = begin_attempt(self._state, number)
+            if any(rung.attempt == number - 1 for rung in rungs(self.run)):
+                forget_memory(self._state)
             self._drain()
 
     def _drain(self) -> None:

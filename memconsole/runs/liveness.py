@@ -36,6 +36,10 @@ def liveness(run: RunDirectory) -> Liveness:
     recorded = None
     if attempt is not None:
         recorded = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
+    if recorded is not None and recorded.continues:
+        supervisor = locks.holder(run.supervisor_lock)
+        if supervisor is not None:
+            return Liveness("starting", attempt, supervisor, None, locks.gang_held(run.gang_lock))
     if recorded is not None and attempt is not None:
         gang = locks.gang_held(run.gang_lock)
         state = "orphaned" if gang else ended_state(recorded.verdict)

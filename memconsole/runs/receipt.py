@@ -11,6 +11,7 @@ import msgspec
 from memconsole.runs import files
 from memconsole.runs.comparison import Comparison, MeasuredLine
 from memconsole.runs.directory import RunDirectory
+from memconsole.runs.ladder import Rung
 from memconsole.runs.report import (
     UNENDED,
     StepLine,
@@ -50,6 +51,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     comparison: tuple[Comparison, ...] = ()
     shortfall: Shortfall | None = None
     """What a run that ran out of memory needed at least."""
+    ladder: tuple[Rung, ...] = ()
+    """Its steps down, the last of which `plan` and what was measured are of; it was not priced."""
     tokens_per_second: float | None
     average_epoch_minutes: float | None
     written_wall: float
@@ -85,6 +88,7 @@ def write_receipt(run: RunDirectory) -> Receipt:
         by_phase=made.memory.by_phase,
         comparison=made.memory.comparison,
         shortfall=made.memory.shortfall,
+        ladder=made.ladder,
         tokens_per_second=_typical_speed(story.steps),
         average_epoch_minutes=made.average_epoch_minutes,
         written_wall=time.time(),

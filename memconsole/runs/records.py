@@ -82,3 +82,5 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     time_wall: float
     adopted: bool = False
     """The supervisor was not the trainer's parent and could not learn its exit code."""
+    continues: bool = False
+    """The supervisor starts another attempt by itself, see `ladder`."""

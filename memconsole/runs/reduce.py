@@ -106,6 +106,15 @@ def begin_attempt(state: RunState, attempt: int) -> RunState:
     return state
 
 
+def forget_memory(state: RunState) -> RunState:
+    """Go on with smaller micro-batches: what the larger ones took says nothing of them."""
+    state.memory, state.peaks_by_phase = None, {}
+    state.peak_bytes = state.peak_device_bytes = state.peak_reserved_bytes = None
+    state.peak_host_bytes = None
+    state.peak_host_anonymous_bytes = state.peak_host_shared_bytes = None
+    return state
+
+
 def reduce(state: RunState, record: events.Record) -> RunState:
     """Take one record in.
 

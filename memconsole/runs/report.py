@@ -19,8 +19,9 @@ from memconsole.runs.comparison import (
 from memconsole.runs.directory import RunDirectory
 from memconsole.runs.eventlog import EventReader
 from memconsole.runs.follow import READ_BYTES, clean_texts
+from memconsole.runs.ladder import Rung, present_plan, rungs
 from memconsole.runs.liveness import liveness
-from memconsole.runs.reduce import RunState, begin_attempt, reduce
+from memconsole.runs.reduce import RunState, begin_attempt, forget_memory, reduce
 from memconsole.runs.shortfall import Shortfall, shortfall
 from memconsole.runs.snapshot import OUT_OF_MEMORY, Verdict
 from memconsole.sanitize import clean_line
@@ -93,6 +94,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     total_minutes: float
     average_epoch_minutes: float | None
     attempts: int
+    ladder: tuple[Rung, ...] = ()
+    """Steps down after running out of memory; `plan` is the last of them, and so is what was measured."""
 
 
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,8 +123,11 @@ def read_story(run: RunDirectory) -> Story:
     """Fold every attempt's events; steps taken again after a resume replace the abandoned ones."""
     state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
     steps: list[StepLine] = []
+    left = {rung.attempt for rung in rungs(run)}
     for number in run.attempt_numbers():
         state = begin_attempt(state, number)
+        if number - 1 in left:
+            forget_memory(state)
         reader, before = EventReader(run.attempt_path(number)), None
         while reader.position != before:
             before = reader.position
@@ -195,6 +201,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         if ended and ended.average_epoch_minutes is not None
         else average,
         attempts=len(run.attempt_numbers()),
+        ladder=rungs(run),
     )
 
 
@@ -275,12 +282,15 @@ def verdict_line(why: Verdict) -> VerdictLine:
 
 def _plan(run: RunDirectory) -> dict[str, Any]:
     try:
-        document = plans.to_document(clean_texts(run.read_plan()), full=True)
+        document = plans.to_document(clean_texts(present_plan(run)), full=True)
     except PlanError:
         return {}
     return document
 
 
 def stored_estimate(run: RunDirectory) -> StoredEstimate | None:
+    """Of the launcher; None for a run that does not train what was priced, but smaller micro-batches."""
+    if rungs(run):
+        return None
     stored = files.read_struct(run.path / "estimate.json", StoredEstimate)
     return None if stored is None else clean_texts(stored)

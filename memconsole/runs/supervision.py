@@ -11,12 +11,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from memconsole.runs import control, daemon, family, files, identity, locks, spawn
+from memconsole.plan.plan import PlanError
+from memconsole.runs import control, daemon, family, files, identity, ladder, locks, spawn
 from memconsole.runs.directory import RunDirectory, RunError
 from memconsole.runs.heartbeat import read_heartbeat
 from memconsole.runs.identity import ProcessHandle, boot_seconds
 from memconsole.runs.pace import Pace, StopDeadline
 from memconsole.runs.records import ExitRecord
+from memconsole.runs.snapshot import Verdict
 from memconsole.runs.spawn import TrainerCommand, trainer_command
 from memconsole.runs.verdict import classify, gather
 
@@ -31,11 +33,19 @@ LOG_BYTES = 64 << 20
 class Supervisor:
     """Watches one attempt of one run. Holds `supervisor.lock` from construction to `close()`."""
 
-    def __init__(self, run: RunDirectory, poll_seconds: float = POLL_SECONDS) -> None:
-        """Raises `locks.LockHeld` when the run has a supervisor."""
+    def __init__(
+        self,
+        run: RunDirectory,
+        poll_seconds: float = POLL_SECONDS,
+        lock: locks.Lock | None = None,
+    ) -> None:
+        """Takes the supervisor's lock, unless it is handed one.
+
+        Raises `locks.LockHeld` when the run has another supervisor.
+        """
         self.run = run
         self.poll_seconds = poll_seconds
-        self.lock = locks.take(run.supervisor_lock)
+        self.lock = lock or locks.take(run.supervisor_lock)
         self.attempt = 0
         self.child: int | None = None
         """The trainer's process number when it is ours to wait for."""
@@ -47,8 +57,16 @@ class Supervisor:
         self.stops: list[tuple[str, float]] = []
         """Who asked to stop, and when (boot seconds)."""
         self.killing = False
+        self.continues = False
+        """Whether the run, out of memory, shall go on with smaller micro-batches."""
         self._save: Callable[[], object] | None = None
         self._next_snapshot = 0.0
+
+    def successor(self) -> Supervisor:
+        """Who starts and watches the next attempt, with this one's lock. Call once this attempt has ended."""
+        if self.handle is not None:
+            self.handle.close()
+        return Supervisor(self.run, self.poll_seconds, self.lock)
 
     def close(self) -> None:
         if self.handle is not None:
@@ -176,10 +194,13 @@ class Supervisor:
 
     def _record_exit(self, code: int | None, number: signal.Signals | None) -> None:
         """Write `exit.json`, freeing the reserve and waiting a minute when the disk is full."""
+        verdict = classify(gather(self.run, self.attempt, code, number))
+        self.continues = self._descends(verdict)
         record = ExitRecord(
-            verdict=classify(gather(self.run, self.attempt, code, number)),
+            verdict=verdict,
             time_wall=time.time(),
             adopted=self.child is None,
+            continues=self.continues,
         )
         for _ in range(60):
             try:
@@ -193,6 +214,22 @@ class Supervisor:
                     self.run.reserve_path.unlink()
                     continue
                 time.sleep(1.0)
+
+    def _descends(self, verdict: Verdict) -> bool:
+        """Take the next step down of the out-of-memory ladder, if there is one and nobody asked to stop."""
+        if self.stops or self.killing:
+            return False
+        beat = read_heartbeat(self.path)
+        try:
+            rung = ladder.descend(
+                self.run, self.attempt, verdict, beat.phase if beat else "starting"
+            )
+        except (OSError, PlanError) as error:
+            say(f"ladder: {error}")
+            return False
+        if rung is not None:
+            say(rung.words)
+        return rung is not None
 
     def _serve_requests(self) -> None:
         for request, path in control.pending(self.run):

@@ -54,6 +54,14 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
         return 1
     _tell(options.ready_fd, Started(attempt=attempt))
     supervisor.watch()
+    while supervisor.continues:
+        supervisor = supervisor.successor()
+        try:
+            supervisor.start(command)
+        except (RunError, OSError, ValueError) as error:
+            say(str(error))
+            break
+        supervisor.watch()
     supervisor.close()
     return 0
 
