@@ -118,6 +118,8 @@ def fingerprint(plan: Plan, architecture: Architecture) -> str:
     may change between attempts.
     """
     free = (
+        "preflight",
+        "on_out_of_memory",
         "log_every",
         "evaluate_every",
         "evaluation_batches",

@@ -44,7 +44,7 @@ class Saver:
             deadline = time.monotonic() + DISK_WAIT_SECONDS
             while True:
                 try:
-                    saved = self._commit()
+                    saved = self.write(job.checkpoints, p.step)
                     break
                 except OSError as error:
                     if error.errno not in _FULL:
@@ -62,7 +62,8 @@ class Saver:
             durable=True,
         )
 
-    def _commit(self) -> checkpoint.Saved:
+    def write(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
+        """Commit the state as it is among `checkpoints`. Raises what their `save` raises."""
         p, job = self._job.progress, self._job
         state = {
             "progress": msgspec.to_builtins(p),
@@ -71,12 +72,12 @@ class Saver:
             "architecture": msgspec.to_builtins(job.architecture),
             "versions": {n: str(v) for n, v in job.engine.versions.items()},
         }
-        return job.checkpoints.save(
-            p.step,
+        return checkpoints.save(
+            step,
             job.engine.state(),
             state,
             self._attempt.is_newest,
-            lambda written: self._attempt.progress("checkpoint", p.step, written),
+            lambda written: self._attempt.progress(self._watch.phase, step, written),
             expected_bytes=4 * job.engine.trainable_parameters,
         )
 

@@ -31,8 +31,8 @@ class Watch:
         self._memory_said = 0.0
 
     def enter(self, phase: str, detail: str = "") -> None:
-        """Be in `phase` from now on."""
-        if phase != self.phase:
+        """Be in `phase` from now on, and say so where that, or a `detail` of it, is news."""
+        if phase != self.phase or detail:
             self._attempt.emit(events.Phase(phase=phase, detail=detail))
         self.phase = phase
         self.beat()
@@ -45,7 +45,7 @@ class Watch:
     @contextmanager
     def aside(self, phase: str) -> Iterator[None]:
         """Another phase beside the present one, whose time is not training's and whose peak of memory
-        is its own."""
+        is its own. What fails in it fails in that phase: there is no way back from it."""
         before = self.phase
         self._engine.synchronize()  # what is still queued is training
         self.memory()
@@ -54,12 +54,17 @@ class Watch:
         self._engine.reset_peak()
         try:
             yield
-        finally:
-            self.enter(phase)
-            self.memory()
-            self._engine.reset_peak()
-            self.enter(before)
-            self._busy_since = time.monotonic()
+        except StopRequestedError:
+            self._leave(phase, before)
+            raise
+        self._leave(phase, before)
+
+    def _leave(self, phase: str, before: str) -> None:
+        self.enter(phase)
+        self.memory()
+        self._engine.reset_peak()
+        self.enter(before)
+        self._busy_since = time.monotonic()
 
     def beat(self) -> None:
         """A sign of life."""

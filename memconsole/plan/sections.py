@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -179,6 +180,10 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     keep_checkpoints: Annotated[
         int, about("newest checkpoints kept, the best besides", ge=1, le=MOST)
     ] = 2
+    preflight: Annotated[
+        bool,
+        about("first rehearse one checkpoint, one evaluation and one step, without trace"),
+    ] = True
     on_out_of_memory: Annotated[
         OnOutOfMemory,
         about(
@@ -253,7 +258,7 @@ class Plan(Section, frozen=True, kw_only=True):
         (Goyal et al. 2017, §2.1) or by its root (Krizhevsky 2014, §3)."""
         t = self.train
         power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[t.scale_learning_rate]
-        return t.learning_rate * float(self.effective_batch / t.reference_batch) ** power
+        return t.learning_rate * math.pow(self.effective_batch / t.reference_batch, power)
 
     @property
     def tokens_per_step(self) -> int:

@@ -29,7 +29,7 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Phase(Event, frozen=True, kw_only=True):
-    """The trainer is in another phase: import data tokenizer build compile train evaluate checkpoint
+    """The trainer is in another phase: import data tokenizer build preflight compile train evaluate checkpoint
     sample paused stopping."""
 
     phase: str

@@ -20,7 +20,7 @@ RATE_RECORDS = 64
 """Step records the rate is taken over."""
 PROFILING = "profile"
 """The phase of steps that are recorded: the recording's own memory is none of the plan's."""
-WARMING_PHASES = frozenset({"import", "build", "compile"})
+WARMING_PHASES = frozenset({"import", "build", "preflight", "compile"})
 
 
 class EpochMark(msgspec.Struct, array_like=True):

@@ -116,6 +116,12 @@ class BatchStream:
                 raise item
             return item
 
+    def peek(self, waiting: Callable[[], None] | None = None) -> Item:
+        """The next item, which stays the next one. `waiting` and what is raised are as for `next`."""
+        self.fill(waiting)
+        assert self._first is not None
+        return self._first
+
     def fill(self, waiting: Callable[[], None] | None = None) -> None:
         """Wait until the first item is there, and with it most of the memory the data takes.
 
