@@ -29,16 +29,23 @@ def chunk_rows(batch: int, heads: int, length: int) -> int:
 
 
 def causal_attention(
-    query: Array, key: Array, value: Array, scale: float, window: Array | None
+    query: Array,
+    key: Array,
+    value: Array,
+    scale: float,
+    window: Array | None,
+    documents: Array | None = None,
 ) -> Array:
     """Attention of query (B, T, H, D) over key, value (B, T, K, D); returns (B, T, H·D), or (B, T, H, D) where
     cuDNN keeps it so for its backward pass: what is returned is what stays, and only once.
 
-    `window`: how many keys a query sees, itself included, as a scalar; None means all before it.
+    `window`: how many keys a query sees, itself included, as a scalar; None means all before it. `documents`
+    (B, T): a query sees keys of its own document alone. Neither is known to the cuDNN path, nor is a mask of all
+    rows ever made: each chunk compares its own.
     """
     b, t, h, d = query.shape
     kv_heads = key.shape[2]
-    if window is None and cudnn_applies(query):
+    if window is None and documents is None and cudnn_applies(query):
         fused = stand_in if target.is_absent() else _cudnn
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
@@ -46,26 +53,42 @@ def causal_attention(
     chunks = -(-t // rows)
     one = jax.checkpoint(functools.partial(_chunk, scale=scale), prevent_cse=False)
     if chunks == 1:
-        y = one(q, key, value, jnp.int32(0), window)
+        y = one(q, key, value, jnp.int32(0), window, documents, documents)
     else:
         q = jnp.pad(q, ((0, 0), (0, chunks * rows - t), (0, 0), (0, 0), (0, 0)))
         parts = jnp.moveaxis(q.reshape(b, chunks, rows, *q.shape[2:]), 1, 0)  # (N, B, R, K, G, D)
         starts = jnp.arange(chunks, dtype=jnp.int32) * rows
-        y = lax.map(lambda xs: one(xs[0], key, value, xs[1], window), (parts, starts))
+        own = None
+        if documents is not None:
+            padded = jnp.pad(documents, ((0, 0), (0, chunks * rows - t)), mode="edge")
+            own = jnp.moveaxis(padded.reshape(b, chunks, rows), 1, 0)  # (N, B, R)
+        y = lax.map(
+            lambda xs: one(xs[0], key, value, xs[1], window, xs[2], documents), (parts, starts, own)
+        )
         y = jnp.moveaxis(y, 0, 1).reshape(b, chunks * rows, *q.shape[2:])[:, :t]
     return checkpoint_name(y.reshape(b, t, h * d), "attention")
 
 
 def _chunk(
-    q: Array, key: Array, value: Array, start: Array, window: Array | None, *, scale: float
+    q: Array,
+    key: Array,
+    value: Array,
+    start: Array,
+    window: Array | None,
+    own: Array | None,
+    documents: Array | None,
+    *,
+    scale: float,
 ) -> Array:
-    """q (B, R, K, G, D), the queries from position `start` -> (B, R, K, G, D)."""
+    """q (B, R, K, G, D), the queries from position `start`, of documents `own` (B, R) -> (B, R, K, G, D)."""
     scores = jnp.einsum("brkgd,bskd->bkgrs", q, key, preferred_element_type=jnp.float32) * scale
     row = start + jnp.arange(q.shape[1])[:, None]  # (R, 1)
     column = jnp.arange(key.shape[1])[None, :]  # (1, T)
     seen = column <= row
     if window is not None:
         seen &= row - column < window
+    if own is not None and documents is not None:
+        seen = (seen & (own[:, :, None] == documents[:, None, :]))[:, None, None]  # (B, 1, 1, R, T)
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     share = jax.nn.softmax(scores, axis=-1).astype(value.dtype)  # (B, K, G, R, T)
     return jnp.einsum("bkgrs,bskd->brkgd", share, value)

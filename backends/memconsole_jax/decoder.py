@@ -121,9 +121,15 @@ class Attention(nnx.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
 
-    def __call__(self, x: Array, rotation: Rotation | None, window: Array | None) -> Array:
+    def __call__(
+        self,
+        x: Array,
+        rotation: Rotation | None,
+        window: Array | None,
+        documents: Array | None = None,
+    ) -> Array:
         q, k, v = self.project(x, rotation)
-        y = causal_attention(q, k, v, self.scale, window)  # (B, T, H·D) or (B, T, H, D)
+        y = causal_attention(q, k, v, self.scale, window, documents)  # (B, T, H·D) or (B, T, H, D)
         return self.output(y)  # (B, T, C)
 
 
@@ -155,10 +161,15 @@ class Block(nnx.Module):
         self.mlp_post_norm = Norm(a, a.hidden_size) if a.post_norms else None
 
     def __call__(
-        self, x: Array, rotation: Rotation | None, window: Array | None, dtype: Any = jnp.float32
+        self,
+        x: Array,
+        rotation: Rotation | None,
+        window: Array | None,
+        dtype: Any = jnp.float32,
+        documents: Array | None = None,
     ) -> Array:
         """The residual stream x (B, T, C) stays float32; everything between is in `dtype`."""
-        y = self.attention(self.attention_norm(x).astype(dtype), rotation, window)
+        y = self.attention(self.attention_norm(x).astype(dtype), rotation, window, documents)
         return self.feed(x, y, dtype)
 
     def feed(self, x: Array, y: Array, dtype: Any = jnp.float32) -> Array:
@@ -193,15 +204,20 @@ class Decoder(nnx.Module):
         return x if self.positions is None else x + self.positions(positions)
 
     def hidden(
-        self, tokens: Array, dtype: Any = jnp.float32, around: Around | None = None
+        self,
+        tokens: Array,
+        dtype: Any = jnp.float32,
+        around: Around | None = None,
+        documents: Array | None = None,
     ) -> Array:
         """Tokens (B, T) to the normed output of the last block (B, T, C) in `dtype`.
 
-        `around` wraps one block's function: gradient checkpointing.
+        `around` wraps one block's function: gradient checkpointing. `documents` (B, T) number the documents of a
+        row, which do not see one another.
         """
         a = self.architecture
         length = tokens.shape[1]
-        positions = jnp.arange(length)
+        positions = jnp.arange(length) if documents is None else restarted(documents)
         rotations = all_rotations(a, positions)
         local = local_layers(a, length)
         graph, weights = nnx.split(self.layers)
@@ -209,7 +225,7 @@ class Decoder(nnx.Module):
         def layer(x: Array, weights: Any, is_local: Array | None) -> Array:
             block = nnx.merge(graph, weights)
             rotation, window = layer_view(a, rotations, is_local, length)
-            return block(x, rotation, window, dtype)
+            return block(x, rotation, window, dtype, documents)
 
         wrapped = layer if around is None else around(layer)
         x = self.embed(tokens, positions)
@@ -225,8 +241,10 @@ class Decoder(nnx.Module):
         """(..., C) to float32 logits (..., V); the product is in the dtype of `hidden`."""
         return (hidden @ self.head_weight.astype(hidden.dtype).T).astype(jnp.float32)
 
-    def __call__(self, tokens: Array, dtype: Any = jnp.float32) -> Array:
-        return self.logits(self.hidden(tokens, dtype))
+    def __call__(
+        self, tokens: Array, dtype: Any = jnp.float32, documents: Array | None = None
+    ) -> Array:
+        return self.logits(self.hidden(tokens, dtype, documents=documents))
 
 
 @functools.lru_cache(maxsize=16)
@@ -243,12 +261,19 @@ def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
 
 
 Rotation = tuple[Array, Array]
-"""Cosines and sines (T, D) of the rotary embedding, float32."""
+"""Cosines and sines (T, D), or (B, T, D), of the rotary embedding, float32."""
+
+
+def restarted(documents: Array) -> Array:
+    """Positions (B, T) counted from the first token of each token's document."""
+    index = jnp.arange(documents.shape[1])
+    begins = jnp.pad(documents[:, 1:] != documents[:, :-1], ((0, 0), (1, 0)))
+    return index - lax.cummax(index * begins, axis=1)
 
 
 def rotate(x: Array, rotation: Rotation) -> Array:
     """Rotary embedding (Su et al. 2021) of x (B, T, heads, D), pairing element i with i + D/2."""
-    cos, sin = (table[:, None, :] for table in rotation)  # (T, 1, D)
+    cos, sin = (table[..., None, :] for table in rotation)  # (T, 1, D)
     y = x.astype(jnp.float32)
     first, second = jnp.split(y, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)
@@ -273,7 +298,7 @@ def _rotation(
         frequencies = frequencies / scaling.factor
     elif scaling is not None:
         frequencies = _llama3(frequencies, scaling)
-    angles = positions.astype(jnp.float32)[:, None] * frequencies  # (T, D/2)
+    angles = positions.astype(jnp.float32)[..., None] * frequencies  # (T, D/2)
     angles = jnp.concatenate([angles, angles], axis=-1)  # (T, D)
     return jnp.cos(angles), jnp.sin(angles)
 

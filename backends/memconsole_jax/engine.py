@@ -36,6 +36,7 @@ from memconsole_trainer.engine import (
     StateSource,
     StepMetrics,
     WeightSource,
+    micro_batches,
 )
 from memconsole_trainer.host_memory import HostMemory
 from memconsole_trainer.schedule import learning_rate
@@ -120,6 +121,7 @@ class JaxEngine:
             self._put(inputs),
             self._put(targets),
             self._put(np.array([rate, average.share(plan, self._step)], np.float32)),
+            self._documents(batch.documents, rows),
         )
         self._trained, metrics = self._train_step(*arguments)
         self._unread.append((self._step, rate, metrics))
@@ -141,13 +143,14 @@ class JaxEngine:
         sums, tokens = self._put(np.zeros(2, np.float32)), 0
         for batch in batches:
             tokens += int((batch.targets != MASKED).sum())
-            for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+            for inputs, targets, documents in micro_batches(batch):
                 sums = self._evaluation_step(
                     sums,
                     self._evaluated,
                     self._kept,
                     self._put(_filled(inputs, 0, (rows,))),
                     self._put(_filled(targets, MASKED, (rows,))),
+                    self._documents(documents, (rows,)),
                 )
         total, lost = np.asarray(sums, np.float64)
         return LossSum(float(total - lost), tokens)
@@ -317,6 +320,9 @@ class JaxEngine:
         rounds = self._plan.optimize.precision == "bf16-sr"
         return self._put(np.uint32(self._step)) if rounds else None
 
+    def _documents(self, documents: Any, rows: tuple[int, ...]) -> jax.Array | None:
+        return None if documents is None else self._put(_filled(documents, 0, rows))
+
     def _put(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._device)
 
@@ -349,12 +355,16 @@ class OptimizerLeaf:
 
 
 def logits(
-    architecture: Architecture, weights: WeightSource, tokens: NDArray[np.integer]
+    architecture: Architecture,
+    weights: WeightSource,
+    tokens: NDArray[np.integer],
+    documents: NDArray[np.integer] | None = None,
 ) -> NDArray[np.float32]:
     """Float32 logits (B, T, V) of tokens (B, T)."""
     arrays = {n: jnp.asarray(s.gather(weights.tensor)) for n, s in stacks(architecture).items()}
-    run = jax.jit(lambda arrays, tokens: assemble(architecture, arrays)(tokens))
-    return np.array(run(arrays, jnp.asarray(tokens, jnp.int32)))
+    run = jax.jit(lambda w, *rows: assemble(architecture, w)(rows[0], documents=rows[1]))
+    own = None if documents is None else jnp.asarray(documents, jnp.int32)
+    return np.array(run(arrays, jnp.asarray(tokens, jnp.int32), own))
 
 
 def gradients(
@@ -366,12 +376,15 @@ def gradients(
     trained = {n: x for n, x in arrays.items() if found[n].used}
     kept = {n: x for n, x in arrays.items() if not found[n].used}
 
-    def loss(trained: Any, kept: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+    def loss(trained: Any, kept: Any, inputs: Any, targets: Any, documents: Any) -> jax.Array:
         decoder = assemble(architecture, {**trained, **kept})
-        return plain_nats(decoder.hidden(inputs), decoder.head_weight, targets)
+        hidden = decoder.hidden(inputs, documents=documents)
+        return plain_nats(hidden, decoder.head_weight, targets)
 
     run = jax.jit(lambda *arguments: mean_gradients(loss, *arguments)[1])
-    result = run(trained, kept, jnp.asarray(batch.inputs), jnp.asarray(batch.targets))
+    own = None if batch.documents is None else jnp.asarray(batch.documents)
+    rows = jnp.asarray(batch.inputs), jnp.asarray(batch.targets)
+    result = run(trained, kept, *rows, 1.0, own)
     return {c: row for n, x in result.items() for c, row in found[n].split(np.array(x))}
 
 

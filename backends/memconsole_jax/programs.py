@@ -133,14 +133,16 @@ class Programs:
         )
         places = None if self.host_place is None else (self.sharding, self.host_place)
         step = train_step(self.plan, self.architecture, self._update, places)
-        return step.lower(state, self.kept_shapes, many, many, self._shape((2,)))
+        documents = many if self.plan.data.isolate_documents else None
+        return step.lower(state, self.kept_shapes, many, many, self._shape((2,)), documents)
 
     def lower_evaluate(self) -> Any:
         """One evaluation batch."""
         rows = self.evaluation_row_shape
         step = evaluation_step(self.plan, self.architecture)
+        documents = rows if self.plan.data.isolate_documents else None
         weights = self.average_shapes or self.trained_shapes
-        return step.lower(self._shape((2,)), weights, self.kept_shapes, rows, rows)
+        return step.lower(self._shape((2,)), weights, self.kept_shapes, rows, rows, documents)
 
     @property
     def _update(self) -> Any:

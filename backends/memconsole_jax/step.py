@@ -24,7 +24,7 @@ from memconsole_jax.rounding import Rounding
 from memconsole_trainer.loss_scale import is_scaled
 
 Tree = dict[str, Array]
-Loss = Callable[[Tree, Tree, Array, Array], Array]
+Loss = Callable[[Tree, Tree, Array, Array, Array | None], Array]
 
 
 class Trained(NamedTuple):
@@ -39,15 +39,19 @@ class Trained(NamedTuple):
 
 
 def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Loss:
-    """Summed nats of one micro-batch: (trained, kept, inputs (B, T), targets (B, T)) -> scalar."""
+    """Summed nats of one micro-batch: (trained, kept, inputs (B, T), targets (B, T), documents (B, T)
+    or None) -> scalar."""
     dtype = precision.compute_dtype(plan)
     o = plan.optimize
     around = checkpointing.around(o.gradient_checkpointing, offload=o.activation_offload)
     nats = chunked_nats if chunked else plain_nats
 
-    def loss(trained: Tree, kept: Tree, inputs: Array, targets: Array) -> Array:
+    def loss(
+        trained: Tree, kept: Tree, inputs: Array, targets: Array, documents: Array | None
+    ) -> Array:
         decoder = assembled(architecture, {**trained, **kept})
-        return nats(decoder.hidden(inputs, dtype, around), decoder.head_weight, targets)
+        hidden = decoder.hidden(inputs, dtype, around, documents)
+        return nats(hidden, decoder.head_weight, targets)
 
     return loss
 
@@ -59,6 +63,7 @@ def mean_gradients(
     inputs: Array,
     targets: Array,
     scale: Array | float = 1.0,
+    documents: Array | None = None,
 ) -> tuple[Array, Tree]:
     """Mean nats over all unmasked targets (A, B, T) times `scale`, and its gradients: float32 where they are summed
     over micro-batches, else in the weights' dtypes.
@@ -68,17 +73,19 @@ def mean_gradients(
     """
     share = scale / jnp.maximum(jnp.sum(targets != MASKED), 1).astype(jnp.float32)
 
-    def one(inputs: Array, targets: Array) -> tuple[Array, Tree]:
-        return jax.value_and_grad(lambda w: loss(w, kept, inputs, targets) * share)(trained)
+    def one(inputs: Array, targets: Array, documents: Array | None) -> tuple[Array, Tree]:
+        return jax.value_and_grad(lambda w: loss(w, kept, inputs, targets, documents) * share)(
+            trained
+        )
 
     if inputs.shape[0] == 1:
-        return one(inputs[0], targets[0])
+        return one(inputs[0], targets[0], None if documents is None else documents[0])
 
-    def add(total: tuple[Array, Tree], rows: tuple[Array, Array]) -> tuple[Any, None]:
+    def add(total: tuple[Array, Tree], rows: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, one(*rows)), None
 
     zero = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), trained)
-    total, _ = lax.scan(add, (jnp.float32(0.0), zero), (inputs, targets))
+    total, _ = lax.scan(add, (jnp.float32(0.0), zero), (inputs, targets, documents))
     return total
 
 
@@ -88,20 +95,28 @@ def train_step(
     transformation: optax.GradientTransformation,
     places: tuple[Any, Any] | None = None,
 ) -> Any:
-    """Jitted (Trained, kept, inputs (A, B, T), targets, rates) -> Trained and [loss, gradient norm and, where there
-    is one, loss scale]; donates the first argument. `rates` (2,): the learning rate, and the share of the new
-    weights in their average. `places`: the device and its host memory, where the optimizer's state waits there."""
+    """Jitted (Trained, kept, inputs (A, B, T), targets, rates, documents or None) -> Trained and [loss, gradient
+    norm and, where there is one, loss scale]; donates the first argument. `rates` (2,): the learning rate, and the
+    share of the new weights in their average. `places`: the device and its host memory, where the optimizer's state
+    waits there."""
     loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss)
     scaled = is_scaled(plan.optimize.precision)
     rounds = plan.optimize.precision == "bf16-sr"
     rounding = Rounding(plan, architecture)
 
     def step(
-        state: Trained, kept: Tree, inputs: Array, targets: Array, rates: Array
+        state: Trained,
+        kept: Tree,
+        inputs: Array,
+        targets: Array,
+        rates: Array,
+        documents: Array | None = None,
     ) -> tuple[Trained, Array]:
         rate, share = rates
         scale = state.precision[0] if scaled else 1.0
-        total, gradients = mean_gradients(loss, state.weights, kept, inputs, targets, scale)
+        total, gradients = mean_gradients(
+            loss, state.weights, kept, inputs, targets, scale, documents
+        )
         squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
         norm = jnp.sqrt(sum(squares)) / scale
         factor = clip_factor(norm, plan.train.grad_clip) / scale
@@ -134,16 +149,23 @@ def train_step(
 
 
 def evaluation_step(plan: Plan, architecture: Architecture) -> Any:
-    """Jitted (sums, trained, kept, inputs (B, T), targets) -> sums with this batch's nats added.
+    """Jitted (sums, trained, kept, inputs (B, T), targets, documents or None) -> sums with this batch's nats added.
 
     `sums` is [total, rounding lost] (Kahan 1965), so that millions of tokens add up in float32. The
     loss is always chunked: evaluation never needs more memory than training.
     """
     loss = summed_loss(plan, architecture, chunked=True)
 
-    def step(sums: Array, trained: Tree, kept: Tree, inputs: Array, targets: Array) -> Array:
+    def step(
+        sums: Array,
+        trained: Tree,
+        kept: Tree,
+        inputs: Array,
+        targets: Array,
+        documents: Array | None = None,
+    ) -> Array:
         total, lost = sums
-        nats = loss(trained, kept, inputs, targets) - lost
+        nats = loss(trained, kept, inputs, targets, documents) - lost
         new = total + nats
         return jnp.stack([new, (new - total) - nats])
 

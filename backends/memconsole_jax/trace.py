@@ -77,7 +77,8 @@ def _planned(
         "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
         "optimizer state": _bytes(programs.state_shapes) + _bytes(programs.average_shapes),
     }
-    rows = 2 * _bytes(programs.row_shape)
+    arrays = 3 if plan.data.isolate_documents else 2
+    rows = arrays * _bytes(programs.row_shape)
     source = f"{place.compiler}, for {place.name}"
     step = _compiled(programs.lower_train(), place)
     steps = plan.optimize.accumulation_steps
@@ -99,7 +100,7 @@ def _planned(
     phases["evaluation"] = ExactPhase(
         # The optimizer's state is no argument of it, but there; so are weights whose average is evaluated.
         total_bytes=evaluation.needed + _bytes((programs.state_shapes, aside)),
-        components={**held, "data": 2 * _bytes(programs.evaluation_row_shape)},
+        components={**held, "data": arrays * _bytes(programs.evaluation_row_shape)},
     )
     return Exact(
         phases=phases,

@@ -18,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.architecture import Architecture, RopeScaling, parameters
+from memconsole_torch.packing import masks, restarted, restarting
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of every position's angles, fp32 (T, head_size / 2) each."""
+"""Cosines and sines of every position's angles, fp32 (T, head_size / 2) each; (B, 1, T, head_size / 2) where
+positions begin anew within a row."""
 
 
 class Decoder(nn.Module):
@@ -51,27 +53,36 @@ class Decoder(nn.Module):
         tied = self.architecture.tied_embeddings
         return self.embedding.weight if tied else self.head.weight  # (V, H)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision."""
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision. `documents` (B, T) number
+        the documents of a row, which do not see one another."""
         a = self.architecture
         length = tokens.shape[1]
         x = self.embedding(tokens).float()  # (B, T, H)
         if a.scale_embeddings:
             x = x * a.hidden_size**0.5  # rounded to the embedding's fp32, as transformers does
         if a.positions == "learned":
-            x = x + self.positions.weight[:length]
+            own = documents is not None
+            x = x + (
+                self.positions(restarted(documents)) if own else self.positions.weight[:length]
+            )
 
         wide = rotation(a, length, local=False, device=x.device)
         near = rotation(a, length, local=True, device=x.device)
-        window = sliding_window_mask(a, length, compute_dtype(x), x.device)
+        whole, window = None, None
+        if documents is None:
+            window = sliding_window_mask(a, length, compute_dtype(x), x.device)
+        else:
+            wide, near = restarting(a, documents, wide, near)
+            whole, window = masks(a, documents, compute_dtype(x))
         for index, block in enumerate(self.layers):
             local = a.is_local(index)
-            x = block(x, near if local else wide, window if local else None)
+            x = block(x, near if local else wide, window if local else whole)
         return self.norm(x)
 
-    def logits(self, tokens: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Next-token logits (B, T, V) of `tokens` (B, T)."""
-        return F.linear(self(tokens), self.head_weight)
+        return F.linear(self(tokens, documents), self.head_weight)
 
 
 class Block(nn.Module):

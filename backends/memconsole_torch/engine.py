@@ -44,6 +44,7 @@ from memconsole_trainer.engine import (
     StateSource,
     StepMetrics,
     WeightSource,
+    micro_batches,
 )
 from memconsole_trainer.schedule import learning_rate
 
@@ -179,9 +180,9 @@ class TorchEngine:
         scale = 1.0 if self._scale is None else self._scale.now
         share = scale / max(1, int((batch.targets != fused_loss.IGNORE).sum()))
         loss = torch.zeros((), device=self._device)
-        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+        for inputs, targets, documents in micro_batches(batch):
             with precision.forward_context(self._device, self._plan.optimize.precision):
-                hidden = self._decoder(self._to_device(inputs))
+                hidden = self._hidden(inputs, documents)
                 head, labels = self._decoder.head_weight, self._to_device(targets)
                 part = self._loss(hidden, head, labels, share=share)
                 del hidden, labels
@@ -234,9 +235,9 @@ class TorchEngine:
         with self._evaluated():
             for batch in batches:
                 tokens += int((batch.targets != fused_loss.IGNORE).sum())
-                for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+                for inputs, targets, documents in micro_batches(batch):
                     with precision.forward_context(self._device, self._plan.optimize.precision):
-                        hidden = self._decoder(self._to_device(inputs))
+                        hidden = self._hidden(inputs, documents)
                         head = self._decoder.head_weight
                         sums.append(fused_loss.chunked(hidden, head, self._to_device(targets)))
         nats = sum(torch.stack(sums).tolist()) if sums else 0.0
@@ -325,6 +326,12 @@ class TorchEngine:
         """The decoder has the weights to evaluate: their average where there is one."""
         return nullcontext() if self._average is None else self._average.shown()
 
+    def _hidden(self, inputs: Int32, documents: Int32 | None) -> Tensor:
+        """Final hidden states of one micro-batch."""
+        if documents is None:
+            return self._decoder(self._to_device(inputs))
+        return self._decoder(self._to_device(inputs), self._to_device(documents))
+
     def _to_device(self, array: Int32) -> Tensor:
         """`array` on the device; from pinned memory on CUDA, so that the copy is asynchronous."""
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
@@ -333,11 +340,17 @@ class TorchEngine:
         return tensor.to(self._device)
 
 
-def logits(architecture: Architecture, weights: WeightSource, tokens: Int32) -> NDArray[np.float32]:
+def logits(
+    architecture: Architecture,
+    weights: WeightSource,
+    tokens: Int32,
+    documents: Int32 | None = None,
+) -> NDArray[np.float32]:
     """fp32 logits (B, T, V) of `tokens` (B, T) on the CPU, for comparing backends."""
     decoder = pretrained.load(architecture, weights, torch.device("cpu"))
+    own = None if documents is None else torch.from_numpy(documents)
     with torch.no_grad():
-        result: Any = decoder.logits(torch.from_numpy(tokens)).numpy()
+        result: Any = decoder.logits(torch.from_numpy(tokens), own).numpy()
     return np.asarray(result, dtype=np.float32)
 
 
@@ -350,8 +363,9 @@ def gradients(
     """
     decoder = pretrained.load(architecture, weights, torch.device("cpu"))
     total = int((batch.targets != fused_loss.IGNORE).sum())
-    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-        hidden = decoder(torch.from_numpy(inputs))
+    for inputs, targets, documents in micro_batches(batch):
+        own = None if documents is None else torch.from_numpy(documents)
+        hidden = decoder(torch.from_numpy(inputs), own)
         nats = fused_loss.whole(hidden, decoder.head_weight, torch.from_numpy(targets))
         (nats / total).backward()
     own = dict(decoder.named_parameters())

@@ -93,10 +93,12 @@ def trace(
                 for _ in range(steps):
                     _train(engine, live, plan, sizes, held)
                 live.phase = "evaluation"
-                release = live.hold(8 * held * evaluated.batch * evaluated.length, "data")
+                release = live.hold(
+                    4 * _arrays(plan) * held * evaluated.batch * evaluated.length, "data"
+                )
                 engine._to_device = partial(_rows, live, evaluated, held == 0)  # type: ignore[method-assign]
                 with patch.object(chunked, "__defaults__", (evaluated.chunk,)):
-                    engine.evaluate([_batch(EVALUATED)])
+                    engine.evaluate([_batch(plan, EVALUATED)])
                 release()
             live.phase = "checkpoint"
             # A tensor at a time goes to the host; the device holds what it held.
@@ -109,17 +111,22 @@ def trace(
 def _train(engine: Any, live: Liveness, plan: Plan, sizes: Sizes, held: int) -> None:
     live.phase = "forward"
     start = len(live.events)
-    release = live.hold(8 * held * sizes.batch * sizes.length, "data")
-    engine.train_step(_batch(plan.optimize.accumulation_steps))
+    release = live.hold(4 * _arrays(plan) * held * sizes.batch * sizes.length, "data")
+    engine.train_step(_batch(plan, plan.optimize.accumulation_steps))
     release()
     engine._metrics.clear()
     live.steps.append((start, len(live.events)))
 
 
-def _batch(micro_batches: int) -> Batch:
+def _batch(plan: Plan, micro_batches: int) -> Batch:
     """Stands for a batch whose rows `_rows` makes."""
     nothing = np.zeros((micro_batches, 1, 1), np.int32)
-    return Batch(nothing, nothing)
+    return Batch(nothing, nothing, nothing if plan.data.isolate_documents else None)
+
+
+def _arrays(plan: Plan) -> int:
+    """Of token ids that a batch has."""
+    return 3 if plan.data.isolate_documents else 2
 
 
 def _rows(live: Liveness, sizes: Sizes, counted: bool, array: Any) -> torch.Tensor:

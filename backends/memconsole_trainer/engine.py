@@ -29,6 +29,16 @@ class Batch:
 
     inputs: Int32
     targets: Int32
+    documents: Int32 | None = None
+    """The number of each token's document within its row, rising, where the documents of a row do not see one
+    another: positions begin anew with each, and a query sees keys of its own alone."""
+
+
+def micro_batches(batch: Batch) -> Iterator[tuple[Int32, Int32, Int32 | None]]:
+    """Inputs, targets and documents of each micro-batch, (micro_batch, sequence_length)."""
+    none = (None,) * len(batch.inputs)
+    documents = none if batch.documents is None else batch.documents
+    yield from zip(batch.inputs, batch.targets, documents, strict=True)
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,14 @@ class Trainer:
         self._unigram: float | None = None
         self._target_bytes: int | None = None
         self._sampled: int | None = None
-        self._compiled = self._reported = False
+        self._compiled = False
 
     def train(self) -> events.Ended:
         """Train until the plan is done. Raises `StopRequestedError` after a checkpoint, and
         `NonFiniteLossError`, `FencedError` or OSError without one."""
         self._watch.memory()
         try:
-            self._compiled = preflight(self._attempt, self._job, self._watch, self.saver)
+            preflight(self._attempt, self._job, self._watch, self.saver)
             self._catch_up()
             while not self._progress.finished(self._plan):
                 item = self._job.stream.next(self._watch.check_stop)
@@ -79,8 +79,8 @@ class Trainer:
 
     def _step(self, batch: Batch, tokens: int, state: dict[str, object]) -> None:
         p, t = self._progress, self._plan.train
-        if not self._reported:
-            self._watch.enter("train" if self._compiled else "compile")
+        if not self._compiled:
+            self._watch.enter("compile")
         self._watch.beat()
         if self._compiled:
             self._profiling.before(p.step + 1)
@@ -90,8 +90,8 @@ class Trainer:
         p.tokens += tokens
         p.data = state
         self._unread[p.step] = tokens
-        if not self._reported:
-            self._reported = True
+        if not self._compiled:
+            self._compiled = True
             self._read_losses()
             self._watch.enter("train")
         elif p.step % t.log_every == 0:

@@ -17,6 +17,7 @@ from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
 from memconsole.runs.failure import cause_of
 from memconsole.units import format_bytes
+from memconsole_trainer import saving
 from memconsole_trainer.checkpoint import Checkpoints, FencedError, Stored
 from memconsole_trainer.data.stream import MASKED, BatchShape
 from memconsole_trainer.engine import Batch
@@ -26,6 +27,8 @@ from memconsole_trainer.watch import Watch
 
 PHASE = "preflight"
 FOLDER = "preflight"
+DISK_WAIT_SECONDS = 60.0
+"""How long a full disk is waited for where nothing is lost yet."""
 CHECKPOINT, EVALUATION, STEP = "checkpoint", "evaluation", "training step"
 _REMEDIES = {
     (CHECKPOINT, "disk"): "free some room there, or lower train.keep_checkpoints",
@@ -55,13 +58,13 @@ class PreflightError(RuntimeError):
         super().__init__("\n".join([f"preflight: {part} ({where}): {first}; {remedy}", *rest]))
 
 
-def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
-    """Rehearse a run that has not begun. Returns whether anything was done.
+def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
+    """Rehearse a run that has not begun, unless the plan says not to.
 
     Raises `PreflightError`, `StopRequestedError` and `FencedError`.
     """
     if not job.plan.train.preflight or job.progress.step or job.last_saved is not None:
-        return False
+        return
     folder = attempt.run.path / FOLDER
     first = job.stream.peek(watch.check_stop).batch
     try:
@@ -78,23 +81,26 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
                 job.engine.load_state(stored)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return True
 
 
 def longest(first: Batch | None, shape: BatchShape, vocab_size: int) -> Batch:
     """A batch of `shape` with no masked target: the first one's rows, over and over."""
-    whole = (shape.rows, shape.sequence_length)
+    whole, documents = (shape.rows, shape.sequence_length), None
     if first is None:
         tokens = np.arange(shape.rows * shape.sequence_length, dtype=np.int32) % vocab_size
         inputs = targets = tokens.reshape(whole)
+        documents = np.zeros_like(inputs) if shape.boundary is not None else None
     else:
         rows = first.inputs.reshape(-1, first.inputs.shape[-1])
         wanted = np.arange(shape.rows) % len(rows)
         inputs = rows[wanted]
+        if first.documents is not None:
+            documents = first.documents.reshape(rows.shape)[wanted]
         targets = first.targets.reshape(rows.shape)[wanted]
         targets = np.where(targets == MASKED, inputs, targets)
     dimensions = (shape.micro_batches, shape.micro_batch, shape.sequence_length)
-    return Batch(inputs.reshape(dimensions), targets.reshape(dimensions))
+    arrays = (None if a is None else a.reshape(dimensions) for a in (inputs, targets, documents))
+    return Batch(*arrays)  # type: ignore[arg-type]
 
 
 def _checkpoint(attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: Path) -> Stored:
@@ -103,7 +109,9 @@ def _checkpoint(attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: 
     with _part(watch, CHECKPOINT, str(folder)):
         shutil.rmtree(folder, ignore_errors=True)
         checkpoints = Checkpoints(folder, 1)
-        saved = saver.write(checkpoints, 0)
+        patience = min(saving.DISK_WAIT_SECONDS, DISK_WAIT_SECONDS)
+        saved = saver.write(checkpoints, 0, patience)
+        watch.enter(PHASE, CHECKPOINT)
         found = checkpoints.newest(watch.warn, watch.check_stop)
         if found is None:
             raise OSError("what was written is not what was read back")
@@ -131,6 +139,7 @@ def _part(watch: Watch, part: str, where: str) -> Iterator[None]:
     except (StopRequestedError, FencedError, PreflightError):
         raise
     except Exception as error:
+        watch.enter(PHASE, part)
         raise PreflightError(part, where, error) from error
 
 

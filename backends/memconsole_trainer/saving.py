@@ -41,15 +41,7 @@ class Saver:
             return
         with self._watch.aside("checkpoint"):
             self._watch.count()
-            deadline = time.monotonic() + DISK_WAIT_SECONDS
-            while True:
-                try:
-                    saved = self.write(job.checkpoints, p.step)
-                    break
-                except OSError as error:
-                    if error.errno not in _FULL:
-                        raise
-                    self._wait_for_room(error, deadline)
+            saved = self.write(job.checkpoints, p.step, DISK_WAIT_SECONDS)
             self.last, self._saved = saved.path, _place(p)
             job.checkpoints.retain()
         self._attempt.emit(
@@ -62,8 +54,20 @@ class Saver:
             durable=True,
         )
 
-    def write(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
-        """Commit the state as it is among `checkpoints`. Raises what their `save` raises."""
+    def write(
+        self, checkpoints: checkpoint.Checkpoints, step: int, patience_seconds: float
+    ) -> checkpoint.Saved:
+        """Commit the state as it is among `checkpoints`, where there is room in time. Raises what `save` does."""
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                return self._commit(checkpoints, step)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                self._wait_for_room(error, deadline)
+
+    def _commit(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
         p, job = self._job.progress, self._job
         state = {
             "progress": msgspec.to_builtins(p),

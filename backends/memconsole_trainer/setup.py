@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from memconsole_trainer import progress, summary
 from memconsole_trainer.checkpoint import Checkpoints, Stored, step_of
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.hdf5 import TokenRows
-from memconsole_trainer.data.prepared import Prepared, make_tokenizer, prepare
+from memconsole_trainer.data.prepared import Prepared, boundary, make_tokenizer, prepare
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
@@ -55,7 +55,7 @@ class Job:
     def evaluation_shape(self) -> BatchShape:
         """Of one evaluation batch."""
         rows = self.plan.evaluation_batch * self.plan.device.count
-        return BatchShape(1, rows, self.shape.sequence_length)
+        return replace(self.shape, micro_batches=1, micro_batch=rows)
 
 
 def set_up(attempt: Attempt) -> Job:
@@ -114,6 +114,7 @@ def set_up(attempt: Attempt) -> Job:
         plan.optimize.accumulation_steps,
         plan.train.batch_size * plan.device.count,
         plan.data.sequence_length,
+        boundary(plan, tokenizer),
     )
     if stored is None:
         state = progress.start(plan, data.steps_per_epoch(shape))

@@ -75,8 +75,12 @@ def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
         # A CPU holds the whole step's rows; elsewhere all micro-batches after the first are alike.
         f"accumulation={o.accumulation_steps if kind == 'cpu' else min(2, o.accumulation_steps)}",
         f"momentum={plan.train.beta1 > 0}",
+<<<<<<< HEAD
         f"ema={plan.train.ema_decay > 0}",
         *_regime(architecture, kind, batch, length),
+=======
+        *_regime(architecture, kind, batch, length, plan.data.isolate_documents),
+>>>>>>> f50e745 (Pack documents into one row without letting them see one another)
         *_evaluated(plan),
     )
     return " ".join(parts)
@@ -163,14 +167,16 @@ def _outweighs(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
     return all(a >= b for a, b in zip(more, less, strict=True))
 
 
-def _regime(a: Architecture, kind: str, batch: int, length: int) -> tuple[str, ...]:
+def _regime(a: Architecture, kind: str, batch: int, length: int, isolated: bool) -> tuple[str, ...]:
     """What about the sizes themselves changes which tensors there are."""
     tokens, cut = batch * length, windowed(a, length)
     parts = [f"rows={'one' if batch == 1 else 'many'}", f"chunks={chunks(tokens)}"]
     parts.append(f"windowed={cut}")
+    if isolated:
+        parts.append("isolated")
     if kind in ("gpu", "rocm"):
         parts.append(f"embedding={'rows' if tokens <= a.vocab_size else 'vocabulary'}")
-        if cut:
+        if cut or isolated:
             parts.append(f"aligned={length % MASK_ALIGNMENT == 0}")
     return tuple(parts)
 

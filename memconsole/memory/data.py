@@ -16,7 +16,8 @@ def data_bytes(plan: Plan, vocab_size: int) -> int:
     parts are joined); and two effective batches of int32 inputs and targets."""
     token = 2 if vocab_size <= 65_536 else 4
     tokens = dataset_tokens(plan)
-    batches = 2 * 8 * plan.tokens_per_step // plan.device.count
+    arrays = 3 if plan.data.isolate_documents else 2
+    batches = 2 * 4 * arrays * plan.tokens_per_step // plan.device.count
     if not plan.data.streaming:
         return batches + 2 * token * (tokens or 0)
     rows = plan.data.shuffle_buffer

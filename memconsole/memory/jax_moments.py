@@ -33,7 +33,9 @@ def moments(step: Step) -> Iterator[Moment]:
     c, stream = block.element, 4 * a.hidden_size * t
     lanes = overlap.lanes * _padded_lanes(step) * c * t
     one_kept = block.kept * t + (int(lanes) if o.gradient_checkpointing == "none" else 0)
+    one_kept += _own_rotations(step) if o.gradient_checkpointing == "none" else 0
     kept = one_kept * min(s.layers, 2 if step.moves_activations else s.layers)
+    kept += _rotations(step, t)
     standing, resident = step.standing, step.state.resident
     model = step.weights + step.gathered
     if step.kind == "tpu" and step.frozen and step.compute == 4:
@@ -82,10 +84,25 @@ def moments(step: Step) -> Iterator[Moment]:
     chunk = (
         int(overlap.chunk_16 if c == 2 else overlap.chunk) * 4 * a.vocab_size * _chunk(evaluated)
     )
+    stream += _rotations(step, evaluated)
     yield at("evaluation", 0, stream, 0, max(passing, chunk + 2 * stream))
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
     )
+
+
+def _rotations(step: Step, tokens: int) -> int:
+    """fp32 cosines and sines of every token of so many, of global layers and of local ones: positions begin anew in
+    each row where documents are isolated."""
+    a = step.architecture
+    if a.positions != "rope" or not step.plan.data.isolate_documents:
+        return 0
+    return 8 * a.head_size * tokens * (1 if a.sliding_window is None else 2)
+
+
+def _own_rotations(step: Step) -> int:
+    """The same, chosen by each layer for itself where there are two kinds, which it keeps."""
+    return 0 if step.architecture.sliding_window is None else _rotations(step, step.tokens) // 2
 
 
 def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
@@ -118,6 +135,7 @@ def score_bytes(step: Step, rows: int) -> int:
     """fp32 attention scores of one chunk of queries of so many rows; none where cuDNN's fused attention takes them."""
     a, length = step.architecture, step.sequence
     windowed = a.sliding_window is not None and a.sliding_window < length
+    windowed |= step.plan.data.isolate_documents
     fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not windowed
     if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
         return 0

@@ -152,7 +152,8 @@ def _order(s: Sizes, rank: int, frozen: bool) -> tuple[Group, ...]:
 
 
 def _batch_bytes(plan: Plan, kind: str) -> int:
-    """int32 inputs and targets. On a CPU the whole step's rows are there, and where one program runs it whole."""
+    """int32 inputs and targets, and document numbers where documents are isolated. On a CPU the whole step's rows are there, and where one program runs it whole."""
     whole = kind == "cpu" or plan.backend == "jax"
     held = plan.optimize.accumulation_steps if whole else 1
-    return 8 * plan.micro_batch_tokens * held
+    arrays = 3 if plan.data.isolate_documents else 2
+    return 4 * arrays * plan.micro_batch_tokens * held

@@ -20,7 +20,8 @@ class AttentionOperations(Operations):
             return self._compose(q, k, v)
         out = self.output(c * q.width)
         statistic = self.output(4 * a.heads)
-        held: tuple[Storage, ...] = (q.storage, k.storage, v.storage, out, statistic)
+        mask = tape.new(Size(score=c if self.kernels.padded else 0))
+        held: tuple[Storage, ...] = (q.storage, k.storage, v.storage, out, statistic, mask)
         held = held if tape.saved() else ()
         slots = [(t.slot, Size(token=c * t.width)) for t in (q, k, v)]
         slot = Slot(Size(token=c * q.width))
@@ -33,7 +34,7 @@ class AttentionOperations(Operations):
 
         if any(s is not None for s, _ in slots):
             tape.record(slot, run)
-        del held
+        del held, mask
         return Tensor(out, q.width, c, slot)
 
     def _compose(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

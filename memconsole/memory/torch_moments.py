@@ -101,7 +101,7 @@ def _remembered(step: Step) -> tuple[Moment, ...]:
         step.architecture, step.kind, step.tokens, step.evaluation_tokens, step.sequence, step.compute, step.frozen,
         step.accumulates, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
         o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
-        o.optimizer_in_backward and o.optimizer_offload,
+        o.optimizer_in_backward and o.optimizer_offload, step.plan.data.isolate_documents,
     )  # fmt: skip
     found = _moments.get(key)
     if found is None:
@@ -140,7 +140,7 @@ class _Timeline:
         self.head_gradient = 4 * step.head if trained else 0
         self.head_cast = 2 * step.head if trained and step.compute == 2 else 0
         self.tied = step.sizes.head == 0
-        self.tables, self.tables_kept = _tables(step)
+        self.tables, self.tables_kept = _tables(step, step.tokens)
         self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
         self.kept = sum(b.count * b.kept for b in self.blocks)
         """Activations of all blocks, between their forward and their backward pass."""
@@ -170,7 +170,9 @@ class _Timeline:
 
     def _forward(self) -> Iterator[Moment]:
         standing = self.step.standing
-        yield self._at("forward", standing, self.stream + self.tables + _mask_making(self.step))
+        yield self._at(
+            "forward", standing, self.stream + self.tables + _mask_making(self.step, self.tokens)
+        )
         for b in self.blocks:
             below = max(0, self.kept - b.kept) + self.tables
             yield self._live("forward", b.forward, standing, below, self.copies - b.copies)
@@ -289,7 +291,10 @@ class _Timeline:
         step, a = self.step, self.step.architecture
         tokens = step.evaluation_tokens
         hidden = step.compute * a.hidden_size * tokens
-        below = self.tables + hidden
+        tables, _ = _tables(step, tokens)
+        below = tables + hidden
+        making = 4 * a.hidden_size * tokens + _mask_making(step, tokens)
+        yield self._at("evaluation", 0, below + making)
         for b in self.blocks:
             copies = self.copies - b.evaluation.copies
             yield self._live("evaluation", b.evaluation, 0, below, copies)
@@ -334,6 +339,7 @@ def _kernels(step: Step) -> Kernels:
         rank=o.lora_rank,
         frozen=step.frozen,
         storage=o.base_storage,
+        padded=step.plan.data.isolate_documents and _pads_mask(step),
         stepping=o.optimizer if o.optimizer_in_backward else "",
         visiting=o.optimizer_in_backward and step.state.host > 0,
     )
@@ -357,6 +363,8 @@ def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
     a = step.architecture
     window = a.sliding_window
     masked = _local_layers(a) if window is not None and window < step.sequence else 0
+    if step.plan.data.isolate_documents:
+        masked = a.layers
     counts = {True: masked, False: a.layers - masked}
     found = []
     if step.frozen and a.layers == 1:
@@ -375,26 +383,39 @@ def _local_layers(a: Architecture) -> int:
     return sum(a.is_local(layer) for layer in range(a.layers))
 
 
-def _tables(step: Step) -> tuple[int, int]:
-    """Rotary cosines and sines of global and of local layers, and the sliding window's additive mask: in the
-    forward pass, and what of it layers keep."""
+def _tables(step: Step, tokens: int) -> tuple[int, int]:
+    """Rotary cosines and sines of global and of local layers, and additive masks, of `tokens` tokens: in the forward
+    pass, and what of it layers keep."""
     a, length = step.architecture, step.sequence
-    local = _local_layers(a)
-    one = 4 * length * a.head_size if a.positions == "rope" else 0
-    used = one * ((local > 0) + (local < a.layers))
-    masked = a.sliding_window is not None and a.sliding_window < length
-    mask = step.compute * length * length if masked else 0
+    local, wide = _local_layers(a), a.layers - _local_layers(a)
+    cut = a.sliding_window is not None and a.sliding_window < length
+    rope = 4 * a.head_size if a.positions == "rope" else 0
+    if step.plan.data.isolate_documents:
+        mask = step.compute * tokens * length * (2 if cut and local and wide else 1)
+        tables = rope * tokens * ((local > 0) + (wide > 0))
+        looked_up = 0 if rope else 8 * tokens  # by which learned positions are found
+        return tables + mask, tables + looked_up + mask
+    mask = step.compute * length * length if cut else 0
     padded = 0
-    if step.kind in ("gpu", "rocm") and length % MASK_ALIGNMENT:
+    if mask and _pads_mask(step):
         rows = -(-length // MASK_ALIGNMENT) * MASK_ALIGNMENT
-        padded = step.compute * length * rows if mask else 0
+        padded = step.compute * length * rows
         padded *= local if step.plan.optimize.gradient_checkpointing == "none" else 1
-    return 2 * one + mask + padded, used + (mask if local else 0) + padded
+    used = rope * length * ((local > 0) + (wide > 0))
+    return 2 * rope * length + mask + padded, used + (mask if local else 0) + padded
 
 
-def _mask_making(step: Step) -> int:
-    """Two truth values and one more element for each of the mask's."""
+def _pads_mask(step: Step) -> bool:
+    """Whether CUDA's kernel copies masks of this length into longer rows."""
+    return step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
+
+
+def _mask_making(step: Step, tokens: int) -> int:
+    """Two truth values and one more element for each of the sliding window's mask; one value for each of a mask of
+    every row, and one for each of the order."""
     window, length = step.architecture.sliding_window, step.sequence
+    if step.plan.data.isolate_documents:
+        return (tokens + length) * length
     return (2 + step.compute) * length * length if window is not None and window < length else 0
 
 

@@ -44,6 +44,9 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Of a frozen base's matrices: other than bf16, each is decoded for one product at a time."""
     masked: bool = False
     """Whether attention gets an additive mask (a sliding window that cuts)."""
+    padded: bool = False
+    """Whether CUDA's kernel wants a copy of a whole batch's mask with longer rows; counted without what they are
+    longer by."""
     stepping: str = ""
     """The optimizer that updates each weight as soon as its gradient is there; empty where none does."""
     visiting: bool = False

@@ -242,6 +242,14 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         trains=EVERYWHERE,
     ),
     Optimization(
+        key="data.isolate_documents",
+        label="isolated documents",
+        help="documents packed into one row do not see one another: positions begin anew, attention is block-diagonal",
+        costs="torch masks every row; each document learns from its own tokens alone",
+        values=_fixed(False, True),
+        trains=EVERYWHERE,
+    ),
+    Optimization(
         key="data.streaming",
         label="streaming data",
         help="tokenize on the fly; only the shuffle buffer is in memory",

@@ -77,6 +77,9 @@ class DataChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=1_048_576)] | None,
         about("tokens between row starts; none means sequence_length"),
     ] = None
+    isolate_documents: Annotated[
+        bool, about("documents packed into one row do not see one another")
+    ] = False
     streaming: Annotated[bool, about("tokenize on the fly instead of holding every token")] = True
     shuffle_buffer: Annotated[
         int, about("rows shuffled together when streaming", ge=0, le=MOST)

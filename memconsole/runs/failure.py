@@ -38,6 +38,7 @@ _OUT_OF_MEMORY = (
     "cannot allocate memory",
     "unable to allocate",
     "cublas_status_alloc_failed",
+    "ynnpack operation failed",  # XLA on a processor, when it cannot make its buffers
 )
 _DIED_OF_MEMORY = re.compile(
     "|".join(

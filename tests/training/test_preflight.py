@@ -170,9 +170,10 @@ def test_what_runs_out_of_memory_is_named_with_its_remedy(
 
 
 def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_first_step(
-    text: Path,
+    text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setattr("memconsole_trainer.preflight.DISK_WAIT_SECONDS", 0.0)
     real = checkpoint.shutil.disk_usage
 
     def full(path: Path) -> Any:

@@ -81,6 +81,21 @@ def make_tokenizer(
     return tokenizer
 
 
+def boundary(plan: Plan, tokenizer: Tokenizer | None) -> int | None:
+    """The token that ends a document, where the plan isolates documents. Raises `PlanError` where nothing does."""
+    if not plan.data.isolate_documents:
+        return None
+    if tokenizer is None or tokenizer.end_of_text is None:
+        what = (
+            "rows of tokens need data.tokenizer" if tokenizer is None else "the tokenizer has none"
+        )
+        raise PlanError(
+            f"data.isolate_documents = true: an end-of-text token tells documents apart; {what}",
+            "data.isolate_documents",
+        )
+    return tokenizer.end_of_text
+
+
 def prepare(
     plan: Plan,
     architecture: Architecture,

@@ -29,6 +29,8 @@ class BatchShape:
     micro_batches: int
     micro_batch: int
     sequence_length: int
+    boundary: int | None = None
+    """The token that ends a document, where documents in one row are isolated."""
 
     @property
     def rows(self) -> int:
@@ -51,17 +53,21 @@ def make_batch(rows: list[Tokens], shape: BatchShape) -> tuple[Batch, int]:
 
     Missing rows and the rest of short rows have masked targets, so the shape never changes.
     """
-    length = shape.sequence_length
+    length, documents = shape.sequence_length, None
     inputs = np.zeros((shape.rows, length), dtype=np.int32)
     targets = np.full((shape.rows, length), MASKED, dtype=np.int32)
-    tokens = 0
     for index, row in enumerate(rows):
         inputs[index, : min(len(row), length)] = row[:length]
-        count = len(row) - 1
-        targets[index, :count] = row[1:]
-        tokens += count
+        targets[index, : len(row) - 1] = row[1:]
     dimensions = (shape.micro_batches, shape.micro_batch, length)
-    return Batch(inputs.reshape(dimensions), targets.reshape(dimensions)), tokens
+    if shape.boundary is not None:
+        ends = inputs == shape.boundary
+        targets[ends] = MASKED  # the next token is of another document
+        numbers = np.zeros_like(inputs)
+        np.cumsum(ends[:, :-1], axis=1, out=numbers[:, 1:])
+        documents = numbers.reshape(dimensions)
+    tokens = int((targets != MASKED).sum())
+    return Batch(inputs.reshape(dimensions), targets.reshape(dimensions), documents), tokens
 
 
 class BatchStream:

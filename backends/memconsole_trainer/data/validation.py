@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Validation:
 
     def batches(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
         """Batches (1, micro_batch, sequence_length), the last one padded; `limit` of them unless 0."""
-        one = BatchShape(1, shape.micro_batch, shape.sequence_length)
+        one = replace(shape, micro_batches=1)
         for number, start in enumerate(range(0, len(self), one.rows)):
             if limit and number >= limit:
                 return

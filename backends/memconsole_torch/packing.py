@@ -1,0 +1,71 @@
+"""Several documents packed into one row that do not see one another: their positions and their masks.
+
+What names a document is its number within the row, (B, T). The mask is additive and in the compute precision, one for
+all layers of a kind, because every layer would keep its own copy of another.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from memconsole.plan.architecture import Architecture
+
+Tables = tuple[Tensor, Tensor]
+
+
+def restarted(documents: Tensor) -> Tensor:
+    """Positions (B, T), int64, counted from the first token of each token's document."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    begins = torch.zeros_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return index - torch.cummax(index * begins, dim=1).values
+
+
+def restarting(
+    a: Architecture, documents: Tensor, wide: Tables | None, near: Tables | None
+) -> tuple[Tables | None, Tables | None]:
+    """Rotations (B, 1, T, D / 2) of global and of local layers; None where positions are learned or no layer is such."""
+    if wide is None or near is None:
+        return None, None
+    positions, count = restarted(documents), _local_layers(a)
+    return (
+        _at(wide, positions) if count < a.layers else None,
+        _at(near, positions) if count else None,
+    )
+
+
+def masks(
+    a: Architecture, documents: Tensor, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Masks (B, 1, T, T) of global and of local layers, one for both where the window never cuts."""
+    count, window = _local_layers(a), a.sliding_window
+    cut = window is not None and window < documents.shape[1]
+    if not count or not cut:
+        same = mask(documents, None, dtype)
+        return same, same
+    near = mask(documents, window, dtype)
+    return (mask(documents, None, dtype) if count < a.layers else None), near
+
+
+def mask(documents: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 where a query may look (B, 1, T, T): at its own document, not ahead, within the window; else -inf."""
+    length = documents.shape[1]
+    seen = documents[:, None, :, None] == documents[:, None, None, :]
+    order = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril_()
+    seen &= order if window is None else order.triu_(1 - window)
+    hidden = seen.logical_not_()
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
+        hidden, -math.inf
+    )
+
+
+def _local_layers(a: Architecture) -> int:
+    return sum(a.is_local(layer) for layer in range(a.layers))
+
+
+def _at(tables: Tables, positions: Tensor) -> Tables:
+    cos, sin = (table[positions][:, None] for table in tables)
+    return cos, sin
