@@ -394,7 +394,9 @@ def _tables(step: Step, tokens: int) -> tuple[int, int]:
         mask = step.compute * tokens * length * (2 if cut and local and wide else 1)
         tables = rope * tokens * ((local > 0) + (wide > 0))
         looked_up = 0 if rope else 8 * tokens  # by which learned positions are found
-        return tables + mask, tables + looked_up + mask
+        # Layers that keep a padded copy let go of the mask itself.
+        copied = _pads_mask(step) and step.plan.optimize.gradient_checkpointing == "none"
+        return tables + mask, tables + looked_up + (0 if copied else mask)
     mask = step.compute * length * length if cut else 0
     padded = 0
     if mask and _pads_mask(step):
