@@ -132,8 +132,7 @@ class AttentionOperations(Operations):
         found rotated queries."""
         a = self.architecture
         copied = a.positions == "rope" and (
-            self.kernels.kind == "cpu"
-            or (self.kernels.compute != FP32 and not self.kernels.masked)
+            self.kernels.kind == "cpu" or (self.kernels.compute != FP32 and not self.kernels.masked)
         )
         if not copied:
             return x

@@ -312,7 +312,8 @@ class _Timeline:
     def _live(
         self, phase: str, live: Live, gradients: int, below: int, copies: int, work: int = 0
     ) -> Moment:
-        t, s = self.tokens, self.scores
+        t = self.step.evaluation_tokens if phase == "evaluation" else self.tokens
+        s = t * self.step.sequence
         return self._at(
             phase,
             gradients + live.gradients,

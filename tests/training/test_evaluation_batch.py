@@ -19,7 +19,7 @@ from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.setup import engine_factory
 
 BACKENDS = ("torch", "jax")
-ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gemma3"], vocab_size=1000)
+ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gemma3"], vocab_size=100)
 ROWS, LENGTH = 6, 24
 
 
@@ -34,7 +34,7 @@ def plan_with(**changes: Any) -> Plan:
 def batches(rows: int) -> list[Batch]:
     """The same `ROWS` rows, so many at a time, the last batch short."""
     random = np.random.default_rng(0)
-    tokens = random.integers(0, 1000, (ROWS, LENGTH + 1)).astype(np.int32)
+    tokens = random.integers(0, 100, (ROWS, LENGTH + 1)).astype(np.int32)
     cut = [tokens[i : i + rows] for i in range(0, ROWS, rows)]
     return [Batch(t[None, :, :-1], t[None, :, 1:]) for t in cut]
 

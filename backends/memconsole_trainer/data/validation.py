@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Validation:
 
     def batches(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
         """Batches (1, micro_batch, sequence_length), the last one padded; `limit` of them unless 0."""
-        one = replace(shape, micro_batches=1)
+        one = dataclasses.replace(shape, micro_batches=1)
         for number, start in enumerate(range(0, len(self), one.rows)):
             if limit and number >= limit:
                 return
@@ -65,7 +65,8 @@ class Validation:
         if self.token_bytes is None:
             return None
         sizes = dataclasses.replace(self, rows=self.token_bytes)
-        both = zip(self.batches(shape, limit), sizes.batches(shape, limit), strict=True)
+        whole = dataclasses.replace(shape, boundary=None)  # sizes are no tokens
+        both = zip(self.batches(shape, limit), sizes.batches(whole, limit), strict=True)
         return sum(int(b.targets[a.targets != MASKED].sum()) for a, b in both)
 
 
