@@ -75,12 +75,8 @@ def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
         # A CPU holds the whole step's rows; elsewhere all micro-batches after the first are alike.
         f"accumulation={o.accumulation_steps if kind == 'cpu' else min(2, o.accumulation_steps)}",
         f"momentum={plan.train.beta1 > 0}",
-<<<<<<< HEAD
         f"ema={plan.train.ema_decay > 0}",
-        *_regime(architecture, kind, batch, length),
-=======
         *_regime(architecture, kind, batch, length, plan.data.isolate_documents),
->>>>>>> f50e745 (Pack documents into one row without letting them see one another)
         *_evaluated(plan),
     )
     return " ".join(parts)
