@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "train without the console: progress lines and a final summary",
     "runs": "list runs, live first",
     "attach": "watch a run in the console",
+    "web": "the same console in a browser, on the loopback",
     "stop": "checkpoint a run and stop it, resumable",
     "pause": "hold a run between two steps, its memory kept",
     "profile": "record a few steps of a running run: trace and memory",
@@ -68,6 +69,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="memconsole")
 @plan_options
+@click.option("--readonly", is_flag=True, help="Look only: no launch, stop, resume or delete.")
 @click.option("--ascii", is_flag=True, help="Draw with ASCII only.")
 @click.option("--slow-link/--fast-link", default=None, help="Fewer bytes; automatic over SSH.")
 @click.pass_context
@@ -76,6 +78,7 @@ def cli(
     preset: str | None,
     plan_file: Path | None,
     assignments: tuple[str, ...],
+    readonly: bool,
     ascii: bool,
     slow_link: bool | None,
 ) -> None:
@@ -95,7 +98,11 @@ def cli(
     if sys.stdin.isatty() and sys.stdout.isatty():
         from memconsole.tui.app import run_console
 
-        ctx.exit(run_console(plan if named else None, ascii=ascii, slow_link=slow_link))
+        ctx.exit(
+            run_console(
+                plan if named else None, readonly=readonly, ascii=ascii, slow_link=slow_link
+            )
+        )
     from memconsole.cli.train import train_in_foreground
 
     ctx.exit(train_in_foreground(plan, name=None, json=False))

@@ -1,0 +1,39 @@
+"""`memconsole web`: the same console in a browser, on this machine's loopback."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from memconsole.errors import UserError
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="A free one if not given.")
+@click.option("--write", is_flag=True, help="Let the page launch, stop, resume and delete.")
+def command(run: str | None, port: int, write: bool) -> None:
+    """Serve the console at 127.0.0.1, on RUN or where a console opens; read-only unless --write.
+
+    The printed address holds a token that works once. From another machine:
+    ssh -L PORT:127.0.0.1:PORT HOST, then open the same address there.
+    """
+    try:
+        from memconsole.web.server import WebConsole
+    except ModuleNotFoundError:
+        raise UserError("memconsole web needs: pip install 'memconsole[web]'") from None
+    if run is not None:
+        from memconsole.runs.directory import find_run
+
+        run = find_run(run).id
+    argv = [sys.executable, "-m", "memconsole", *(("attach", run) if run else ())]
+    server = WebConsole(argv + ([] if write else ["--readonly"]), port)
+
+    def ready(address: str) -> None:
+        click.echo(address)
+        mode = "may launch, stop and delete runs" if write else "read-only"
+        click.echo(f"works once; {mode}; ctrl+c ends it", err=True)
+        click.echo(f"from elsewhere: ssh -L {server.port}:127.0.0.1:{server.port} HOST", err=True)
+
+    server.run(ready)

@@ -1,0 +1,224 @@
+"""Serves the console to a browser on the loopback: one page, its scripts, and a WebSocket a tab.
+
+The page's terminal and its wire format come with textual-serve (xterm.js); the program behind it is the same
+`memconsole` on a pseudo-terminal. Messages from the page are JSON lists: ``["stdin", text]``,
+``["resize", {"width", "height"}]``, ``["ping", text]``; what the console writes goes back as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from memconsole.errors import UserError
+from memconsole.web.access import Door
+from memconsole.web.shell import Shell
+
+MOST_TABS = 4
+MESSAGE_BYTES = 64 << 10
+"""A page sends keys and sizes; a larger message is refused."""
+ASSETS = {
+    "terminal.js": ("js/textual.js", "text/javascript"),
+    "terminal.css": ("css/xterm.css", "text/css"),
+    "RobotoMono.ttf": ("fonts/RobotoMono-VariableFont_wght.ttf", "font/ttf"),
+}
+"""What the page needs of textual-serve, by the name it is served under."""
+
+
+class WebConsole:
+    """One server. `argv` is the console's command, started anew for each tab."""
+
+    def __init__(self, argv: Sequence[str], port: int = 0) -> None:
+        """Binds at once. Raises `UserError` where the port is taken."""
+        self.argv = tuple(argv)
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.socket.bind(("127.0.0.1", port))
+        except OSError as error:
+            self.socket.close()
+            raise UserError(f"port {port} of 127.0.0.1: {error.strerror}") from None
+        self.port: int = self.socket.getsockname()[1]
+        self.door = Door(self.port)
+        self._tabs = 0
+        self._assets = {name: _asset(path) for name, (path, _) in ASSETS.items()}
+        here = files("memconsole.web")
+        self._page = here.joinpath("page.html").read_text(encoding="utf-8")
+        self._style = here.joinpath("page.css").read_text(encoding="utf-8")
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard()], client_max_size=MESSAGE_BYTES)
+        app.add_routes(
+            [
+                web.get("/", self._index),
+                web.get("/page.css", self._page_style),
+                web.get("/assets/{name}", self._serve_asset),
+                web.get("/ws", self._terminal),
+            ]
+        )
+        return app
+
+    def run(self, ready: Callable[[str], object]) -> None:
+        """`serve` until SIGINT, SIGTERM or SIGHUP."""
+
+        async def until_told() -> None:
+            serving = asyncio.ensure_future(self.serve(ready))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+
+        asyncio.run(until_told())
+
+    async def serve(self, ready: Callable[[str], object]) -> None:
+        """Serve until cancelled; `ready` is given the address with its token."""
+        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=5.0)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, self.socket).start()
+            ready(self.door.address)
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+    # Access
+
+    def _guard(self) -> Any:
+        @web.middleware
+        async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+            if not self.door.host_is_ours(request.headers):
+                raise web.HTTPMisdirectedRequest(text="not the host this console is served at\n")
+            if request.path != "/" and not self._known(request):
+                raise web.HTTPForbidden(text="open the address that memconsole web printed\n")
+            response: web.StreamResponse = await handler(request)
+            if not response.prepared:
+                self._harden(request, response)
+            return response
+
+        return guard
+
+    def _known(self, request: web.Request) -> bool:
+        return self.door.knows(request.cookies.get(self.door.cookie, ""))
+
+    def _harden(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Nothing of others in the page, and the page in nothing of others."""
+        response.headers.update(
+            {
+                "Content-Security-Policy": "default-src 'none'; script-src 'self'; "
+                "style-src 'self' 'unsafe-inline'; font-src 'self'; img-src 'self' data:; "
+                f"connect-src ws://{request.host}; base-uri 'none'; form-action 'none'; "
+                "frame-ancestors 'none'",
+                "Cross-Origin-Opener-Policy": "same-origin",
+                "Cross-Origin-Resource-Policy": "same-origin",
+                "Referrer-Policy": "no-referrer",
+                "X-Content-Type-Options": "nosniff",
+                "Cache-Control": "no-store",
+            }
+        )
+
+    # Pages
+
+    async def _index(self, request: web.Request) -> web.StreamResponse:
+        """The page; or, for the token, the session's cookie and the way to the page."""
+        token = request.query.get("token")
+        if token is not None:
+            session = self.door.admit(token)
+            if session is None and not self._known(request):
+                raise web.HTTPForbidden(
+                    text="this address has been used; start memconsole web again\n"
+                )
+            moved = web.Response(status=303, headers={"Location": "/"})
+            if session is not None:
+                moved.set_cookie(
+                    self.door.cookie, session, httponly=True, samesite="Strict", path="/"
+                )
+            return moved
+        if not self._known(request):
+            raise web.HTTPForbidden(text="open the address that memconsole web printed\n")
+        page = self._page.replace("{{address}}", escape(f"ws://{request.host}/ws", quote=True))
+        return web.Response(text=page, content_type="text/html")
+
+    async def _page_style(self, request: web.Request) -> web.Response:
+        return web.Response(text=self._style, content_type="text/css")
+
+    async def _serve_asset(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self._assets:
+            raise web.HTTPNotFound
+        return web.Response(body=self._assets[name], content_type=ASSETS[name][1])
+
+    # The terminal
+
+    async def _terminal(self, request: web.Request) -> web.StreamResponse:
+        """A console for one tab, as long as the tab is open."""
+        if not self.door.page_is_ours(request.headers):
+            raise web.HTTPForbidden(text="not from a page of this console\n")
+        if self._tabs >= MOST_TABS:
+            raise web.HTTPServiceUnavailable(text=f"{MOST_TABS} tabs are open already\n")
+        self._tabs += 1
+        try:
+            tab = web.WebSocketResponse(heartbeat=20.0, max_msg_size=MESSAGE_BYTES)
+            await tab.prepare(request)
+            columns, rows = (
+                _number(request.query.get(k), n) for k, n in (("width", 80), ("height", 24))
+            )
+            shell = Shell.open(self.argv, columns, rows)
+            shown = asyncio.create_task(_show(shell, tab))
+            try:
+                await _type(shell, tab)
+            finally:
+                await shell.close()
+                await shown
+                shell.forget()
+        finally:
+            self._tabs -= 1
+        return tab
+
+
+async def _show(shell: Shell, tab: web.WebSocketResponse) -> None:
+    """Send what the console writes, no faster than the page takes it, until either has ended."""
+    while content := await shell.read():
+        with contextlib.suppress(ConnectionError):
+            await tab.send_bytes(content)
+    await tab.close()
+
+
+async def _type(shell: Shell, tab: web.WebSocketResponse) -> None:
+    """Take keys and sizes from the page until it is closed. What makes no sense is passed over."""
+    async for message in tab:
+        if message.type != WSMsgType.TEXT:
+            continue
+        try:
+            kind, value = json.loads(message.data)
+            if kind == "stdin":
+                await shell.write(str(value).encode("utf-8", "replace"))
+            elif kind == "resize":
+                shell.resize(int(value["width"]), int(value["height"]))
+            elif kind == "ping":
+                await tab.send_json(["pong", str(value)[:40]])
+        except (ValueError, TypeError, KeyError, OverflowError):
+            continue
+        except OSError:
+            return
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 5 else default
+
+
+def _asset(path: str) -> bytes:
+    """A file of textual-serve. Raises `UserError` where it is not installed."""
+    try:
+        return Path(str(files("textual_serve").joinpath("static", path))).read_bytes()
+    except (ModuleNotFoundError, OSError):
+        raise UserError("memconsole web needs: pip install 'memconsole[web]'") from None
