@@ -50,18 +50,22 @@ class WebConsole:
             raise UserError(f"port {port} of 127.0.0.1: {error.strerror}") from None
         self.port: int = self.socket.getsockname()[1]
         self.door = Door(self.port)
-        self._tabs = 0
+        self._tabs: set[web.WebSocketResponse] = set()
         self._assets = {name: _asset(path) for name, (path, _) in ASSETS.items()}
         here = files("memconsole.web")
-        self._page = here.joinpath("page.html").read_text(encoding="utf-8")
-        self._style = here.joinpath("page.css").read_text(encoding="utf-8")
+        self._page, self._style, self._script = (
+            here.joinpath(f"page.{kind}").read_text(encoding="utf-8")
+            for kind in ("html", "css", "js")
+        )
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard()], client_max_size=MESSAGE_BYTES)
+        app.on_shutdown.append(self._close_tabs)
         app.add_routes(
             [
                 web.get("/", self._index),
                 web.get("/page.css", self._page_style),
+                web.get("/page.js", self._page_script),
                 web.get("/assets/{name}", self._serve_asset),
                 web.get("/ws", self._terminal),
             ]
@@ -151,6 +155,9 @@ class WebConsole:
     async def _page_style(self, request: web.Request) -> web.Response:
         return web.Response(text=self._style, content_type="text/css")
 
+    async def _page_script(self, request: web.Request) -> web.Response:
+        return web.Response(text=self._script, content_type="text/javascript")
+
     async def _serve_asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in self._assets:
@@ -163,16 +170,14 @@ class WebConsole:
         """A console for one tab, as long as the tab is open."""
         if not self.door.page_is_ours(request.headers):
             raise web.HTTPForbidden(text="not from a page of this console\n")
-        if self._tabs >= MOST_TABS:
+        if len(self._tabs) >= MOST_TABS:
             raise web.HTTPServiceUnavailable(text=f"{MOST_TABS} tabs are open already\n")
-        self._tabs += 1
+        tab = web.WebSocketResponse(heartbeat=20.0, max_msg_size=MESSAGE_BYTES)
+        self._tabs.add(tab)
         try:
-            tab = web.WebSocketResponse(heartbeat=20.0, max_msg_size=MESSAGE_BYTES)
             await tab.prepare(request)
-            columns, rows = (
-                _number(request.query.get(k), n) for k, n in (("width", 80), ("height", 24))
-            )
-            shell = Shell.open(self.argv, columns, rows)
+            size = (_number(request.query.get(k), n) for k, n in (("width", 80), ("height", 24)))
+            shell = Shell.open(self.argv, *size)
             shown = asyncio.create_task(_show(shell, tab))
             try:
                 await _type(shell, tab)
@@ -181,8 +186,13 @@ class WebConsole:
                 await shown
                 shell.forget()
         finally:
-            self._tabs -= 1
+            self._tabs.discard(tab)
         return tab
+
+    async def _close_tabs(self, app: web.Application) -> None:
+        """The server ends: so does each tab's console."""
+        for tab in tuple(self._tabs):
+            await tab.close()
 
 
 async def _show(shell: Shell, tab: web.WebSocketResponse) -> None:

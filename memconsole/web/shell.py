@@ -73,9 +73,9 @@ class Shell:
             os.kill(self.process.pid, signal.SIGHUP)
             try:
                 await asyncio.to_thread(self.process.wait, LEAVE_SECONDS)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, asyncio.CancelledError):
                 self.process.kill()
-                await asyncio.to_thread(self.process.wait)
+                self.process.wait()
 
     def forget(self) -> None:
         """Close the terminal, once nobody reads it."""

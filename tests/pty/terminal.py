@@ -23,6 +23,16 @@ KEYS = {
 }  # fmt: skip
 
 
+PRIVATE = re.compile(rb"\x1b\[[<>=?][0-9;]*[a-zA-Z$]")
+"""Private sequences; pyte knows only those that set and reset modes."""
+
+
+def only_known(match: re.Match[bytes]) -> bytes:
+    """A private sequence if pyte knows it, else nothing."""
+    text = match.group(0)
+    return text if text[2:3] == b"?" and text[-1:] in b"hl" else b""
+
+
 class Terminal:
     """`argv` running in its own session on a pty of `columns` x `rows`."""
 
@@ -62,13 +72,7 @@ class Terminal:
                 return
             with self._lock:
                 self.raw += data
-                # pyte does not know Textual's private sequences with intermediates.
-                self._stream.feed(re.sub(rb"\x1b\[[<>=?][0-9;]*[a-zA-Z$]", self._private, data))
-
-    @staticmethod
-    def _private(match: re.Match[bytes]) -> bytes:
-        text = match.group(0)
-        return text if text[2:3] == b"?" and text[-1:] in b"hl" else b""
+                self._stream.feed(PRIVATE.sub(only_known, data))
 
     def press(self, *keys: str) -> None:
         """Send named keys or literal text, one after the other."""

@@ -102,14 +102,21 @@ async def test_the_token_opens_once_and_its_cookie_afterwards() -> None:
 
 async def test_every_path_is_shut_without_the_cookie() -> None:
     async with served() as browser:
-        for path in ("/ws", "/page.css", "/assets/terminal.js", "/assets/../server.py", "/x"):
+        for path in (
+            "/ws",
+            "/page.css",
+            "/page.js",
+            "/assets/terminal.js",
+            "/assets/../server.py",
+            "/x",
+        ):
             assert (await browser.get(path))[0] == 403, path
 
 
 async def test_only_three_assets_are_served() -> None:
     async with served() as browser:
         await browser.enter()
-        for path in ("/assets/terminal.js", "/assets/terminal.css", "/page.css"):
+        for path in ("/assets/terminal.js", "/assets/terminal.css", "/page.css", "/page.js"):
             assert (await browser.get(path))[0] == 200, path
         for path in ("/assets/page.html", "/assets/..%2fserver.py", "/assets/", "/etc/passwd"):
             assert (await browser.get(path))[0] == 404, path
