@@ -261,6 +261,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
     def action_repaint(self) -> None:
         """Send the whole screen again."""
+        self.wire.forget()
         self.screen.refresh(repaint=True, layout=True)
         for widget in self.screen.query("*"):
             widget.refresh()

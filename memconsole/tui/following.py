@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from textual import on, work
-from textual.app import App
 from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
@@ -23,12 +22,13 @@ from memconsole.tui.messages import (
     SnapshotArrived,
 )
 from memconsole.tui.views import RunView
+from memconsole.tui.wired import WiredApp
 
 if TYPE_CHECKING:
     from memconsole.memory.exact import ExactBook
 
 
-class FollowingApp(App[None], inherit_bindings=False):
+class FollowingApp(WiredApp, inherit_bindings=False):
     """Holds the `RunView` of the run being watched. `ConsoleApp` adds the screens."""
 
     def __init__(self, interval_seconds: float) -> None:

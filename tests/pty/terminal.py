@@ -34,15 +34,27 @@ def only_known(match: re.Match[bytes]) -> bytes:
 
 
 class Terminal:
-    """`argv` running in its own session on a pty of `columns` x `rows`."""
+    """`argv` running in its own session on a pty of `columns` x `rows`.
+
+    `bytes_per_second` is how fast the other end reads: a slow link.
+    """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], columns: int = 80, rows: int = 24
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        columns: int = 80,
+        rows: int = 24,
+        bytes_per_second: int | None = None,
     ) -> None:
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._lock = threading.Lock()
         self.raw = bytearray()
+        self._drawn = 0
+        self.heard_at = time.monotonic()
+        """When the newest bytes came."""
+        self._bytes_per_second = bytes_per_second
         self.master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.process = subprocess.Popen(
@@ -65,14 +77,31 @@ class Terminal:
                 ready, _, _ = select.select([self.master], [], [], 0.5)
                 if not ready:
                     continue
-                data = os.read(self.master, 65536)
+                data = os.read(self.master, self._portion())
             except (OSError, ValueError):
                 return
             if not data:
                 return
+            self.heard_at = time.monotonic()
             with self._lock:
                 self.raw += data
-                self._stream.feed(PRIVATE.sub(only_known, data))
+
+    def _portion(self) -> int:
+        """How much to read now; on a slow link not at once again."""
+        if self._bytes_per_second is None:
+            return 65536
+        time.sleep(0.05)
+        return max(1, self._bytes_per_second // 20)
+
+    def send(self, keys: str) -> None:
+        """Send one named key, or text, and wait for nothing."""
+        os.write(self.master, KEYS.get(keys, keys).encode())
+
+    def rest(self, quiet_seconds: float = 0.2, most_seconds: float = 10.0) -> None:
+        """Wait until the program has been silent for a while."""
+        end = time.monotonic() + most_seconds
+        while time.monotonic() < end and time.monotonic() - self.heard_at < quiet_seconds:
+            time.sleep(0.01)
 
     def press(self, *keys: str) -> None:
         """Send named keys or literal text, one after the other."""
@@ -82,8 +111,11 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """The screen as lines of text."""
+        """The screen as lines of text; the emulator is given what came since only now, as it is slow."""
         with self._lock:
+            news = bytes(self.raw[self._drawn :])
+            self._drawn = len(self.raw)
+            self._stream.feed(PRIVATE.sub(only_known, news))
             return "\n".join(line.rstrip() for line in self._screen.display)
 
     def wait_for(self, pattern: str, seconds: float = 20.0) -> re.Match[str]:

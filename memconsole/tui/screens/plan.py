@@ -16,7 +16,7 @@ from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys import bindings
 from memconsole.tui.messages import PriceReady
-from memconsole.tui.pricing import FRAME_SECONDS, Priced, price, with_rows
+from memconsole.tui.pricing import LOOP_SECONDS, Priced, price, with_rows
 from memconsole.tui.screens.plan_files import PlanFiles
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.budget_bar import BudgetBar, Pace, verdict_words
@@ -142,7 +142,7 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
     # Pricing
 
     def _reprice(self) -> None:
-        """Price the plan now if that takes less than a frame, else in a worker with a stale mark."""
+        """Price the plan now if that is quick, else in a worker with a stale mark."""
         self._generation += 1
         if self._slow:
             self._show(replace(self.view, stale=True))
@@ -164,7 +164,7 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
     def _priced(self, priced: Priced) -> None:
         # The first pricing also reads the catalogs; one slow one is no reason to leave the loop.
         warm = self.view.estimate is not None
-        self._slow = priced.seconds > FRAME_SECONDS * (1 if warm else 20)
+        self._slow = priced.seconds > LOOP_SECONDS * (1 if warm else 20)
         if priced.estimate is None:
             self._show(replace(self.view, problem=priced.problem, stale=True))
             return

@@ -1,0 +1,259 @@
+"""What goes to the terminal: only cells that differ from what it already shows, with the shortest styling.
+
+Textual sends the rows of a dirty widget from its left edge, each piece of text with its whole style. `Wire` keeps
+what the terminal shows and sends the difference, as curses programs do; a style is changed by the codes that
+differ. Positions are absolute, and given anew after every character whose width terminals disagree about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.segment import Segment
+from rich.style import Style
+from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
+from textual.strip import Strip
+
+SHORT_GAP = 6
+"""So many unchanged cells are sent again rather than jumped over: a jump costs about as much."""
+_VISIBLE_ON_BLANKS = ("underline", "reverse", "strike", "underline2", "overline")
+_ATTRIBUTES = (
+    ("bold", "1"), ("dim", "2"), ("italic", "3"), ("underline", "4"), ("blink", "5"), ("reverse", "7"),
+    ("conceal", "8"), ("strike", "9"), ("underline2", "21"), ("overline", "53"),
+)  # fmt: skip
+
+
+class Look(NamedTuple):
+    """SGR codes of a cell. None: it makes no difference, as the cell is blank."""
+
+    attributes: str | None
+    foreground: str | None
+    background: str
+
+
+class Cell(NamedTuple):
+    """The text of one cell ("" for the second half of a wide character) and how it looks."""
+
+    text: str
+    look: Look
+
+
+Row = list[Cell | None]
+_PLAIN = Look("", "39", "49")
+_WEIGHTS = ("", "1", "2")
+"""Attributes that one code, 22, ends together."""
+
+
+@lru_cache(maxsize=4096)
+def look_of(style: Style | None, system: ColorSystem, blank: bool) -> Look:
+    """The codes of a style on a terminal with `system` colours; `blank` for text that is only spaces."""
+    if style is None:
+        return Look(None, None, "49") if blank else _PLAIN
+    background = ";".join(
+        style.bgcolor.downgrade(system).get_ansi_codes(foreground=False)
+        if style.bgcolor
+        else ("49",)
+    )
+    if blank and not any(getattr(style, name) for name in _VISIBLE_ON_BLANKS):
+        return Look(None, None, background)
+    attributes = ";".join(code for name, code in _ATTRIBUTES if getattr(style, name))
+    foreground = ";".join(
+        style.color.downgrade(system).get_ansi_codes() if style.color else ("39",)
+    )
+    return Look(attributes, foreground, background)
+
+
+def cells_of(strip: Iterable[Segment], system: ColorSystem) -> Iterator[Cell]:
+    """One item per terminal cell."""
+    for text, style, control in strip:
+        if control:
+            continue
+        look, empty = look_of(style, system, False), look_of(style, system, True)
+        if text.isascii():
+            for character in text:
+                yield Cell(character, empty if character == " " else look)
+            continue
+        cell: Cell | None = None
+        for character in text:
+            width = cell_len(character)
+            if width == 0:
+                # It stands on the character before it.
+                cell = cell and Cell(cell.text + character, cell.look)
+                continue
+            yield from _with_halves(cell)
+            cell = Cell(character, empty if character == " " else look)
+        yield from _with_halves(cell)
+
+
+def _with_halves(cell: Cell | None) -> Iterator[Cell]:
+    """A cell, and the rest of a wide character as cells without text."""
+    if cell is not None:
+        yield cell
+        for _ in range(cell_len(cell.text[0]) - 1):
+            yield Cell("", cell.look)
+
+
+class Wire:
+    """The screen as the terminal shows it."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._columns = 0
+
+    def forget(self) -> None:
+        """The terminal may show anything: send the next frame whole."""
+        self._rows, self._columns = [], 0
+
+    def render(
+        self, update: ChopsUpdate | LayoutUpdate, columns: int, rows: int, system: ColorSystem
+    ) -> str:
+        """The bytes that bring a terminal of this size up to date; empty where it is."""
+        if columns != self._columns or rows != len(self._rows):
+            self._columns = columns
+            self._rows = [[None] * columns for _ in range(rows)]
+        sent: list[str] = []
+        pen = _Pen(sent)
+        for y, x, strip in _pieces(update):
+            if 0 <= y < rows and x < columns:
+                self._send(y, x, list(cells_of(strip, system))[: columns - x], pen)
+        pen.end()
+        return "".join(sent)
+
+    def _send(self, y: int, x: int, cells: list[Cell], pen: _Pen) -> None:
+        """Draw the cells that differ, in runs."""
+        row = self._rows[y]
+        shown = row[x : x + len(cells)]
+        start = 0
+        for first, last in _runs(shown, cells):
+            first = max(first, start)
+            pen.move(x + first, y)
+            for cell in cells[first:last]:
+                pen.draw(cell)
+            start = last
+        row[x : x + len(cells)] = cells
+
+
+def _pieces(update: ChopsUpdate | LayoutUpdate) -> Iterator[tuple[int, int, Strip]]:
+    """(row, column, text) of everything an update would paint."""
+    if isinstance(update, LayoutUpdate):
+        for y, strips in enumerate(update.strips, update.region.y):
+            x = update.region.x
+            for strip in strips:
+                yield y, x, strip
+                x += strip.cell_length
+        return
+    for y, left, right in update.spans:
+        for end, (x, piece) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
+            if piece is not None and x < right and end > left:
+                begin = max(x, left)
+                yield y, begin, piece.crop(begin - x, min(end, right) - x)
+
+
+def _runs(shown: list[Cell | None], wanted: list[Cell]) -> list[tuple[int, int]]:
+    """Half-open runs of cells to draw: those that differ, short gaps between them, and whole wide characters."""
+    runs: list[tuple[int, int]] = []
+    for n, cell in enumerate(wanted):
+        if shown[n] == cell:
+            continue
+        if runs and n - runs[-1][1] <= SHORT_GAP:
+            runs[-1] = (runs[-1][0], n + 1)
+        else:
+            runs.append((n, n + 1))
+    return [_whole(first, last, shown, wanted) for first, last in runs]
+
+
+def _whole(first: int, last: int, shown: list[Cell | None], wanted: list[Cell]) -> tuple[int, int]:
+    """The run extended so that it cuts no wide character in two, neither an old nor a new one."""
+    while first > 0 and (wanted[first].text == "" or _half(shown[first])):
+        first -= 1
+    while last < len(wanted) and (wanted[last].text == "" or _half(shown[last])):
+        last += 1
+    return first, last
+
+
+def _half(cell: Cell | None) -> bool:
+    return cell is not None and cell.text == ""
+
+
+class _Pen:
+    """Writes cells one after the other, moving and restyling only when needed."""
+
+    def __init__(self, sent: list[str]) -> None:
+        self._sent = sent
+        self._at: tuple[int, int] | None = None
+        """Where the next character would appear; None where terminals may disagree."""
+        self._want = (0, 0)
+        self._look: Look | None = None
+
+    def move(self, x: int, y: int) -> None:
+        self._want = (x, y)
+
+    def draw(self, cell: Cell) -> None:
+        x, y = self._want
+        self._want = (x + 1, y)
+        if not cell.text:
+            return
+        if self._at != (x, y):
+            self._sent.append(f"\x1b[{y + 1};{x + 1}H")
+        self._restyle(cell.look)
+        self._sent.append(cell.text)
+        self._at = (x + 1, y) if cell.text.isascii() or _narrow(cell.text) else None
+
+    def _restyle(self, look: Look) -> None:
+        now = self._look
+        if now is None:
+            # A blank's other codes are free, so they are the plain ones.
+            now = _PLAIN
+        attributes = now.attributes if look.attributes is None else look.attributes
+        if look.attributes is None and _marks_blanks(attributes or ""):
+            attributes = ""
+        foreground = now.foreground if look.foreground is None else look.foreground
+        wanted = Look(attributes, foreground, look.background)
+        if wanted == now:
+            self._look = now
+            return
+        pairs = ((wanted.foreground, now.foreground), (wanted.background, now.background))
+        if wanted.attributes == now.attributes:
+            codes = [code for code, before in pairs if code != before]
+        elif wanted.attributes in _WEIGHTS and now.attributes in _WEIGHTS:
+            codes = ["22" if now.attributes else "", wanted.attributes or ""]
+            codes += [code for code, before in pairs if code != before]
+        else:
+            colours = ((wanted.foreground, "39"), (wanted.background, "49"))
+            codes = ["0", wanted.attributes or "", *(c for c, plain in colours if c != plain)]
+        self._sent.append(f"\x1b[{';'.join(code for code in codes if code)}m")
+        self._look = wanted
+
+    def end(self) -> None:
+        """Leave the terminal unstyled, as every update finds it."""
+        if self._look not in (None, _PLAIN):
+            self._sent.append("\x1b[0m")
+
+
+@lru_cache(maxsize=4096)
+def _narrow(text: str) -> bool:
+    """Whether every terminal gives this one cell: box drawing, blocks, braille, Latin and the like."""
+    return (
+        len(text) == 1 and cell_len(text) == 1 and (text < "\u2000" or "\u2010" <= text < "\u2e80")
+    )
+
+
+@lru_cache(maxsize=256)
+def _marks_blanks(attributes: str) -> bool:
+    codes = dict(_ATTRIBUTES)
+    return any(codes[name] in attributes.split(";") for name in _VISIBLE_ON_BLANKS)
+
+
+class Difference(CompositorUpdate):
+    """An update that is already text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def render_segments(self, console: Console) -> str:
+        return self._text

@@ -1,0 +1,333 @@
+"""What the console costs on a terminal, measured on a real pseudo-terminal: the figures of ``make bench``.
+
+`python tests/pty/bar.py` prints them beside what must be reached; `test_bar.py` holds the bytes to it. The
+watched run is a real one, with a supervisor, locks, event log and output; only its steps compute nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from run_story import Story, end
+from terminal import Terminal
+
+COMMAND = [sys.executable, "-m", "memconsole"]
+WATCH_SECONDS = 30.0
+TOGGLES = 40
+EVENTS = 1_000_000
+SLOW_LINK = 8_000
+"""Bytes per second."""
+
+TRAINER = """
+import math, sys, time
+from pathlib import Path
+from memconsole.runs import events
+from memconsole.runs.attempt import Attempt
+from memconsole.runs.directory import RunDirectory
+
+run, number = RunDirectory(Path(sys.argv[1])), int(sys.argv[2])
+MIB = 2**20
+with Attempt(run, number) as attempt:
+    attempt.emit(events.Started(attempt=number, backend="torch", versions={}, device_id="cpu",
+        device_name="processor", device_kind="cpu", memory_label="host RAM", platform_lines=()))
+    attempt.emit(events.Phase(phase="train", total_steps=100_000, steps_per_epoch=600, parameters=10**6))
+    step = 0
+    while not attempt.stop_requested:
+        time.sleep(0.1)
+        step += 1
+        attempt.progress("train", step)
+        if step % 2:
+            continue
+        loss = 3 + 5 * math.exp(-step / 900) + 0.05 * math.sin(step * 1.7)
+        attempt.emit(events.Step(step=step, epoch=1 + step // 600, loss=loss, learning_rate=5e-4,
+            gradient_norm=1 + 0.2 * math.sin(step), tokens=step * 2048,
+            tokens_per_second=20000 + 300 * math.sin(step), step_seconds=0.1))
+        print(f"step {step:,}/100,000  loss {loss:.4f}  {20000 + step % 7:,} tokens/s", flush=True)
+        if step % 10 == 0:
+            used = (150 + step % 5) * MIB
+            attempt.emit(events.Memory(phase="train", step=step, allocated_bytes=used,
+                peak_bytes=171 * MIB, reserved_bytes=None, device_bytes=None, device_total_bytes=16 << 30,
+                host_bytes=(590 + step % 3) * MIB, peak_host_bytes=612 * MIB))
+        if step % 100 == 0:
+            attempt.emit(events.Evaluation(step=step, loss=loss + 0.1, bits_per_byte=1.9, tokens=9999,
+                seconds=1.0, metrics={"unigram_loss": 6.5}))
+    attempt.emit(events.Stopped(step=step, reason="asked"), durable=True)
+    attempt.finish(75, step, "stopped")
+sys.exit(75)
+"""
+MANY = """
+import math, sys
+from memconsole.runs import events
+from memconsole.runs.directory import create_run
+from memconsole.runs.eventlog import EventWriter
+from memconsole.runs.follow import Follower
+from memconsole.plan import plan as plans
+
+run = create_run(plans.replace(plans.Plan(), {"device.name": "cpu"}), "long")
+log = EventWriter(run.attempt_path(run.new_attempt()))
+log.write(events.Phase(phase="train", total_steps=COUNT))
+for step in range(1, COUNT + 1):
+    log.write(events.Step(step=step, epoch=1, loss=3 + 5 * math.exp(-step / 9e4), learning_rate=5e-4,
+        gradient_norm=1.0, tokens=step * 2048, tokens_per_second=20000.0, step_seconds=0.1))
+log.close()
+Follower(run).save_state()
+print(run.id)
+"""
+
+
+@contextmanager
+def environment() -> Iterator[dict[str, str]]:
+    """A home of its own for runs and caches, and no sign of SSH."""
+    with tempfile.TemporaryDirectory(prefix="memconsole-bar-") as folder:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "NO_COLOR"))}
+        kept |= {"XDG_STATE_HOME": f"{folder}/state", "XDG_CACHE_HOME": f"{folder}/cache"}
+        before = os.environ.get("XDG_STATE_HOME")
+        os.environ["XDG_STATE_HOME"] = kept["XDG_STATE_HOME"]
+        try:
+            yield kept | {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+        finally:
+            os.environ.pop("XDG_STATE_HOME")
+            if before is not None:
+                os.environ["XDG_STATE_HOME"] = before
+
+
+@contextmanager
+def live_run() -> Iterator[str]:
+    """A run that trains, in the present XDG_STATE_HOME. Its id."""
+    with tempfile.TemporaryDirectory() as folder:
+        story = Story(Path(folder))
+        try:
+            story.start(script=TRAINER)
+            story.wait_training()
+            yield story.run.id
+        finally:
+            end(story.run)
+
+
+@contextmanager
+def opened(
+    env: Mapping[str, str], *arguments: str, command: list[str] | None = None,
+    bytes_per_second: int | None = None,
+) -> Iterator[Terminal]:  # fmt: skip
+    """A console at 80x24."""
+    argv = [*(command or COMMAND), *arguments]
+    terminal = Terminal(argv, env, 80, 24, bytes_per_second=bytes_per_second)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def _cpu(process: psutil.Process) -> float:
+    """Processor seconds of the program and its children, the ended ones included."""
+    used = process.cpu_times()
+    total: float = used.user + used.system + used.children_user + used.children_system
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            times = child.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _used(terminal: Terminal, seconds: float) -> tuple[float, float, float]:
+    """Bytes per second, share of a core (children included) and resident MiB (the program's own)."""
+    process = psutil.Process(terminal.process.pid)
+    sent, cpu, begun = len(terminal.raw), _cpu(process), time.monotonic()
+    time.sleep(seconds)
+    passed = time.monotonic() - begun
+    rate = (len(terminal.raw) - sent) / passed
+    return rate, (_cpu(process) - cpu) / passed, process.memory_info().rss / 2**20
+
+
+def watching(env: Mapping[str, str], seconds: float = WATCH_SECONDS) -> tuple[float, float, float]:
+    """`_used` while a live run is watched, from some seconds after the first paint."""
+    with live_run() as run, opened(env, "attach", run) as terminal:
+        terminal.wait_for(r"step [1-9]")
+        time.sleep(6)
+        return _used(terminal, seconds)
+
+
+def idle_bytes(env: Mapping[str, str], seconds: float = 10.0) -> int:
+    """Bytes sent by a plan screen that nobody touches, once it is priced and asks for nothing."""
+    with opened(env) as terminal:
+        terminal.wait_for("fits, .* free")
+        terminal.press("r", "r")
+        with suppress(AssertionError):
+            terminal.wait_for("stopped", 2)
+        terminal.rest(2.0, 60)
+        before = len(terminal.raw)
+        time.sleep(seconds)
+        return len(terminal.raw) - before
+
+
+def toggling(env: Mapping[str, str], presses: int = TOGGLES) -> tuple[list[float], list[int]]:
+    """Milliseconds from key to the last cell painted, and bytes, of each of `presses` toggles."""
+    times, sizes = [], []
+    with opened(env) as terminal:
+        terminal.wait_for("fits, .* free")
+        terminal.press("2", "2", "2")
+        terminal.rest(1.5, 20)
+        for n in range(presses):
+            before = len(terminal.raw)
+            begun = time.perf_counter()
+            shift = time.monotonic() - begun
+            terminal.send("25"[n % 2])
+            while len(terminal.raw) == before and time.perf_counter() - begun < 5:
+                time.sleep(0.0005)
+            terminal.rest(0.12, 5)
+            times.append(1000 * (terminal.heard_at - shift - begun))
+            sizes.append(len(terminal.raw) - before)
+    return times, sizes
+
+
+def slow_link(env: Mapping[str, str]) -> tuple[float, float]:
+    """Seconds from a key to its effect while a live run is watched over 8 kB/s, and to quit."""
+    with live_run() as run, opened(env, "attach", run, bytes_per_second=SLOW_LINK) as terminal:
+        terminal.wait_for(r"step [1-9]", 60)
+        time.sleep(5)
+        begun = time.monotonic()
+        terminal.send("y")
+        terminal.wait_for(r"\blog\b|0\s+log|  log", 30)
+        effect = time.monotonic() - begun
+        time.sleep(2)
+        begun = time.monotonic()
+        terminal.send("q")
+        terminal.wait_for("The run goes on", 60)
+        terminal.exit_code()
+        return effect, time.monotonic() - begun
+
+
+def first_paint(env: Mapping[str, str], times: int = 5) -> float:
+    """Median seconds from starting the program to the whole plan screen on the terminal, once warm."""
+    found = []
+    for _ in range(times + 1):
+        begun = time.monotonic()
+        with opened(env) as terminal:
+            while b"optimizations" not in terminal.raw:
+                assert time.monotonic() - begun < 30
+                time.sleep(0.005)
+            found.append(time.monotonic() - begun)
+    return statistics.median(found[1:])
+
+
+def long_run(env: Mapping[str, str], count: int = EVENTS) -> tuple[float, float]:
+    """Seconds more than for a run of ten events until a run of `count` events is on screen, and MiB more."""
+    results = []
+    for events in (10, count):
+        script = MANY.replace("COUNT", str(events))
+        made = subprocess.run(
+            [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
+        )
+        begun = time.monotonic()
+        with opened(env, "attach", made.stdout.strip()) as terminal:
+            terminal.wait_for(rf"step {events:,}\b", 60)
+            seconds = time.monotonic() - begun
+            time.sleep(2)
+            rss = psutil.Process(terminal.process.pid).memory_info().rss / 2**20
+        results.append((seconds, rss))
+    return results[1][0] - results[0][0], results[1][1] - results[0][1]
+
+
+def neighbours(
+    env: Mapping[str, str], seconds: float = 15.0
+) -> dict[str, tuple[float, float, float, float]]:
+    """Other monitors on the same terminal, where installed: first paint, then `_used`."""
+    found = {}
+    for name in ("nvitop", "nvtop", "btop", "htop"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        begun = time.monotonic()
+        with opened(env, command=[path]) as terminal:
+            while len(terminal.raw) < 1000 and time.monotonic() - begun < 10:
+                time.sleep(0.005)
+            painted = time.monotonic() - begun
+            time.sleep(4)
+            if terminal.process.poll() is None:
+                found[name] = (painted, *_used(terminal, seconds))
+    return found
+
+
+def figures() -> dict[str, object]:
+    """Everything, as it is printed and stored."""
+    with environment() as env:
+        paint = first_paint(env)
+        times, sizes = toggling(env)
+        idle = idle_bytes(env)
+        rate, cpu, rss = watching(env)
+        effect, leave = slow_link(env)
+        attach, growth = long_run(env)
+        others = neighbours(env)
+    return {
+        "watching_bytes_per_second": rate,
+        "idle_bytes": idle,
+        "toggle_p99_ms": sorted(times)[max(0, int(len(times) * 0.99) - 1)],
+        "toggle_median_ms": statistics.median(times),
+        "toggle_most_bytes": max(sizes),
+        "slow_key_seconds": effect,
+        "slow_quit_seconds": leave,
+        "first_paint_seconds": paint,
+        "rss_mib": rss,
+        "cpu_share": cpu,
+        "long_run_more_seconds": attach,
+        "long_run_more_mib": growth,
+        "neighbours": others,
+    }
+
+
+ROWS: tuple[tuple[str, str, float, Callable[[float], str]], ...] = (
+    ("watching a live run, 80x24", "watching_bytes_per_second", 1000, lambda v: f"{v:,.0f} B/s"),
+    ("idle plan screen, 10 s", "idle_bytes", 0, lambda v: f"{v:,.0f} B"),
+    ("a toggle, p99", "toggle_p99_ms", 50, lambda v: f"{v:.0f} ms"),
+    ("a toggle, most bytes", "toggle_most_bytes", 4096, lambda v: f"{v:,.0f} B"),
+    ("over 8 kB/s: key to effect", "slow_key_seconds", 0.5, lambda v: f"{v:.2f} s"),
+    ("over 8 kB/s: quit", "slow_quit_seconds", 2.0, lambda v: f"{v:.2f} s"),
+    ("first paint, warm", "first_paint_seconds", 0.5, lambda v: f"{v:.2f} s"),
+    ("resident memory", "rss_mib", 90, lambda v: f"{v:.0f} MiB"),
+    ("processor while watching", "cpu_share", 0.03, lambda v: f"{100 * v:.1f} % of a core"),
+    ("attach to 10⁶ events: more time", "long_run_more_seconds", 1.0, lambda v: f"{v:.2f} s"),
+    ("attach to 10⁶ events: more memory", "long_run_more_mib", 20, lambda v: f"{v:.1f} MiB"),
+)  # fmt: skip
+
+
+def table(found: Mapping[str, object]) -> str:
+    """The figures beside the bar, then other monitors on the same terminal."""
+    lines = [f"{'':36} {'measured':>16} {'must be at most':>18}"]
+    for label, key, most, shown in ROWS:
+        value = found[key]
+        assert isinstance(value, int | float)
+        verdict = "" if value <= most else "  missed"
+        lines.append(f"{label:36} {shown(value):>16} {shown(most):>18}{verdict}")
+    others = found["neighbours"]
+    assert isinstance(others, dict)
+    own = [float(str(found[k])) for k in ("first_paint_seconds", "watching_bytes_per_second", "cpu_share", "rss_mib")]  # fmt: skip
+    for name, theirs in others.items():
+        words = zip(("first paint", "bytes/s", "processor", "memory"), theirs, own, strict=True)
+        told = ", ".join(
+            f"{what} {value:.3g} (x{value / mine:.2g} of ours)" for what, value, mine in words
+        )
+        lines.append(f"{name}: {told}")
+    if "nvitop" not in others:
+        lines.append("nvitop: not compared, as it is not installed or finds no NVIDIA driver")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    measured = figures()
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(measured, indent=2) + "\n")
+    print(table(measured))
