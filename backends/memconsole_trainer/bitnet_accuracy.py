@@ -10,7 +10,7 @@ from typing import Any
 from memconsole.plan.plan import PlanError, replace
 from memconsole_trainer.bitnet import CONFIG, BitNetWeights, Packing
 from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.prepared import held_out
+from memconsole_trainer.data.prepared import boundary, held_out
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape
@@ -82,7 +82,8 @@ def compared(found: Trained, quantized: WeightSource) -> dict[str, Any]:
     validation = held_out(plan, found.architecture, source, split, tokenizer)
     if not len(validation):
         raise NotMeasuredError("the run's data holds nothing out")
-    shape = BatchShape(1, plan.train.batch_size, plan.data.sequence_length)
+    end = boundary(plan, tokenizer)
+    shape = BatchShape(1, plan.evaluation_batch, plan.data.sequence_length, end)
     covered = validation.target_bytes(shape, plan.train.evaluation_batches)
     sums = [_evaluated(found, weights, validation, shape) for weights in (found, quantized)]
     document: dict[str, Any] = {"tokens": sums[0].tokens, "text_bytes": covered}

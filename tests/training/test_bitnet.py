@@ -133,7 +133,7 @@ def loss_of(run: Any, weights: Any) -> float:
 @pytest.mark.parametrize(
     ("backend", "changes"),
     [
-        ("torch", {"train__ema_decay": 0.5}),
+        ("torch", {"train__ema_decay": 0.5, "train__evaluation_batch_size": 3}),
         ("jax", {"optimize__lora_rank": 4, "optimize__freeze_base": True}),
     ],
     ids=["torch averaged", "jax adapted"],
