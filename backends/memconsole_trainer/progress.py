@@ -115,7 +115,8 @@ def fingerprint(plan: Plan, architecture: Architecture) -> str:
     """Of every setting that the continuation of a run depends on.
 
     How often to log, evaluate and save, when to stop early, how many checkpoints to keep, and on which device to compute
-    may change between attempts.
+    may change between attempts. Settings at their default do not count: one that a newer version adds leaves the
+    runs of older versions resumable.
     """
     free = (
         "preflight",
@@ -127,8 +128,17 @@ def fingerprint(plan: Plan, architecture: Architecture) -> str:
         "checkpoint_every",
     )
     stopping = ("early_stopping_patience", "early_stopping_minimum")
-    train = msgspec.to_builtins(plan.train)
+    counted = {
+        name: _changed(getattr(plan, name), getattr(Plan(), name))
+        for name in ("data", "train", "optimize")
+    }
     for key in (*free, *stopping, "keep_checkpoints", "sample_tokens", "tensorboard"):
-        del train[key]
-    parts = (plan.backend, plan.data, train, plan.optimize, architecture)
+        counted["train"].pop(key, None)
+    parts = (plan.backend, counted, architecture)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def _changed(section: Any, default: Any) -> dict[str, Any]:
+    """The settings of a section that are not as by default."""
+    usual = msgspec.to_builtins(default)
+    return {k: v for k, v in msgspec.to_builtins(section).items() if v != usual[k]}

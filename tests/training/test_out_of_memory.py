@@ -73,8 +73,11 @@ def ended(run: RunDirectory) -> RunSnapshot:
 
 
 def receipt_of(run: RunDirectory) -> Receipt:
-    found = files.read_struct(run.receipt_path, Receipt)
-    assert found is not None
+    """Written by the supervisor a moment after the trainer has ended."""
+    deadline = time.monotonic() + 60
+    while (found := files.read_struct(run.receipt_path, Receipt)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     return found
 
 
