@@ -186,8 +186,6 @@ def test_every_model_of_the_catalog_has_sizes_that_tell(model: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optimize.optimizer_offload": "cpu"},
-        {"optimize.activation_offload": True},
         {"optimize.sharding": "fsdp", "device.count": 2},
     ],
 )
