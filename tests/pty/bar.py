@@ -234,7 +234,7 @@ def long_run(env: Mapping[str, str], count: int = EVENTS) -> tuple[float, float]
         )
         begun = time.monotonic()
         with opened(env, "attach", made.stdout.strip()) as terminal:
-            terminal.wait_for(rf"step {events:,}\b", 60)
+            terminal.wait_for(rf"{events:,} step", 60)
             seconds = time.monotonic() - begun
             time.sleep(2)
             rss = psutil.Process(terminal.process.pid).memory_info().rss / 2**20
