@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.comparing import PricedPlan
 from memconsole.tui.pricing import price
 from memconsole.tui.screens.plan_fit import FitPlan
+
+if TYPE_CHECKING:
+    from memconsole.tui.comparing import PricedPlan
 
 _NEWEST_RUNS = 20
 """Runs offered for comparing."""
@@ -114,6 +117,8 @@ class PlanFiles(FitPlan, inherit_bindings=False):
         return found
 
     def _priced_under(self, name: str, plan: Plan) -> PricedPlan:
+        from memconsole.tui.comparing import PricedPlan
+
         priced = price(plan, self.view.devices, self.exact_lookup)
         return PricedPlan(name, plan, priced.estimate, priced.problem)
 

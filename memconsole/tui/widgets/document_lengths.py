@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from memconsole.memory.lengths import LengthPrice
-from memconsole.plan.lengths import Lengths
 from memconsole.tui.ink import Line, Span, fit, left, right, rule, width_of
 from memconsole.tui.views import RowLengths
 from memconsole.units import format_bytes
+
+if TYPE_CHECKING:
+    from memconsole.memory.lengths import LengthPrice
+    from memconsole.plan.lengths import Lengths
 
 _NAMES = {"p50": "p50", "p99": "p99", "longest": "max"}
 _UNKNOWN = "documents' lengths are not known: memconsole plan --lengths measures them"
