@@ -34,9 +34,10 @@ soak: .venv/.installed-dev
 accuracy: .venv/.installed-dev
 	$(BIN)/python tests/accuracy/accuracy.py
 
-bench: .venv/.installed
+bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/optimizations.py
 	$(BIN)/python tests/bench/agreement.py
+	$(BIN)/python tests/pty/bar.py
 
 screenshots: .venv/.installed-dev
 	$(BIN)/python screenshots/make.py

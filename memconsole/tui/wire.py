@@ -2,7 +2,8 @@
 
 Textual sends the rows of a dirty widget from its left edge, each piece of text with its whole style. `Wire` keeps
 what the terminal shows and sends the difference, as curses programs do; a style is changed by the codes that
-differ. Positions are absolute, and given anew after every character whose width terminals disagree about.
+differ. Positions are absolute, and given anew after every character whose width terminals disagree about. Whatever
+a widget was told to show, no control character gets past here.
 """
 
 from __future__ import annotations
@@ -74,18 +75,24 @@ def cells_of(strip: Iterable[Segment], system: ColorSystem) -> Iterator[Cell]:
         if control:
             continue
         look, empty = look_of(style, system, False), look_of(style, system, True)
-        if text.isascii():
+        if text.isascii() and text.isprintable():
             for character in text:
                 yield Cell(character, empty if character == " " else look)
             continue
         cell: Cell | None = None
         for character in text:
             width = cell_len(character)
+            shown = character.isprintable() or character == "\u00a0"
             if width == 0:
-                # It stands on the character before it.
-                cell = cell and Cell(cell.text + character, cell.look)
+                # It stands on the character before it; a control character stands nowhere.
+                if shown and cell is not None:
+                    cell = Cell(cell.text + character, cell.look)
                 continue
             yield from _with_halves(cell)
+            cell = None
+            if not shown:
+                yield from [Cell("\ufffd", look)] * width
+                continue
             cell = Cell(character, empty if character == " " else look)
         yield from _with_halves(cell)
 
