@@ -86,6 +86,8 @@ def _given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memconsole.tui.screens.plan.price", price)
     monkeypatch.setattr("memconsole.tui.predictions.price", price)
     monkeypatch.setattr(runs_screen.time, "time", lambda: NOW)
+    # Nothing that comes after a while.
+    monkeypatch.setattr("memconsole.tui.screens.plan_exact.REST_SECONDS", 1e6)
 
 
 def status(name: str, state: Any, step: int, **changes: Any) -> RunStatus:
