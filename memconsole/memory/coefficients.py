@@ -93,12 +93,13 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     heads: float
     """The queries' width, there."""
     heads_stream: float
+    again: float
+    """What a checkpointed block makes again in fp32, in its backward pass: TPUs round to 16 bits what only a
+    product reads."""
+    layer: float
+    """One block's matrices, cut from their stacks, in its backward pass."""
     slice: float
     """Everything one block kept, in the backward pass of a block that is not checkpointed."""
-    lanes: float
-    """What heads narrower than a TPU's 128 lanes are padded by, where they are kept by head."""
-    narrowed: float
-    """A frozen fp32 base in 16 bits, which TPUs multiply in."""
     source: str
 
 

@@ -21,8 +21,6 @@ FEWEST_ROWS = 64
 """`memconsole_jax.attention.FEWEST_ROWS`."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.fused_loss.ALIGNED_ROWS`."""
-TPU_LANES = 128
-"""A TPU's vectors are 8 x 128: the last axis of an array is padded to 128."""
 
 
 def moments(step: Step) -> Iterator[Moment]:
@@ -31,15 +29,12 @@ def moments(step: Step) -> Iterator[Moment]:
     overlap = xla(step.kind)
     block = jax_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
     c, stream = block.element, 4 * a.hidden_size * t
-    lanes = overlap.lanes * _padded_lanes(step) * c * t
-    one_kept = block.kept * t + (int(lanes) if o.gradient_checkpointing == "none" else 0)
+    one_kept = block.kept * t
     one_kept += _own_rotations(step) if o.gradient_checkpointing == "none" else 0
     kept = one_kept * min(s.layers, 2 if step.moves_activations else s.layers)
     kept += _rotations(step, t)
     standing, resident = step.standing, step.state.resident
     model = step.weights + step.gathered
-    if step.kind == "tpu" and step.frozen and step.compute == 4:
-        model += int(overlap.narrowed * 2 * s.total)
     logits, made_head = _loss(step, overlap)
     head = 0 if step.frozen else 4 * step.head
     looked_up = 0 if step.frozen else 4 * s.embedding
@@ -56,13 +51,14 @@ def moments(step: Step) -> Iterator[Moment]:
     # A block without checkpointing has some of what it kept twice: the slice that is worked on.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
     inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
-    of_mlp = block.attention_again + block.mlp_again + share * block.mlp + inner
-    of_attention = (
-        block.attention_again + share * block.attention + overlap.heads * c * a.query_width
-    )
-    through_mlp = of_mlp * t + overlap.mlp_stream * stream
+    again = overlap.again if c == 4 else 1.0
+    of_mlp = again * (block.attention_again + block.mlp_again) + share * block.mlp + inner
+    of_attention = again * block.attention_again + share * block.attention
+    of_attention += overlap.heads * c * a.query_width
+    layer = overlap.layer * c * s.block_matrices
+    through_mlp = of_mlp * t + overlap.mlp_stream * stream + layer
     through_attention = (
-        of_attention * t + lanes + overlap.scores * scores + overlap.heads_stream * stream
+        of_attention * t + overlap.scores * scores + overlap.heads_stream * stream + layer
     )
     summed = standing + blocks + made_head
     yield at("backward", summed, kept, 0, through_mlp)
@@ -121,14 +117,6 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
         gradient //= 2
     pads = overlap.padded_head * (2 if narrow else 4) * step.head if padded else 0
     return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
-
-
-def _padded_lanes(step: Step) -> float:
-    """Elements per token that a TPU pads queries, keys and values with."""
-    a = step.architecture
-    if step.kind != "tpu":
-        return 0
-    return (a.query_width + 2 * a.key_width) * (-a.head_size % TPU_LANES) / a.head_size
 
 
 def score_bytes(step: Step, rows: int) -> int:
