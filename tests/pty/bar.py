@@ -227,7 +227,7 @@ def first_paint(env: Mapping[str, str], times: int = 5) -> float:
 def long_run(env: Mapping[str, str], count: int = EVENTS) -> tuple[float, float]:
     """Seconds more than for a run of ten events until a run of `count` events is on screen, and MiB more."""
     results = []
-    for events in (10, count):
+    for events in (10, 10, count):  # the first only warms the disk's cache
         script = MANY.replace("COUNT", str(events))
         made = subprocess.run(
             [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
@@ -239,7 +239,7 @@ def long_run(env: Mapping[str, str], count: int = EVENTS) -> tuple[float, float]
             time.sleep(2)
             rss = psutil.Process(terminal.process.pid).memory_info().rss / 2**20
         results.append((seconds, rss))
-    return results[1][0] - results[0][0], results[1][1] - results[0][1]
+    return results[2][0] - results[1][0], results[2][1] - results[1][1]
 
 
 def neighbours(

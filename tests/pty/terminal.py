@@ -52,6 +52,7 @@ class Terminal:
         self._lock = threading.Lock()
         self.raw = bytearray()
         self._drawn = 0
+        self._closing = False
         self.heard_at = time.monotonic()
         """When the newest bytes came."""
         self._bytes_per_second = bytes_per_second
@@ -72,9 +73,9 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        while True:
+        while not self._closing:
             try:
-                ready, _, _ = select.select([self.master], [], [], 0.5)
+                ready, _, _ = select.select([self.master], [], [], 0.1)
                 if not ready:
                     continue
                 data = os.read(self.master, self._portion())
@@ -141,14 +142,18 @@ class Terminal:
 
     def hang_up(self) -> None:
         """Close the terminal as a dropped SSH connection does."""
-        os.close(self.master)
+        self._close_master()
         os.killpg(self.process.pid, signal.SIGHUP)
 
     def close(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        try:
+        self._close_master()
+
+    def _close_master(self) -> None:
+        """Once nobody reads it any more: its number may soon be another terminal's."""
+        if not self._closing:
+            self._closing = True
+            self._reader.join()
             os.close(self.master)
-        except OSError:
-            return
