@@ -194,7 +194,7 @@ def test_in_jax_block_inputs_alone_are_kept_and_in_host_memory() -> None:
     rows = jax.ShapeDtypeStruct((4, LENGTH), np.int32)
     with target.absent("gpu"):
         loss = summed_loss(plan, a, chunked=True)
-        traced_step = jax.jit(jax.grad(loss)).trace(trained, {}, rows, rows)
+        traced_step = jax.jit(jax.grad(loss)).trace(trained, {}, rows, rows, None)
         lowered = traced_step.lower(lowering_platforms=("cuda",)).as_text()
     kept = f"f32<host>[{a.layers},4,{LENGTH},{a.hidden_size}]"
     assert kept in str(traced_step.jaxpr)
