@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan
 from memconsole_jax.muon import scale_by_muon
 from memconsole_jax.quantized_adam import scale_by_quantized_adam
 from memconsole_jax.stacking import stacked
@@ -26,7 +26,7 @@ Tree = dict[str, jax.Array]
 
 
 def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTransformation:
-    """The update rule of `optimize.optimizer` over stacked arrays. Raises `PlanError`."""
+    """The update rule of `optimize.optimizer` over stacked arrays."""
     t, name = plan.train, plan.optimize.optimizer
     trained = list(stacked(trained_parameters(plan, architecture)).values())
     decays = {s.name: s.decays for s in trained}
@@ -50,17 +50,12 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
         return optax.chain(optax.scale_by_lion(t.beta1, t.beta2), decay)
     if name == "sgd":
         return optax.chain(decay, optax.trace(t.beta1))
-    if name == "adafactor":
-        factored = optax.chain(
-            optax.scale_by_factored_rms(min_dim_size_to_factor=2),
-            optax.clip_by_block_rms(1.0),
-            optax.scale_by_param_block_rms(1e-3),
-        )
-        return optax.chain(per_tensor(factored, layered), decay)
-    raise PlanError(
-        f"optimize.optimizer = {name}: the jax backend trains adamw | adamw-8bit | adafactor | lion | muon | sgd",
-        "optimize.optimizer",
+    factored = optax.chain(
+        optax.scale_by_factored_rms(min_dim_size_to_factor=2),
+        optax.clip_by_block_rms(1.0),
+        optax.scale_by_param_block_rms(1e-3),
     )
+    return optax.chain(per_tensor(factored, layered), decay)
 
 
 def per_tensor(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memconsole.plan.architecture import Parameter
-from memconsole.plan.plan import OptimizerName, Plan, PlanError
+from memconsole.plan.plan import OptimizerName, Plan
 from memconsole_torch import offload
 from memconsole_torch.decoder import Decoder
 from memconsole_torch.muon import Muon
@@ -58,7 +58,7 @@ Updating: TypeAlias = Optimizer | Several
 
 
 def create(plan: Plan, decoder: Decoder) -> Updating:
-    """The optimizer of `optimize.optimizer` over the trained weights. Raises `PlanError`."""
+    """The optimizer of `optimize.optimizer` over the trained weights."""
     trained = trained_parameters(plan, decoder.architecture)
     name = plan.optimize.optimizer
     device = next(decoder.parameters()).device
@@ -125,15 +125,10 @@ def _over(
         optimizer, slots = Muon(groups), ("momentum",)
     elif name == "adafactor":
         return Adafactor(groups)
-    elif name == "adamw-8bit":
+    else:
         own = dict(decoder.named_parameters())
         narrow = [own[p.name] for p in weights if is_quantized(p)]
         return QuantizedAdamW(groups, (t.beta1, t.beta2), t.epsilon, narrow)
-    else:
-        raise PlanError(
-            f"optimize.optimizer = {name}: the torch backend trains adamw | adamw-8bit | adafactor | lion | muon | sgd",
-            "optimize.optimizer",
-        )
     for p in _trained(optimizer):
         optimizer.state[p].update({s: torch.zeros_like(p, dtype=torch.float32) for s in slots})
     return optimizer

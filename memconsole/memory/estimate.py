@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
+from memconsole.memory.coefficients import runtime
 from memconsole.memory.data import training_tokens
 from memconsole.memory.formula import memory_table
 from memconsole.memory.reasons import nothing_saved
@@ -68,6 +71,18 @@ def table_of(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Memory
     table = memory_table(plan, architecture_of(plan), budget)
     known = lookup(plan, budget) if lookup is not None else None
     return table if known is None else sharpened(table, known)
+
+
+def training_floor(plan: Plan, budget: Budget) -> int:
+    """Device bytes that `plan` needs with whatever optimizer, wherever its state waits: what forward, loss and
+    backward pass hold besides that state, at the low end of the formula's band. Raises `PlanError`."""
+    plain = msgspec.structs.replace(plan.optimize, optimizer="sgd", optimizer_offload="none")
+    table = table_of(msgspec.structs.replace(plan, optimize=plain), budget)
+    state = next(c for c in table.components if c.name == "optimizer state")
+    # an optimizer in the backward pass brings its own workspace there
+    phases = ("forward", "loss") if plain.optimizer_in_backward else ("forward", "loss", "backward")
+    most = max(table.phases[phase] - state.at(phase) for phase in phases)
+    return int(most * runtime(plan.backend, budget.kind).band[0])
 
 
 def _saving(

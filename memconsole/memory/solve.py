@@ -10,18 +10,19 @@ makes up for it. Which combination wins, in this order:
 2. Among those plans, the least seconds per token.
 3. Equal there, the fewest changed settings; then the values listed first in `plan.optimizations`.
 
-Every combination is considered: time is estimated for all of one set, memory from the fastest on until one fits.
+No combination is left out but those of which `training_floor` alone is beyond the budget: time is estimated for
+the others of one set, memory from the fastest on until one fits.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.estimate import architecture_of, table_of, training_floor
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import Budget, MemoryTable
 from memconsole.plan import plan as plans
@@ -41,7 +42,13 @@ RESULT_CLASSES = (
 )
 """What a change may do to the training result, the least first."""
 
-SIZES = ("train.batch_size", "data.sequence_length", "data.streaming", "data.shuffle_buffer")
+SIZES = (
+    "train.batch_size",
+    "data.sequence_length",
+    "data.streaming",
+    "data.shuffle_buffer",
+    "data.isolate_documents",
+)
 """Never changed: they say what is trained on, or cost host memory alone."""
 
 
@@ -99,6 +106,15 @@ class _Option(msgspec.Struct, frozen=True):
     """The bit of its result class; 0 for none."""
 
 
+class _Merged(msgspec.Struct, frozen=True):
+    """The settings of several toggles together."""
+
+    optimize: dict[str, Any]
+    train: dict[str, Any]
+    changes: int
+    result: int
+
+
 class _Candidate(msgspec.Struct, frozen=True):
     plan: Plan
     seconds_per_token: float
@@ -119,26 +135,39 @@ def fit(
     """
     check(plan)
     before = price(plan, budget)
-    least: tuple[tuple[int, int], Plan, MemoryTable] | None = None
-    for group in _groups(plan, keep):
-        found = sorted((_candidate(*c, budget) for c in group), key=lambda c: c.rank)
+    space = _Space(plan, budget, keep)
+    for group in space.groups():
+        within = (c for c in group if space.floor(c[0]) <= budget.usable_bytes)
+        found = sorted((_candidate(*c, budget) for c in space.plans(within)), key=lambda c: c.rank)
         for candidate in found:
             table = price(candidate.plan, budget)
             if table.fits:
                 return _solution(plan, budget, candidate.plan, before, table)
-            need = table.device_bytes, candidate.changes
-            if least is None or need < least[0]:
-                least = need, candidate.plan, table
-    assert least is not None
-    return _solution(plan, budget, least[1], before, least[2])
+    leanest, table = _least(space, budget, price)
+    return _solution(plan, budget, leanest, before, table)
 
 
 def least_bytes(
     plan: Plan, budget: Budget, keep: frozenset[str] = frozenset(), price: Price = table_of
 ) -> int:
     """Device bytes of the plan that needs least on the device of `budget`."""
-    groups = _groups(plan, keep)
-    return min(price(changed, budget).device_bytes for group in groups for changed, _ in group)
+    return _least(_Space(plan, budget, keep), budget, price)[1].device_bytes
+
+
+def _least(space: _Space, budget: Budget, price: Price) -> tuple[Plan, MemoryTable]:
+    """Of all plans the one that needs least, then changes least; skipping what must need more."""
+    best: tuple[tuple[int, int, int], Plan, MemoryTable] | None = None
+    pairs = [(number, pair) for number, group in enumerate(space.groups()) for pair in group]
+    for number, pair in sorted(pairs, key=lambda n: space.floor(n[1][0])):
+        if best is not None and space.floor(pair[0]) > best[0][0]:
+            break
+        for changed, changes in space.plans([pair]):
+            table = price(changed, budget)
+            need = table.device_bytes, changes, number
+            if best is None or need < best[0]:
+                best = need, changed, table
+    assert best is not None
+    return best[1], best[2]
 
 
 def smallest_device(
@@ -180,23 +209,51 @@ def _by_size(devices: Mapping[str, Budget]) -> list[tuple[str, Budget]]:
     return sorted(devices.items(), key=lambda d: (d[1].usable_bytes, d[1].total_bytes, d[0]))
 
 
-def _groups(plan: Plan, keep: frozenset[str]) -> Iterator[Iterable[tuple[Plan, int]]]:
-    """Every combination with its number of changes, by the set of result classes it changes."""
-    rows = [_options(plan, row, keep) for row in OPTIMIZATIONS if row.key not in SIZES]
-    altering = [options for options in rows if any(o.result for o in options)]
-    harmless = [options for options in rows if not any(o.result for o in options)]
-    sets: dict[int, list[tuple[_Option, ...]]] = {}
-    for chosen in itertools.product(*altering):
-        number = 0
-        for option in chosen:
-            number |= option.result
-        sets.setdefault(number, []).append(chosen)
-    others = [_merged(chosen) for chosen in itertools.product(*harmless)]
-    for number in sorted(sets):
-        combined = (_combined(plan, a, b) for a in map(_merged, sets[number]) for b in others)
-        found = [c for c in combined if conflict(c[0]) is None]
-        if found:
-            yield found
+_LAST = ("optimize.optimizer", "optimize.optimizer_offload")
+"""What bears on nothing but the update and its state: tried last, where the rest leaves room."""
+
+
+class _Space:
+    """Every combination of the toggles' values: a choice of all but `_LAST`, and one of those."""
+
+    def __init__(self, plan: Plan, budget: Budget, keep: frozenset[str]) -> None:
+        self._plan = plan
+        self._budget = budget
+        rows = [row for row in OPTIMIZATIONS if row.key not in SIZES]
+        first = [_options(plan, row, keep) for row in rows if row.key not in _LAST]
+        last = [_options(plan, row, keep) for row in rows if row.key in _LAST]
+        self._first = [_merged(chosen) for chosen in itertools.product(*first)]
+        self._last = [_merged(chosen) for chosen in itertools.product(*last)]
+        self._floors: dict[int, int] = {}
+
+    def groups(self) -> Iterator[list[tuple[int, int]]]:
+        """The combinations by the set of result classes they change, as indices of both choices."""
+        first, last = _by_result(self._first), _by_result(self._last)
+        for number in sorted({a | b for a in first for b in last}):
+            found = [(a, b) for a in first for b in last if a | b == number]
+            yield sorted(p for a, b in found for p in itertools.product(first[a], last[b]))
+
+    def plans(self, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Plan, int]]:
+        """Those of `pairs` whose settings go together, with their numbers of changes."""
+        for a, b in pairs:
+            changed = _combined(self._plan, self._first[a], self._last[b])
+            if conflict(changed) is None:
+                yield changed, self._first[a].changes + self._last[b].changes
+
+    def floor(self, first: int) -> int:
+        """Device bytes that a plan with a choice of all but `_LAST` needs at the very least."""
+        found = self._floors.get(first)
+        if found is None:
+            found = training_floor(_combined(self._plan, self._first[first]), self._budget)
+            self._floors[first] = found
+        return found
+
+
+def _by_result(choices: Sequence[_Merged]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for n, choice in enumerate(choices):
+        found.setdefault(choice.result, []).append(n)
+    return found
 
 
 def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Option]:
@@ -227,29 +284,28 @@ def _section(changes: dict[str, Any], name: str) -> dict[str, Any]:
     return {key.partition(".")[2]: v for key, v in changes.items() if key.startswith(f"{name}.")}
 
 
-_Merged = tuple[dict[str, Any], dict[str, Any], int]
-
-
 def _merged(options: Iterable[_Option]) -> _Merged:
     optimize: dict[str, Any] = {}
     train: dict[str, Any] = {}
-    count = 0
+    count = result = 0
     for option in options:
+        result |= option.result
         if option.changed:
             optimize.update(option.optimize)
             train.update(option.train)
             count += 1
-    return optimize, train, count
+    return _Merged(optimize, train, count, result)
 
 
-def _combined(plan: Plan, a: _Merged, b: _Merged) -> tuple[Plan, int]:
-    optimize, train = {**a[0], **b[0]}, {**a[1], **b[1]}
+def _combined(plan: Plan, *choices: _Merged) -> Plan:
+    optimize = {key: value for choice in choices for key, value in choice.optimize.items()}
+    train = {key: value for choice in choices for key, value in choice.train.items()}
     changed: Plan = msgspec.structs.replace(
         plan,
         optimize=msgspec.structs.replace(plan.optimize, **optimize) if optimize else plan.optimize,
         train=msgspec.structs.replace(plan.train, **train) if train else plan.train,
     )
-    return changed, a[2] + b[2]
+    return changed
 
 
 def _candidate(plan: Plan, changes: int, budget: Budget) -> _Candidate:

@@ -63,7 +63,7 @@ def test_the_output_of_fused_attention_is_kept_in_one_shape_only() -> None:
         programs = Programs.of(plan, a, "gpu", jax.devices()[0])
         loss = summed_loss(plan, a, chunked=False)
         rows = programs.row_shape
-        program = jax.make_jaxpr(jax.grad(loss))(programs.trained_shapes, {}, rows, rows)
+        program = jax.make_jaxpr(jax.grad(loss))(programs.trained_shapes, {}, rows, rows, None)
     forward = next(
         e for e in program.jaxpr.eqns if e.primitive.name == "scan" and not e.params["reverse"]
     )

@@ -61,7 +61,7 @@ def _one_step(checkpointing: str, fused: bool, dtype: str) -> Step:
     update = transformation(plan, ARCHITECTURE)
     state = Trained(weights, update.init(weights))
     batch = tiny_models.batch(1, ROWS, LENGTH, masked=0.2)
-    arguments = (state, {}, batch.inputs, batch.targets, np.float32(1.0))
+    arguments = (state, {}, batch.inputs, batch.targets, np.float32([1.0, 0.0]))
     traced = train_step(plan, ARCHITECTURE, update).trace(*arguments)
     compiled = traced.lower().compile(FAST)
     after, metrics = compiled(*arguments)

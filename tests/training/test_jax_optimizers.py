@@ -13,7 +13,7 @@ import pytest
 import tiny_models
 import torch
 
-from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.plan import Plan, replace
 from memconsole_jax.optimizers import clip_factor, transformation
 from memconsole_jax.stacking import Stack, stacks
 from memconsole_trainer.initialize import InitialWeights
@@ -133,9 +133,3 @@ def test_adafactor_keeps_rows_and_columns_of_each_layer_by_itself() -> None:
     state = jax.eval_shape(rule.init, weights)
     total = sum(x.size for x in jax.tree.leaves(weights))
     assert sum(x.size for x in jax.tree.leaves(state)) < total / 5
-
-
-def test_an_optimizer_of_another_backend_is_refused_by_name() -> None:
-    plan = Plan(optimize=msgspec.structs.replace(Plan().optimize, optimizer="muon"))  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=r"optimize.optimizer = muon"):
-        transformation(plan, ARCHITECTURE)

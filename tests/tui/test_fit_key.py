@@ -50,7 +50,7 @@ async def test_f_applies_the_fit_as_one_step_that_u_undoes(make_console: Make) -
 
 async def test_pinned_rows_are_marked_and_left_alone(make_console: Make) -> None:
     free = {change.key for change in fit(LARGE, budget(LARGE, None)).changes}
-    key = "optimize.optimizer"
+    key = "optimize.optimizer_offload"
     assert key in free
     row = OPTIMIZATIONS.index(BY_KEY[key])
     app = make_console(LARGE)
@@ -58,11 +58,11 @@ async def test_pinned_rows_are_marked_and_left_alone(make_console: Make) -> None
         await settle(pilot)
         await pilot.press(*["down"] * row, "k")
         await settle(pilot)
-        assert "○*optimizer" in screen_text(app)
+        assert "○*optimizer off" in screen_text(app)
         await pilot.press("f")
         await settle(pilot)
         view = app.plan_screen.view
-        assert view.plan.optimize.optimizer == "adamw"
+        assert view.plan.optimize.optimizer_offload == "none"
         assert view.plan == fit(LARGE, budget(LARGE, None), frozenset({key})).plan
         await pilot.press("k")
         assert app.plan_screen.view.pinned == frozenset()

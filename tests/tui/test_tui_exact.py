@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ async def test_the_formula_is_there_at_once_and_sharpens_where_it_stands(
         await until(pilot, lambda: app.plan_screen.view.exact.seconds is not None)
         await pilot.pause()
         pending = screen_lines(app)
-        assert any("~ refining… 0 s" in line or "~ refining… 1 s" in line for line in pending)
+        assert any(re.search(r"~ refining… \d+ s", line) for line in pending)
         tracers.gate.touch()
         await until(pilot, lambda: is_exact(app))
         await pilot.pause()
@@ -135,12 +136,13 @@ async def test_the_seconds_count_while_it_is_traced(make_console: Make, tracers:
 async def test_the_plan_is_asked_first_then_what_one_key_press_would_make_of_it(
     make_console: Make, tracers: Tracers
 ) -> None:
-    tracers.gate.touch()
     app = tracers.attach(make_console(CARD))
     key = "optimize.gradient_checkpointing"
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.press("down")
+        await settle(pilot)
+        tracers.gate.touch()
         await until(pilot, lambda: len(tracers.asked()) >= 3)
         (urgent, first), (ahead, second), *_ = tracers.asked()
         assert urgent
@@ -168,7 +170,10 @@ def _row(key: str) -> Any:
     return BY_KEY[key]
 
 
-async def test_keys_that_follow_each_other_ask_once(make_console: Make, tracers: Tracers) -> None:
+async def test_keys_that_follow_each_other_ask_once(
+    make_console: Make, tracers: Tracers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memconsole.tui.screens.plan_exact.REST_SECONDS", 3)
     app = tracers.attach(make_console(CARD))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
@@ -274,10 +279,10 @@ async def test_the_console_ends_its_tracer(make_console: Make, tracers: Tracers)
 async def test_what_cannot_be_trained_is_marked_and_not_green(make_console: Make) -> None:
     from memconsole.tui.widgets.toggles import saving_span
 
-    app = make_console(CARD)
+    app = make_console(plans.replace(CARD, {"device.count": 2}))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        found = app.plan_screen.view.savings_of("optimize.optimizer_offload")[0]
+        found = app.plan_screen.view.savings_of("optimize.sharding")[0]
         assert not found.available
         assert found.saves_bytes > 0
         span = saving_span(found, False, 10)
@@ -286,4 +291,4 @@ async def test_what_cannot_be_trained_is_marked_and_not_green(make_console: Make
         trained = app.plan_screen.view.savings_of("optimize.optimizer")[0]
         assert saving_span(trained, False, 10).role == "good"
         assert saving_span(trained, False, 10).text.startswith("~")
-        assert any("offload" in line and "✗" in line for line in screen_lines(app))
+        assert any("shard" in line and "✗" in line for line in screen_lines(app))

@@ -21,7 +21,10 @@ from memconsole.plan.plan import Plan
 PLAN = plans.replace(
     Plan(), {"model.name": "gpt2", "data.sequence_length": 512, "train.batch_size": 8}
 )
-KEEP = frozenset({"optimize.lora_rank", "optimize.compile"})
+KEEP = frozenset(
+    f"optimize.{name}"
+    for name in ("lora_rank", "compile", "optimizer_offload", "activation_offload")
+)
 
 
 def device(usable: int) -> Budget:
