@@ -299,8 +299,8 @@ class JaxEngine:
         if not self._programs.is_rounded(name):
             return array
         if self._programs.dtype(name) == jnp.float32:
-            return adapters.bf16_rounded(array)
-        return array.astype(jnp.bfloat16)
+            return adapters.narrow_rounded(self._plan, array)
+        return adapters.narrow_rounded(self._plan, array).astype(self._programs.dtype(name))
 
     @property
     def _evaluated(self) -> dict[str, jax.Array]:

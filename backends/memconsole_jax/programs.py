@@ -19,7 +19,7 @@ from memconsole_jax.quantized_base import stored_shapes
 from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import Trained, evaluation_step, train_step
 from memconsole_trainer import loss_scale, rounding
-from memconsole_trainer.adapters import stored_in_bf16, trained_parameters
+from memconsole_trainer.adapters import stored_narrow, trained_parameters
 from memconsole_trainer.average import is_averaged
 from memconsole_trainer.base_storage import is_quantized
 
@@ -47,7 +47,7 @@ class Programs:
         if rounding.is_rounded(self.plan, (self.trained | self.kept)[name].members[0]):
             return True
         frozen = bool(self.plan.optimize.lora_rank) and name in self.kept
-        return frozen and stored_in_bf16(self.plan, self.kept[name].members[0])
+        return frozen and stored_narrow(self.plan, self.kept[name].members[0])
 
     def is_quantized(self, name: str) -> bool:
         """Whether a weight is stored in codes."""
@@ -56,7 +56,8 @@ class Programs:
     def dtype(self, name: str) -> Any:
         """What a weight is stored as. XLA for CPUs would widen all 16-bit weights to fp32 in each step,
         beside them: there the rounded values stay in fp32."""
-        return jnp.bfloat16 if self.is_rounded(name) and self.kind != "cpu" else jnp.float32
+        narrow = self.is_rounded(name) and self.kind != "cpu"
+        return precision.compute_dtype(self.plan) if narrow else jnp.float32
 
     @property
     def trained_shapes(self) -> dict[str, Any]:

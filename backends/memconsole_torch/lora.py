@@ -12,8 +12,9 @@ from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import BaseStorage, Plan
 from memconsole_torch import pretrained
 from memconsole_torch.decoder import Decoder
+from memconsole_torch.precision import COMPUTE
 from memconsole_torch.quantized_base import product
-from memconsole_trainer.adapters import SCALE, InitialAdapters, adapters, stored_in_bf16
+from memconsole_trainer.adapters import SCALE, InitialAdapters, adapters, stored_narrow
 from memconsole_trainer.base_storage import SCALES, blocks_of, code_bytes, is_quantized, parts
 from memconsole_trainer.engine import WeightSource
 
@@ -77,8 +78,8 @@ def _adapt(plan: Plan, decoder: Decoder) -> None:
     own = dict(decoder.named_parameters())
     for p in parameters(decoder.architecture):
         own[p.name].requires_grad_(False)
-        if stored_in_bf16(plan, p):
-            own[p.name].data = own[p.name].data.bfloat16()
+        if stored_narrow(plan, p):
+            own[p.name].data = own[p.name].data.to(COMPUTE[plan.optimize.precision])
         if p.role == "matrix":
             parent, _, name = p.name.removesuffix(".weight").rpartition(".")
             module = decoder.get_submodule(parent)

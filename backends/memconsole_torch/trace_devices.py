@@ -23,7 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memconsole_torch import activation_offload, decoder, offload, quantized_adam, quantized_base
+from memconsole_torch import (
+    activation_offload,
+    decoder,
+    offload,
+    quantized_adam,
+    quantized_base,
+    rounding,
+)
 from memconsole_torch.trace_liveness import Override, Workspace
 from memconsole_trainer.base_storage import pairs
 
@@ -96,6 +103,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         if kind != "cpu":
             change(quantized_adam, "CPU_SLICE", quantized_adam.DEVICE_SLICE)
             change(quantized_base, "CPU_SLICE", quantized_base.DEVICE_SLICE)
+            change(rounding, "CPU_SLICE", rounding.DEVICE_SLICE)
             attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
             change(decoder, "attend", attend)
         if kind in ("gpu", "rocm"):

@@ -47,7 +47,7 @@ def trained_parameters(plan: Plan, architecture: Architecture) -> list[Parameter
     return found or [p for p in parameters(architecture) if p.used]
 
 
-def stored_in_bf16(plan: Plan, parameter: Parameter) -> bool:
+def stored_narrow(plan: Plan, parameter: Parameter) -> bool:
     """Whether a frozen weight is rounded to 16 bits, and stored so where the backend computes with them."""
     return plan.optimize.precision != "fp32" and parameter.role not in ("norm", "bias")
 
@@ -110,13 +110,21 @@ class Merged:
         parameter = self._parameters[name]
         weight = np.asarray(self._base.tensor(name), dtype=np.float32)
         weight = base_storage.stored(self._plan, parameter, weight)
-        if stored_in_bf16(self._plan, parameter):
-            weight = bf16_rounded(weight)
+        if stored_narrow(self._plan, parameter):
+            weight = narrow_rounded(self._plan, weight)
         if parameter.role != "matrix":
             return weight
         stem = name.removesuffix(".weight")
         a, b = self._adapter(f"{stem}.lora_a"), self._adapter(f"{stem}.lora_b")
         return weight + np.float32(SCALE) * (np.asarray(b, np.float32) @ np.asarray(a, np.float32))
+
+
+def narrow_rounded(plan: Plan, array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Finite `array` as the plan's 16-bit type stores it, still in float32; in fp16 cut to its largest."""
+    if plan.optimize.precision != "fp16":
+        return bf16_rounded(array)
+    most = np.finfo(np.float16).max
+    return np.clip(array, -most, most).astype(np.float16).astype(np.float32)
 
 
 def bf16_rounded(array: NDArray[np.float32]) -> NDArray[np.float32]:

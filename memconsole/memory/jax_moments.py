@@ -36,8 +36,8 @@ def moments(step: Step) -> Iterator[Moment]:
     standing, resident = step.standing, step.state.resident
     model = step.weights + step.gathered
     logits, made_head = _loss(step, overlap)
-    head = 0 if step.frozen else 4 * step.head
-    looked_up = 0 if step.frozen else 4 * s.embedding
+    head = 0 if step.frozen else step.gradient * step.head
+    looked_up = 0 if step.frozen else step.gradient * s.embedding
     blocks = max(0, step.gradients - (head + (looked_up if s.head else 0)) // step.shards)
 
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
@@ -105,8 +105,8 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
     """Bytes of the logits with what else the head needs, and of its gradient while the blocks run backwards."""
     a, t = step.architecture, step.tokens
     narrow = step.compute == 2 and step.kind != "cpu"
-    cast = overlap.cast_head * 2 * step.head if narrow else 0
-    gradient = 0 if step.frozen else 4 * step.head
+    cast = overlap.cast_head * 2 * step.head if narrow and not step.rounded else 0
+    gradient = 0 if step.frozen else step.gradient * step.head
     if step.plan.optimize.fused_loss:
         copies = overlap.chunk_16 if narrow else overlap.chunk
         return int(copies * 4 * a.vocab_size * _chunk(t) + cast), gradient
@@ -114,7 +114,7 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
     copies = overlap.logits
     if narrow:
         copies = overlap.logits_16_padded if padded else overlap.logits_16
-        gradient //= 2
+        gradient = min(gradient, 2 * step.head)
     pads = overlap.padded_head * (2 if narrow else 4) * step.head if padded else 0
     return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
 

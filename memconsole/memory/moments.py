@@ -53,6 +53,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of an element in matmuls."""
     shards: int
     frozen: bool
+    rounded: bool
+    """Whether weights are stored in bf16 alone, but for norms and biases."""
     trained: Group
     state: State
     weights: int
@@ -67,6 +69,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def accumulates(self) -> bool:
         return self.plan.optimize.accumulation_steps > 1
+
+    @property
+    def gradient(self) -> int:
+        """Bytes of an element of a matrix's gradient: summed in fp32, else as the weight is stored."""
+        return 2 if self.rounded and not self.accumulates else 4
 
     @property
     def moves_activations(self) -> bool:
@@ -93,6 +100,12 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
         whole -= s.layers * s.block_matrices
         coded = coded_bytes(o.base_storage, s.layers * s.block.coded_blocks)
     stored = whole * (compute if narrow else 4) + coded + (4 * trained.elements if frozen else 0)
+    rounded = o.precision == "bf16-sr" and not (plan.backend == "jax" and kind == "cpu")
+    if rounded:
+        stored -= 2 * (s.total - s.small)
+    gradients = 4 * trained.elements
+    if rounded and o.accumulation_steps == 1:
+        gradients -= 2 * (trained.elements - s.small)
     gathered = 0
     if shards > 1:
         gathered = compute * (2 * s.block.elements + s.outside.elements)
@@ -107,12 +120,13 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
         compute=compute,
         shards=shards,
         frozen=frozen,
+        rounded=rounded,
         trained=trained,
         state=state(
             o, plan.backend, kind, trained, _order(s, o.lora_rank, frozen), shards
         ).with_average(-(-4 * trained.elements // shards) if plan.train.ema_decay else 0),
         weights=-(-stored // shards),
-        gradients=-(-4 * trained.elements // shards),
+        gradients=-(-gradients // shards),
         head=s.head_matrix,
         gathered=gathered,
         data=_batch_bytes(plan, kind),

@@ -20,6 +20,10 @@ SLICE_BYTES = {"torch": 16, "jax": 32}
 """Temporaries of one such element: the moments in fp32, and what narrowing them needs."""
 
 
+WIDENED_CPU, WIDENED_DEVICE = 2**17, 2**22
+"""Elements of a weight widened at a time: `memconsole_torch.rounding.CPU_SLICE` and `DEVICE_SLICE`."""
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer bytes."""
 
@@ -116,6 +120,16 @@ def update_bytes(
     return visitor + step_temporaries("torch", kind, optimizer, one)
 
 
+def _rounding(kind: str, optimizer: str, trained: Group) -> int:
+    """Short-lived bytes of an update of weights stored in bf16: a slice of one and of its gradient in fp32, or all of
+    it where the rule looks at the whole, and what the rule needs for that."""
+    most = WIDENED_CPU if kind == "cpu" else WIDENED_DEVICE
+    looks = optimizer in ("adafactor", "muon")
+    size = trained.largest if looks else min(trained.largest, most)
+    one = msgspec.structs.replace(trained, largest=size, pair=size, pair_twice=2 * size)
+    return 8 * size + step_temporaries("torch", kind, optimizer, one)
+
+
 def state(
     choice: OptimizeChoice,
     backend: str,
@@ -130,6 +144,8 @@ def state(
     """
     whole = -(-state_bytes(choice.optimizer, trained) // shards)
     temporaries = step_temporaries(backend, kind, choice.optimizer, trained)
+    if choice.precision == "bf16-sr" and backend == "torch":
+        temporaries = _rounding(kind, choice.optimizer, trained)
     if choice.optimizer_offload != "none" and kind not in ("cpu", "apple"):
         at_step = whole
         if backend == "torch":  # one weight's in use, the next one's on its way

@@ -86,6 +86,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     embedding: int
     head: int
     """Elements of a separate head; 0 when tied."""
+    small: int
+    """Elements of norms and biases, which stay in fp32 whatever the precision."""
     layers: int
 
     @property
@@ -124,12 +126,17 @@ def sizes(architecture: Architecture) -> Sizes:
         unused=sum(p.size for p in rest if not p.used),
         embedding=_of(rest, "embedding"),
         head=_of(rest, "head"),
+        small=_small(rest) + a.layers * _small(block),
         layers=a.layers,
     )
 
 
 def _of(weights: Iterable[Parameter], role: Role) -> int:
     return sum(p.size for p in weights if p.role == role)
+
+
+def _small(weights: Iterable[Parameter]) -> int:
+    return sum(p.size for p in weights if p.role in ("norm", "bias"))
 
 
 def _group(weights: Iterable[Parameter], before: int = 0) -> Group:

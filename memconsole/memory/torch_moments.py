@@ -99,7 +99,7 @@ def _remembered(step: Step) -> tuple[Moment, ...]:
     o = step.plan.optimize
     key = (
         step.architecture, step.kind, step.tokens, step.evaluation_tokens, step.sequence, step.compute, step.frozen,
-        step.accumulates, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
+        step.accumulates, step.rounded, step.state.average > 0, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
         o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
         o.optimizer_in_backward and o.optimizer_offload, step.plan.data.isolate_documents,
     )  # fmt: skip
@@ -137,8 +137,10 @@ class _Timeline:
         """16-bit copies of all blocks' weights: in autocast's cache while the forward context lasts."""
         self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
         trained = not step.frozen
-        self.head_gradient = 4 * step.head if trained else 0
+        self.head_gradient = step.gradient * step.head if trained else 0
         self.head_cast = 2 * step.head if trained and step.compute == 2 else 0
+        if step.rounded:
+            self.head_cast = 0
         self.tied = step.sizes.head == 0
         self.tables, self.tables_kept = _tables(step, step.tokens)
         self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
@@ -198,7 +200,7 @@ class _Timeline:
         yield self._at("backward", standing, live, copies, 12 * n)
         made = c * step.head if self.head_gradient else 0
         yield self._at("backward", standing, live, copies, c * n, made + self.hidden)
-        if self.head_gradient and c == 2:
+        if self.head_gradient and c == 2 and step.gradient == 4:
             cast, work = self.head_gradient, made + self.hidden
             yield self._at(
                 "backward", standing + cast, self._before_head, self.kept_copies, 0, work
@@ -210,11 +212,12 @@ class _Timeline:
         step, c, a = self.step, self.step.compute, self.step.architecture
         rows = min(self.tokens, CHUNK_TOKENS)
         n = rows * a.vocab_size
-        share = 2 * step.head if self.head_cast else 0  # a chunk's share of the head's gradient
+        trained = self.head_gradient > 0
+        share = 2 * step.head if trained and c == 2 else 0  # a chunk's share of the head's gradient
         chunk = max(8 * n, (4 if c == 4 else 6) * n + max(c * a.hidden_size * rows, share))
         yield self._at(
             "loss",
-            step.standing + self.head_gradient,
+            step.standing + (4 * step.head if trained else 0),
             self._before_head + self.hidden,
             self.copies + self.head_cast,
             chunk + self.hidden + self.labels,
@@ -257,15 +260,18 @@ class _Timeline:
         if a.scale_embeddings:
             yield self._at("backward", gradients, 0, 0, 0, 2 * self.stream)
         if a.positions == "learned":
-            positions = 4 * a.max_positions * a.hidden_size
+            positions = step.gradient * a.max_positions * a.hidden_size
             yield self._at(
                 "backward", gradients + positions, 0, 0, 0, work + 4 * step.sequence * a.hidden_size
             )
             yield self._stepped((a.max_positions, a.hidden_size), work)
             gradients += 0 if step.accumulates or self.stepping else positions
         yield self._at("backward", gradients, 0, 0, 0, work + table + self._embedding_workspace())
+        narrow = step.gradient * step.sizes.embedding
+        if step.rounded:
+            yield self._at("backward", gradients, 0, 0, 0, table + narrow)
         if self.tied:
-            yield self._at("backward", gradients, 0, 0, 0, 2 * table)
+            yield self._at("backward", gradients, 0, 0, 0, 2 * narrow)
         yield self._stepped((a.vocab_size, a.hidden_size), 0)
 
     def _stepped(self, shape: tuple[int, int], live: int, copies: int = 0) -> Moment:
@@ -294,14 +300,19 @@ class _Timeline:
         tables, _ = _tables(step, tokens)
         below = tables + hidden
         making = 4 * a.hidden_size * tokens + _mask_making(step, tokens)
+        # The fp32 average is evaluated, of which autocast keeps no copies: it asks for no gradient.
+        averaged = step.state.average > 0 and step.compute == 2 and not step.frozen
         yield self._at("evaluation", 0, below + making)
         for b in self.blocks:
-            copies = self.copies - b.evaluation.copies
-            yield self._live("evaluation", b.evaluation, 0, below, copies)
+            copies = self.copies
+            if averaged:
+                copies = 2 * step.sizes.block.largest
+            yield self._live("evaluation", b.evaluation, 0, below, copies - b.evaluation.copies)
+        copies = 0 if averaged else self.copies
         live = _widest(self.evaluated_norm, tokens, tokens * step.sequence)
-        yield self._live("evaluation", live, 0, below, self.copies)
+        yield self._live("evaluation", live, 0, below, copies)
         n = min(tokens, CHUNK_TOKENS) * a.vocab_size
-        copies = self.copies + self.head_cast
+        copies += 2 * step.head if averaged else self.head_cast
         yield self._at("evaluation", 0, hidden, copies, 8 * n + 8 * tokens)
 
     def _at(
@@ -339,6 +350,8 @@ def _kernels(step: Step) -> Kernels:
         checkpointing=o.gradient_checkpointing,
         rank=o.lora_rank,
         frozen=step.frozen,
+        rounded=step.rounded,
+        summed=step.rounded and step.accumulates,
         storage=o.base_storage,
         padded=step.plan.data.isolate_documents and _pads_mask(step),
         stepping=o.optimizer if o.optimizer_in_backward else "",

@@ -40,6 +40,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Of adapters beside the matrices; 0: none."""
     frozen: bool = False
     """Whether only adapters are trained."""
+    rounded: bool = False
+    """Whether weights are stored in bf16 alone."""
+    summed: bool = False
+    """Whether their gradients are summed in fp32 all the same."""
     storage: str = "bf16"
     """Of a frozen base's matrices: other than bf16, each is decoded for one product at a time."""
     masked: bool = False
@@ -159,7 +163,7 @@ class Operations:
         elements = out * width + bias
         copy = None
         if c != FP32 and not frozen:
-            copy = tape.new(Size(2 * elements), COPIES)
+            copy = tape.new(Size(2 * (bias if self.kernels.rounded else elements)), COPIES)
             self.casts.append(copy)
         coded = frozen and self.kernels.storage != "bf16"
         decoded = self._decode(elements) if coded else None
@@ -205,8 +209,9 @@ class Operations:
     def _weight_gradient(
         self, gradient: Storage, elements: int, shape: tuple[int, ...]
     ) -> list[Contribution]:
-        """Cast to fp32, then kept, added to what is there, or used up."""
-        if self.kernels.compute != FP32:
+        """Cast to the type it is kept in, then kept, added to what is there, or used up."""
+        k = self.kernels
+        if k.compute != FP32 and (k.summed or not k.rounded):
             gradient = self.tape.new(Size(FP32 * elements))
         self._stays(gradient, shape)
         return []

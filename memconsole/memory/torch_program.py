@@ -66,6 +66,8 @@ def kept_per_token(a: Architecture, choice: OptimizeChoice, checkpointing: str, 
         rank=choice.lora_rank,
         frozen=choice.freeze_base or choice.lora_rank > 0,
         storage=choice.base_storage,
+        rounded=choice.precision == "bf16-sr",
+        summed=choice.precision == "bf16-sr" and choice.accumulation_steps > 1,
     )
     return block_program(a, kernels).kept.activations
 

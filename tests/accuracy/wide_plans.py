@@ -13,9 +13,10 @@ import msgspec
 
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.conflicts import conflict
 from memconsole.plan.plan import Plan, replace
 
-OPTIMIZERS = ("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "sgd")
+OPTIMIZERS = ("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd")
 FAMILIES = ("gpt2", "llama", "llama", "qwen", "gemma", "gemma3")
 LAYERS = (1, 2, 2, 3)
 DEEP_SHARE = 0.03
@@ -56,6 +57,12 @@ def describe(case: Case) -> str:
         o.optimizer,
         "chunked loss" if o.fused_loss else "",
         f"LoRA {o.lora_rank}" if o.lora_rank else "",
+        o.base_storage if o.base_storage != "bf16" else "",
+        f"state {o.optimizer_offload}" if o.optimizer_offload != "none" else "",
+        "in backward" if o.optimizer_in_backward else "",
+        "activations offloaded" if o.activation_offload else "",
+        "isolated" if d.isolate_documents else "",
+        "averaged" if case.plan.train.ema_decay else "",
     ]
     return " ".join(word for word in words if word)
 
@@ -118,17 +125,33 @@ def _plan(
     if rng.random() < 0.5:
         length = max(8, 64 * (length // 64))
     rank = rng.choice((0, 0, 0, 1, 8, 64))
-    return replace(
+    plan = replace(
         Plan(),
         {
             "data.sequence_length": length,
+            "data.isolate_documents": rng.random() < 0.15,
             "train.batch_size": rng.randint(*batches),
-            "optimize.precision": rng.choice(("fp32", "bf16")),
+            "train.grad_clip": rng.choice((0.0, 1.0)),
+            "train.ema_decay": rng.choice((0.0, 0.0, 0.0, 0.99)),
+            "optimize.precision": rng.choice(("fp32", "fp32", "bf16", "bf16", "fp16", "bf16-sr")),
             "optimize.gradient_checkpointing": rng.choice(("none", "none", "selective", "full")),
             "optimize.accumulation_steps": rng.choice((1, 1, 2, 5)),
             "optimize.optimizer": rng.choice(OPTIMIZERS),
+            "optimize.optimizer_offload": rng.choice(("none", "none", "none", "cpu", "pinned")),
+            "optimize.optimizer_in_backward": rng.random() < 0.3,
+            "optimize.activation_offload": rng.random() < 0.2,
             "optimize.fused_loss": rng.random() < 0.4,
             "optimize.lora_rank": rank,
             "optimize.freeze_base": rank > 0,
+            "optimize.base_storage": rng.choice(("bf16", "bf16", "int8", "nf4")),
         },
     )
+    return without_conflicts(plan)
+
+
+def without_conflicts(plan: Plan) -> Plan:
+    """`plan` with the default in place of every setting that cannot stand beside the others."""
+    while found := conflict(plan):
+        key = found[0]
+        plan = replace(plan, {f"optimize.{key}": getattr(Plan().optimize, key)})
+    return plan

@@ -31,6 +31,7 @@ from memconsole.plan import catalog  # noqa: E402
 from memconsole.plan.architecture import Architecture  # noqa: E402
 from memconsole.plan.plan import Plan, replace  # noqa: E402
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, write  # noqa: E402
+from tests.accuracy.wide_plans import without_conflicts  # noqa: E402
 
 TRUTHS = Path(__file__).with_name("xla_truths.json")
 COEFFICIENTS = ROOT / "memconsole" / "memory" / "coefficients.json"
@@ -59,6 +60,10 @@ COUNTED_BY_KIND = {
 }
 FAMILIES = ("gpt2", "llama", "llama", "qwen", "gemma", "gemma3")
 OPTIMIZERS = ("adamw", "adamw", "adamw", "adamw-8bit", "adafactor", "lion", "sgd")
+
+
+ALL_SETTINGS = 100
+"""The first seed whose plan may have any setting."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -165,7 +170,22 @@ def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
             "optimize.freeze_base": rank > 0,
         },
     )
-    return architecture, plan
+    return architecture, plan if seed < ALL_SETTINGS else _with_all_settings(rng, plan)
+
+
+def _with_all_settings(rng: random.Random, plan: Plan) -> Plan:
+    """`plan` with what the first seeds leave alone, where it can stand beside the rest."""
+    o = plan.optimize
+    wanted = {
+        "data.isolate_documents": rng.random() < 0.15,
+        "train.ema_decay": rng.choice((0.0, 0.0, 0.99)),
+        "optimize.precision": rng.choice((o.precision, "fp16", "bf16-sr")),
+        "optimize.optimizer": rng.choice((o.optimizer, o.optimizer, "muon")),
+        "optimize.optimizer_offload": rng.choice(("none", "none", "pinned")),
+        "optimize.activation_offload": rng.random() < 0.4,
+        "optimize.base_storage": rng.choice(("bf16", "int8", "nf4")),
+    }
+    return without_conflicts(replace(plan, wanted))
 
 
 def describe(architecture: Architecture, plan: Plan) -> str:
@@ -182,6 +202,11 @@ def describe(architecture: Architecture, plan: Plan) -> str:
         o.optimizer,
         "chunked loss" if o.fused_loss else "",
         f"LoRA {o.lora_rank}" if o.lora_rank else "",
+        o.base_storage if o.base_storage != "bf16" else "",
+        f"state {o.optimizer_offload}" if o.optimizer_offload != "none" else "",
+        "activations offloaded" if o.activation_offload else "",
+        "isolated" if plan.data.isolate_documents else "",
+        "averaged" if plan.train.ema_decay else "",
     )
     return " ".join(word for word in words if word)
 
