@@ -7,6 +7,7 @@ the gradient as in the original and in torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,11 +16,13 @@ import optax
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
+from memconsole_jax.compressed import Place, compressed
 from memconsole_jax.muon import scale_by_muon
 from memconsole_jax.quantized_adam import scale_by_quantized_adam
 from memconsole_jax.stacking import stacked
 from memconsole_trainer.adapters import trained_parameters
 from memconsole_trainer.blockwise import is_quantized
+from memconsole_trainer.compressed import is_compressed
 from memconsole_trainer.muon import is_orthogonalized
 
 Tree = dict[str, jax.Array]
@@ -36,8 +39,9 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
         if t.weight_decay
         else optax.identity()
     )
+    kept = _compressed(plan, architecture) if is_compressed(plan) else _as_it_is
     if name == "adamw":
-        return optax.chain(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon), decay)
+        return optax.chain(kept(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)), decay)
     if name == "adamw-8bit":
         narrow = {s.name: s.layered for s in trained if is_quantized(s.members[0])}
         rule = scale_by_quantized_adam(t.beta1, t.beta2, t.epsilon, narrow)
@@ -45,17 +49,40 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
     if name == "muon":
         matrices = {s.name: s.layered for s in trained if is_orthogonalized(s.members[0])}
         rest = optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)
-        return optax.chain(scale_by_muon(matrices, rest), decay)
+        return optax.chain(kept(scale_by_muon(matrices, rest)), decay)
     if name == "lion":
-        return optax.chain(optax.scale_by_lion(t.beta1, t.beta2), decay)
+        return optax.chain(kept(optax.scale_by_lion(t.beta1, t.beta2)), decay)
     if name == "sgd":
-        return optax.chain(decay, optax.trace(t.beta1))
+        return optax.chain(decay, kept(optax.trace(t.beta1)))
     factored = optax.chain(
         optax.scale_by_factored_rms(min_dim_size_to_factor=2),
         optax.clip_by_block_rms(1.0),
         optax.scale_by_param_block_rms(1e-3),
     )
     return optax.chain(per_tensor(factored, layered), decay)
+
+
+Update = optax.GradientTransformation
+
+
+def _as_it_is(rule: Update) -> Update:
+    return rule
+
+
+def _compressed(plan: Plan, architecture: Architecture) -> Callable[[Update], Update]:
+    """What keeps a rule's moments in bf16."""
+    found = trained_parameters(plan, architecture)
+    indices = {p.name: i for i, p in enumerate(found)}
+    muon = plan.optimize.optimizer == "muon"
+    places = {
+        name: Place(
+            tuple(indices[p.name] for p in stack.members),
+            stack.layered,
+            whole=muon and is_orthogonalized(stack.members[0]),
+        )
+        for name, stack in stacked(found).items()
+    }
+    return lambda rule: compressed(rule, places, plan.train.seed)
 
 
 def per_tensor(

@@ -45,9 +45,10 @@ class Rounding:
         return lax.bitcast_convert_type(upper, jnp.float32).astype(dtype)
 
 
-def random_bits(key: tuple[Array, Array], shape: tuple[int, ...]) -> Array:
-    """The 16 random bits, in uint32, of each element of a tensor of `shape`; broadcast over keys."""
-    place = jnp.zeros(shape, jnp.uint32)
+def random_bits(key: tuple[Array, Array], shape: tuple[int, ...], start: Array | int = 0) -> Array:
+    """The 16 random bits, in uint32, of each element of a tensor of `shape`, or of one's elements from `start`;
+    broadcast over keys."""
+    place = jnp.full(shape, start, jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape))):
         place = place + lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)

@@ -19,11 +19,13 @@ from torch.optim import Optimizer
 from memconsole.plan.architecture import Parameter
 from memconsole.plan.plan import OptimizerName, Plan
 from memconsole_torch import offload
+from memconsole_torch.compressed import Compressed
 from memconsole_torch.decoder import Decoder
 from memconsole_torch.muon import Muon
 from memconsole_torch.quantized_adam import QuantizedAdamW
 from memconsole_trainer.adapters import trained_parameters
 from memconsole_trainer.blockwise import is_quantized
+from memconsole_trainer.compressed import is_compressed
 from memconsole_trainer.muon import is_orthogonalized
 
 
@@ -63,9 +65,9 @@ def create(plan: Plan, decoder: Decoder) -> Updating:
     name = plan.optimize.optimizer
     device = next(decoder.parameters()).device
     waits = plan.optimize.optimizer_offload != "none" and not offload.same_memory(device)
-    if waits or plan.optimize.optimizer_in_backward:
+    if waits or is_compressed(plan) or plan.optimize.optimizer_in_backward:
         host = _host(plan, device) if waits else None
-        return Several([_alone(plan, decoder, p, host) for p in trained])
+        return Several([_alone(plan, decoder, p, i, host) for i, p in enumerate(trained)])
     if name != "muon":
         return _over(plan, decoder, trained, name)
     rules: dict[OptimizerName, list[Parameter]] = {}
@@ -77,16 +79,18 @@ def create(plan: Plan, decoder: Decoder) -> Updating:
 def _host(plan: Plan, device: torch.device) -> offload.HostState:
     """Inside the backward pass there is no telling which weight is next."""
     o = plan.optimize
-    pinned = o.optimizer_offload == "pinned"
+    pinned = o.optimizer_offload != "cpu"
     return offload.HostState(device, pinned=pinned, ahead=not o.optimizer_in_backward)
 
 
 def _alone(
-    plan: Plan, decoder: Decoder, parameter: Parameter, host: offload.HostState | None
+    plan: Plan, decoder: Decoder, parameter: Parameter, place: int, host: offload.HostState | None
 ) -> Optimizer:
-    """The optimizer of one weight, whose state moves to `host` before the next one's is made."""
+    """The optimizer of one weight, whose state is narrowed and moves to `host` before the next one's is made."""
     rule = _rule(plan.optimize.optimizer, parameter)
     optimizer = _over(plan, decoder, [parameter], rule)
+    if is_compressed(plan) and optimizer.state:
+        optimizer = Compressed(optimizer, plan.train.seed, place)
     if host is not None:
         host.take(optimizer)
     return optimizer

@@ -41,6 +41,13 @@ def conflict(plan: Plan) -> tuple[str, str] | None:
     return None
 
 
+_COMPACT = {
+    "adamw-8bit": "its state already has 8 bits; set optimize.optimizer = adamw, or optimizer_offload = pinned",
+    "adafactor": "its state is a row and a column of each matrix, too little to compress; set optimizer_offload = pinned",
+}
+"""Optimizers whose state is not made smaller, and why."""
+
+
 def _needs_state_whole(plan: Plan) -> str:
     """Why the optimizer's state cannot come to the device weight by weight; empty where it can."""
     if plan.optimize.precision not in ("fp32", "bf16", "fp16"):
@@ -51,6 +58,8 @@ def _needs_state_whole(plan: Plan) -> str:
         return (
             "JAX reaches host memory that is pinned alone; set optimize.optimizer_offload = pinned"
         )
+    if plan.optimize.optimizer_offload == "compressed":
+        return _COMPACT.get(plan.optimize.optimizer, "")
     return ""
 
 

@@ -177,8 +177,8 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         key="optimize.optimizer_offload",
         label="optimizer offload",
         help="optimizer state waits in host memory, and visits the device a weight at a time",
-        costs="two transfers each step; pinned ones run beside the updates",
-        values=_fixed("none", "cpu", "pinned"),
+        costs="two transfers each step; pinned ones run beside the updates; compressed: state in 16 bits",
+        values=_fixed("none", "cpu", "pinned", "compressed"),
         trains=EVERYWHERE,
     ),
     Optimization(

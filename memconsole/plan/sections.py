@@ -17,7 +17,7 @@ Precision = Literal["fp32", "bf16", "fp16", "bf16-sr"]
 Checkpointing = Literal["none", "selective", "full"]
 BaseStorage = Literal["bf16", "int8", "nf4"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd"]
-OptimizerOffload = Literal["none", "cpu", "pinned"]
+OptimizerOffload = Literal["none", "cpu", "pinned", "compressed"]
 Sharding = Literal["none", "fsdp"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 OnOutOfMemory = Literal["stop", "halve"]
@@ -213,7 +213,8 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     ] = 1
     optimizer: Annotated[OptimizerName, about("update rule and its state")] = "adamw"
     optimizer_offload: Annotated[
-        OptimizerOffload, about("where the optimizer state waits between steps")
+        OptimizerOffload,
+        about("where the optimizer state waits between steps; compressed: there in 16 bits"),
     ] = "none"
     optimizer_in_backward: Annotated[
         bool, about("update each weight as soon as its gradient is there")
