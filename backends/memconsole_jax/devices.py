@@ -194,7 +194,8 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
         lines.append(f"✓ Activation offload: {where}")
     if o.optimizer_offload != "none":
         where = "with everything else" if device.kind == "cpu" else "pinned, on the host"
-        lines.append(f"✓ Optimizer state in host memory, {where}")
+        narrow = " in 16 bits" if o.optimizer_offload == "compressed" else ""
+        lines.append(f"✓ Optimizer state{narrow} in host memory, {where}")
     if plan.train.deterministic:
         lines.append(f"✓ {DETERMINISTIC}")
     if average.is_averaged(plan):

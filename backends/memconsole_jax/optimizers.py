@@ -62,14 +62,13 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
     return optax.chain(per_tensor(factored, layered), decay)
 
 
-Update = optax.GradientTransformation
-
-
-def _as_it_is(rule: Update) -> Update:
+def _as_it_is(rule: optax.GradientTransformation) -> optax.GradientTransformation:
     return rule
 
 
-def _compressed(plan: Plan, architecture: Architecture) -> Callable[[Update], Update]:
+def _compressed(
+    plan: Plan, architecture: Architecture
+) -> Callable[[optax.GradientTransformation], optax.GradientTransformation]:
     """What keeps a rule's moments in bf16."""
     found = trained_parameters(plan, architecture)
     indices = {p.name: i for i, p in enumerate(found)}

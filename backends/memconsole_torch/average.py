@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from memconsole_torch.rounding import CPU_SLICE, DEVICE_SLICE
+from memconsole_torch.stochastic import CPU_SLICE, DEVICE_SLICE
 
 
 class Average:

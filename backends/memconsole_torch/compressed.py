@@ -17,8 +17,6 @@ from memconsole_torch.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
 from memconsole_trainer.compressed import slot_index
 from memconsole_trainer.rounding import tensor_key
 
-State = dict[str, Tensor]
-
 
 class Compressed(Optimizer):
     """`rule` over its one weight, the `place`-th of those trained, with moments in bf16."""
@@ -45,7 +43,7 @@ class Compressed(Optimizer):
         for start in range(0, p.numel(), size):
             if count is not None:
                 state["step"] = count.clone()  # every slice is the same step
-            self._update(p, state, group, start, size)
+            self._update(p, group, start, min(size, p.numel() - start))
         group["count"] += 1
 
     def _slice_size(self, p: Tensor) -> int:
@@ -54,24 +52,23 @@ class Compressed(Optimizer):
             return p.numel()
         return min(p.numel(), CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE)
 
-    def _update(
-        self, p: Tensor, state: State, group: dict[str, Any], start: int, size: int
-    ) -> None:
-        """Update the slice of `size` elements from `start`."""
+    def _update(self, p: Tensor, group: dict[str, Any], start: int, length: int) -> None:
+        """Update the slice of `length` elements from `start`."""
 
         def cut(t: Tensor) -> Tensor:
-            return t if size == p.numel() else t.view(-1)[start : start + size]
+            return t if length == t.numel() else t.view(-1)[start : start + length]
 
         assert p.grad is not None
+        state = self.state[p]
         weight = cut(p.detach())
         weight.grad = cut(p.grad.contiguous())
         moments = {n: cut(t) for n, t in state.items() if n != "step"}
         wide = {n: t.float() for n, t in moments.items()}
-        own = wide | ({"step": state["step"]} if "step" in state else {})
         self._rule.param_groups = [{**group, "params": [weight]}]
-        self._rule.state = {weight: own}  # type: ignore[assignment]
+        step = {"step": state["step"]} if "step" in state else {}
+        self._rule.state = {weight: wide | step}
         self._rule.step()
-        self._rule.param_groups, self._rule.state = [], {}  # type: ignore[assignment]
+        self._rule.param_groups, self._rule.state = [], {}
         for slot, (name, narrow) in enumerate(moments.items()):
             key = tensor_key(self._seed, group["count"], slot_index(self._place, slot))
             round_into(narrow.view(-1), wide.pop(name).view(-1), key, start)

@@ -34,6 +34,7 @@ from memconsole_torch.generate import generate
 from memconsole_torch.optimizer_in_backward import InBackward
 from memconsole_torch.profiling import Recording
 from memconsole_trainer import adapters, average, loss_scale
+from memconsole_trainer.compressed import is_compressed
 from memconsole_trainer.engine import (
     DETERMINISTIC,
     Batch,
@@ -110,7 +111,8 @@ class TorchEngine:
         where = ", stepped inside the backward pass" if o.optimizer_in_backward else ""
         if o.optimizer_offload != "none":
             same = offload.same_memory(self._device)
-            where += ", its state in host memory" + (" as everything else" if same else "")
+            narrow = " in 16 bits" if is_compressed(self._plan) else ""
+            where += f", its state{narrow} in host memory" + (" as everything else" if same else "")
         lines.append(f"Optimizer: {o.optimizer}{where}")
         if t.deterministic:
             lines.append(DETERMINISTIC)

@@ -25,11 +25,13 @@ from torch import Tensor
 
 from memconsole_torch import (
     activation_offload,
+    compressed,
     decoder,
     offload,
     quantized_adam,
     quantized_base,
     rounding,
+    stochastic,
 )
 from memconsole_torch.trace_liveness import Override, Workspace
 from memconsole_trainer.base_storage import pairs
@@ -94,6 +96,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change = partial(_change, stack)
         change(quantized_adam, "_table", _table)
         change(quantized_adam.Buffers, "update", _first_of_its_size(quantized_adam.Buffers.update))
+        change(compressed.Compressed, "_update", _once_a_length(compressed.Compressed._update))
         change(quantized_base, "_pairs", partial(_table, pairs()))
         change(quantized_base, "_slices", _first_slice)
         change(activation_offload, "store", partial(_Nowhere, kind in ("gpu", "rocm")))
@@ -104,6 +107,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(quantized_adam, "CPU_SLICE", quantized_adam.DEVICE_SLICE)
             change(quantized_base, "CPU_SLICE", quantized_base.DEVICE_SLICE)
             change(rounding, "CPU_SLICE", rounding.DEVICE_SLICE)
+            change(compressed, "CPU_SLICE", stochastic.DEVICE_SLICE)
             attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
             change(decoder, "attend", attend)
         if kind in ("gpu", "rocm"):
@@ -288,6 +292,18 @@ def _first_of_its_size(update: Any) -> Any:
         if size not in seen:
             seen.add(size)
             update(self, weight, gradient, state, start, group)
+
+    return run
+
+
+def _once_a_length(update: Any) -> Any:
+    """An update of a slice of one weight with compressed moments, run once for slices of one length."""
+
+    def run(self: Any, p: Tensor, group: Any, start: int, length: int) -> None:
+        seen = self.__dict__.setdefault("_traced", set())
+        if length not in seen:
+            seen.add(length)
+            update(self, p, group, start, length)
 
     return run
 

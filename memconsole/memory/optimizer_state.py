@@ -18,6 +18,10 @@ SLICE = 2**17
 """Elements an 8-bit step widens at a time on a CPU; elsewhere eight times as many."""
 SLICE_BYTES = {"torch": 16, "jax": 32}
 """Temporaries of one such element: the moments in fp32, and what narrowing them needs."""
+COMPRESSED_SLICES = {"torch": 32, "jax": 8}
+"""How much longer than a CPU's a step's slices of compressed state are elsewhere."""
+ROUNDING_BYTES = 6
+"""Random words and rounded ones of an element that torch rounds to bf16 stochastically; XLA fuses them away."""
 
 
 WIDENED_CPU, WIDENED_DEVICE = 2**17, 2**22
@@ -48,8 +52,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def state_bytes(optimizer: str, trained: Group) -> int:
-    """Bytes of the whole optimizer state over the trained weights."""
+def state_bytes(optimizer: str, trained: Group, *, compressed: bool = False) -> int:
+    """Bytes of the whole optimizer state over the trained weights. `compressed`: moments in bf16."""
+    if compressed:
+        return state_bytes(optimizer, trained) // 2
     n = trained.elements
     if optimizer == "adamw":
         return 8 * n
@@ -90,16 +96,37 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
     return 0  # XLA updates donated arrays in place
 
 
+def compressed_temporaries(backend: str, kind: str, optimizer: str, one: Group) -> int:
+    """Short-lived bytes of updating one weight whose moments wait in bf16: a slice's in fp32, and its rounding."""
+    if optimizer == "muon" and not one.orthogonal:
+        optimizer = "adamw"
+    n = one.elements
+    if optimizer != "muon":
+        n = min(n, SLICE * (1 if kind == "cpu" else COMPRESSED_SLICES[backend]))
+    moments = 2 if optimizer == "adamw" else 1
+    part = msgspec.structs.replace(one, elements=n, largest=n, pair=n, pair_twice=2 * n)
+    rule = step_temporaries(backend, kind, optimizer, part)
+    if backend == "jax":  # a slice of gradient and moments, and of what takes their place
+        return 2 * (4 + 2 * moments) * n + rule
+    return 4 * moments * n + max(rule, ROUNDING_BYTES * n)
+
+
 def _alone(one: Group) -> Group:
     """A weight whose predecessor's temporaries are gone when its own are made."""
     return msgspec.structs.replace(one, pair=one.largest, pair_twice=2 * one.largest)
 
 
 def update_bytes(
-    kind: str, optimizer: str, shape: tuple[int, ...], *, visiting: bool, outside: bool = False
+    kind: str,
+    optimizer: str,
+    shape: tuple[int, ...],
+    *,
+    visiting: bool,
+    compressed: bool = False,
+    outside: bool = False,
 ) -> int:
     """Short-lived bytes of updating one weight alone in torch. `visiting`: its state comes from the host for it.
-    `outside`: of the blocks."""
+    `compressed`: in bf16. `outside`: of the blocks."""
     size = math.prod(shape)
     matrix = len(shape) > 1
     one = Group(
@@ -114,7 +141,9 @@ def update_bytes(
     )
     if optimizer == "muon" and (outside or not matrix):
         optimizer = "adamw"
-    visitor = state_bytes(optimizer, one) if visiting else 0
+    visitor = state_bytes(optimizer, one, compressed=compressed) if visiting else 0
+    if compressed:
+        return visitor + compressed_temporaries("torch", kind, optimizer, one)
     if optimizer == "adafactor" and not matrix:
         return visitor
     return visitor + step_temporaries("torch", kind, optimizer, one)
@@ -142,17 +171,23 @@ def state(
 
     `order`: the trained weights one by one, as far as they are not alike.
     """
-    whole = -(-state_bytes(choice.optimizer, trained) // shards)
+    compressed = choice.optimizer_offload == "compressed"
+    whole = -(-state_bytes(choice.optimizer, trained, compressed=compressed) // shards)
+    one_by_one = compressed_temporaries if compressed else step_temporaries
     temporaries = step_temporaries(backend, kind, choice.optimizer, trained)
     if choice.precision == "bf16-sr" and backend == "torch":
         temporaries = _rounding(kind, choice.optimizer, trained)
+    if compressed:
+        temporaries = max(
+            compressed_temporaries(backend, kind, choice.optimizer, one) for one in order
+        )
     if choice.optimizer_offload != "none" and kind not in ("cpu", "apple"):
         at_step = whole
         if backend == "torch":  # one weight's in use, the next one's on its way
-            each = [state_bytes(choice.optimizer, one) for one in order]
+            each = [state_bytes(choice.optimizer, one, compressed=compressed) for one in order]
             at_step = max(map(sum, pairwise(each)), default=whole)
             temporaries = max(
-                step_temporaries(backend, kind, choice.optimizer, _alone(one)) for one in order
+                one_by_one(backend, kind, choice.optimizer, _alone(one)) for one in order
             )
         return State(resident=0, at_step=at_step, host=whole, temporaries=temporaries)
     return State(resident=whole, at_step=whole, host=0, temporaries=temporaries)

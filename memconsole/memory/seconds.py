@@ -135,9 +135,10 @@ def _transfers(plan: Plan, a: Architecture) -> float:
     """Seconds of moving offloaded state and activations between host and device."""
     o = plan.optimize
     seconds = 0.0
-    if o.optimizer_offload in ("cpu", "pinned"):
-        link = PINNED_LINK if o.optimizer_offload == "pinned" else HOST_LINK
-        seconds += 2 * state_bytes(o.optimizer, sizes(a).used) / link
+    if o.optimizer_offload != "none":
+        link = HOST_LINK if o.optimizer_offload == "cpu" else PINNED_LINK
+        compressed = o.optimizer_offload == "compressed"
+        seconds += 2 * state_bytes(o.optimizer, sizes(a).used, compressed=compressed) / link
     if o.activation_offload:
         seconds += _moved_bytes(plan, a, "gpu") / PINNED_LINK * 0.5
     return seconds

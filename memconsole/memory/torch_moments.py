@@ -129,7 +129,7 @@ class _Timeline:
         self.labels = 8 * step.tokens
         """Targets as int64."""
         kernels = _kernels(step)
-        self.stepping, self.visiting = kernels.stepping, kernels.visiting
+        self.kernels, self.stepping = kernels, kernels.stepping
         self.blocks = _blocks(step, kernels)
         self.norm = final_norm_program(a, _of_norm(kernels))
         self.evaluated_norm = evaluated_norm(a, _evaluating(kernels))
@@ -279,7 +279,12 @@ class _Timeline:
         if not self.stepping:
             return self._at("backward", 0, 0)
         update = update_bytes(
-            self.step.kind, self.stepping, shape, visiting=self.visiting, outside=True
+            self.step.kind,
+            self.stepping,
+            shape,
+            visiting=self.kernels.visiting,
+            compressed=self.kernels.compressed,
+            outside=True,
         )
         return self._at("backward", 4 * shape[0] * shape[1], live, copies, 0, update)
 
@@ -356,6 +361,7 @@ def _kernels(step: Step) -> Kernels:
         padded=step.plan.data.isolate_documents and _pads_mask(step),
         stepping=o.optimizer if o.optimizer_in_backward else "",
         visiting=o.optimizer_in_backward and step.state.host > 0,
+        compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
     )
 
 

@@ -55,6 +55,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """The optimizer that updates each weight as soon as its gradient is there; empty where none does."""
     visiting: bool = False
     """Whether its state comes from host memory for each update."""
+    compressed: bool = False
+    """Whether it waits in bf16."""
     first: bool = False
     """The first block of a frozen base: nothing below it wants a gradient."""
 
@@ -315,7 +317,10 @@ class Operations:
         """A weight's gradient is complete: it waits for the step, or the weight is updated now."""
         k = self.kernels
         if k.stepping:
-            self.tape.new(Size(update_bytes(k.kind, k.stepping, shape, visiting=k.visiting)))
+            update = update_bytes(
+                k.kind, k.stepping, shape, visiting=k.visiting, compressed=k.compressed
+            )
+            self.tape.new(Size(update))
             return
         gradient.becomes(GRADIENTS)
         self.gradients.append(gradient)
