@@ -20,8 +20,8 @@ SLICE_BYTES = {"torch": 16, "jax": 32}
 """Temporaries of one such element: the moments in fp32, and what narrowing them needs."""
 COMPRESSED_SLICES = {"torch": 32, "jax": 8}
 """How much longer than a CPU's a step's slices of compressed state are elsewhere."""
-ROUNDING_BYTES = 6
-"""Random words and rounded ones of an element that torch rounds to bf16 stochastically; XLA fuses them away."""
+ROUNDING_BYTES = 3
+"""Random words of an element that torch rounds to bf16 stochastically; XLA fuses them away."""
 
 
 WIDENED_CPU, WIDENED_DEVICE = 2**17, 2**22

@@ -229,7 +229,7 @@ def test_a_second_moment_follows_its_gradients_where_rounding_to_nearest_would_s
     specification states."""
     n, steps = 1024, int(3 / (1 - beta2))
     weight = torch.nn.Parameter(torch.zeros(n))
-    rule = torch.optim.SGD([weight], lr=0.0, momentum=beta2, dampening=1 - beta2)
+    rule = torch.optim.SGD([weight], lr=0.0, momentum=beta2, dampening=beta2)
     rule.state[weight]["momentum_buffer"] = torch.full((n,), 0.28)
     optimizer = Compressed(rule, 1, 0)
     weight.grad = torch.full((n,), 0.25)
