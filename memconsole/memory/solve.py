@@ -35,6 +35,7 @@ Price = Callable[[Plan, Budget], MemoryTable]
 
 RESULT_CLASSES = (
     "16-bit arithmetic",
+    "16-bit optimizer state",
     "8-bit optimizer state",
     "another optimizer",
     "quantized frozen weights",
@@ -58,11 +59,13 @@ def result_class(key: str, before: Any, after: Any) -> int | None:
         return None
     if key == "optimize.precision":
         return 0
+    if key == "optimize.optimizer_offload":
+        return 1 if "compressed" in (before, after) else None
     if key == "optimize.optimizer":
-        return 1 if {before, after} == {"adamw", "adamw-8bit"} else 2
+        return 2 if {before, after} == {"adamw", "adamw-8bit"} else 3
     if key == "optimize.base_storage":
-        return 3
-    return 4 if key == "optimize.lora_rank" else None
+        return 4
+    return 5 if key == "optimize.lora_rank" else None
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
