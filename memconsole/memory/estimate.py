@@ -82,7 +82,11 @@ def training_floor(plan: Plan, budget: Budget) -> int:
     # an optimizer in the backward pass brings its own workspace there
     phases = ("forward", "loss") if plain.optimizer_in_backward else ("forward", "loss", "backward")
     most = max(table.phases[phase] - state.at(phase) for phase in phases)
-    return int(most * runtime(plan.backend, budget.kind).band[0])
+    costs = runtime(plan.backend, budget.kind)
+    if budget.kind == "cpu":
+        return int(most * costs.band[0])
+    reserved = costs.reserved_bytes(most, sixteen_bit=plain.precision != "fp32")
+    return costs.band_bytes(reserved * costs.band[0], 0)[0]
 
 
 def _saving(

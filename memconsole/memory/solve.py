@@ -157,8 +157,11 @@ def least_bytes(
     return _least(_Space(plan, budget, keep), budget, price)[1].device_bytes
 
 
-def _least(space: _Space, budget: Budget, price: Price) -> tuple[Plan, MemoryTable]:
-    """Of all plans the one that needs least, then changes least; skipping what must need more."""
+def _least(
+    space: _Space, budget: Budget, price: Price, enough: int = -1
+) -> tuple[Plan, MemoryTable]:
+    """Of all plans the one that needs least, then changes least, or the first found that needs no more than
+    `enough`; skipping what must need more."""
     best: tuple[tuple[int, int, int], Plan, MemoryTable] | None = None
     pairs = [(number, pair) for number, group in enumerate(space.groups()) for pair in group]
     for number, pair in sorted(pairs, key=lambda n: space.floor(n[1][0])):
@@ -169,6 +172,8 @@ def _least(space: _Space, budget: Budget, price: Price) -> tuple[Plan, MemoryTab
             need = table.device_bytes, changes, number
             if best is None or need < best[0]:
                 best = need, changed, table
+                if table.device_bytes <= enough:
+                    return changed, table
     assert best is not None
     return best[1], best[2]
 
@@ -190,13 +195,16 @@ def smallest_device_fitted(
     price: Price = table_of,
 ) -> str | None:
     """The same if the optimizations may change as in `fit`. What a plan needs depends on the kind of device
-    alone, so that each kind is searched once."""
+    alone: a kind is searched until something fits, or once to the end for what it needs at least."""
     needs: dict[str, int] = {}
     for name, device in _by_size(devices):
-        if device.kind not in needs:
-            needs[device.kind] = least_bytes(planned_on(plan, name), device, keep, price)
-        if needs[device.kind] <= device.usable_bytes:
+        if needs.get(device.kind, 0) > device.usable_bytes:
+            continue
+        space = _Space(planned_on(plan, name), device, keep)
+        _, table = _least(space, device, price, enough=device.usable_bytes)
+        if table.device_bytes <= device.usable_bytes:
             return name
+        needs[device.kind] = table.device_bytes
     return None
 
 

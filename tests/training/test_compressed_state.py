@@ -166,11 +166,10 @@ def test_torch_takes_the_same_steps_wherever_the_state_waits(
 
 
 def test_jax_keeps_it_in_pinned_memory(moving: None) -> None:
-    engine, found = stepped("jax", HERE, 3)
+    engine, _ = stepped("jax", HERE, 2)
     for x in jax.tree.leaves(engine._trained.optimizer):
         assert (x.sharding.memory_kind == jax_offload.PINNED) == (x.ndim > 0)
-        assert x.ndim == 0 or x.dtype == jnp.bfloat16
-    assert found[-1] < found[0]
+        assert x.ndim == 0 or (x.dtype == jnp.bfloat16 and jnp.any(x != 0))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw-8bit", "adafactor"])
