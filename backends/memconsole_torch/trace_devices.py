@@ -106,7 +106,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         if kind != "cpu":
             change(quantized_adam, "CPU_SLICE", quantized_adam.DEVICE_SLICE)
             change(quantized_base, "CPU_SLICE", quantized_base.DEVICE_SLICE)
-            change(rounding, "CPU_SLICE", rounding.DEVICE_SLICE)
+            change(rounding, "CPU_SLICE", stochastic.DEVICE_SLICE)
             change(compressed, "CPU_SLICE", stochastic.DEVICE_SLICE)
             attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
             change(decoder, "attend", attend)
