@@ -169,6 +169,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         ],
         "step_seconds": found.step_seconds,
         "tokens_per_second": found.tokens_per_second,
+        "mfu": found.tokens_per_second / found.peak_tokens_per_second,
         "epoch_minutes": found.epoch_minutes,
     }
 

@@ -12,7 +12,7 @@ from memconsole.memory.coefficients import runtime
 from memconsole.memory.data import training_tokens
 from memconsole.memory.formula import memory_table
 from memconsole.memory.reasons import nothing_saved
-from memconsole.memory.seconds import step_seconds
+from memconsole.memory.seconds import peak_tokens_per_second, step_seconds
 from memconsole.memory.sharpen import Known, alike, saved, sharpened
 from memconsole.memory.sizes import sizes
 from memconsole.memory.table import Budget, Estimate, MemoryTable, Saving
@@ -48,6 +48,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         trainable_parameters=adapters if frozen else s.used.elements,
         step_seconds=seconds,
         tokens_per_second=rate,
+        peak_tokens_per_second=peak_tokens_per_second(plan, architecture, budget),
         epoch_minutes=_epoch_minutes(plan, rate),
     )
 

@@ -50,8 +50,7 @@ def step_flops(plan: Plan, architecture: Architecture) -> float:
     o = plan.optimize
     forward = forward_flops_per_token(architecture, plan.data.sequence_length)
     head = 2 * sizes(architecture).head_matrix
-    passes = 2.0 if o.freeze_base or o.lora_rank else 3.0  # no weight gradients of a frozen base
-    total = passes * forward
+    total = _passes(plan) * forward
     if o.gradient_checkpointing == "full":
         total += forward - head
     elif o.gradient_checkpointing == "selective":
@@ -60,6 +59,19 @@ def step_flops(plan: Plan, architecture: Architecture) -> float:
         total += head
     tokens = plan.micro_batch_tokens * o.accumulation_steps
     return float(total) * tokens
+
+
+def _passes(plan: Plan) -> float:
+    """Forward and backward pass over a forward pass alone: no weight gradients of a frozen base."""
+    o = plan.optimize
+    return 2.0 if o.freeze_base or o.lora_rank else 3.0
+
+
+def peak_tokens_per_second(plan: Plan, architecture: Architecture, budget: Budget) -> float:
+    """Tokens per second at the dense peak of one device, the model's own operations alone: what tokens per second are
+    divided by for model FLOPs utilization (Chowdhery et al. 2022, appendix B). Recomputation does not count."""
+    flops = _passes(plan) * forward_flops_per_token(architecture, plan.data.sequence_length)
+    return peak_flops(budget, plan.optimize.precision, plan.backend) / flops
 
 
 def peak_flops(budget: Budget, precision: str, backend: str = "torch") -> float:

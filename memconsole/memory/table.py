@@ -139,5 +139,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     trainable_parameters: int
     step_seconds: float
     tokens_per_second: float
+    peak_tokens_per_second: float
+    """At the device's dense peak: measured tokens per second over these are the model FLOPs utilization."""
     epoch_minutes: float | None
     """None when the dataset's size is not known before the run."""

@@ -72,7 +72,8 @@ def given(plan: Plan, factor: int = 1) -> Estimate:
     )
     return Estimate(
         table=table, savings=savings, parameters=124_000_000, trainable_parameters=124_000_000,
-        step_seconds=0.25, tokens_per_second=8192.0, epoch_minutes=12.5,
+        step_seconds=0.25, tokens_per_second=8192.0, peak_tokens_per_second=32768.0,
+        epoch_minutes=12.5,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from memconsole.plan.plan import Plan, PlanError, loads
 PLAN_KEYS = {
     "backend", "device", "tier", "components", "phases", "peak_phase", "peak_bytes", "reserved_bytes",
     "device_bytes", "host_bytes", "band_bytes", "fits", "toggles", "step_seconds",
-    "tokens_per_second", "epoch_minutes",
+    "tokens_per_second", "mfu", "epoch_minutes",
 }  # fmt: skip
 
 

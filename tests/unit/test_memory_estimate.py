@@ -41,6 +41,21 @@ def saving(plan: Plan, key: str, value: object, kind: str = "gpu") -> Saving:
     return next(s for s in found if s.key == key and s.value == value)
 
 
+def test_utilization_counts_the_models_own_operations_against_the_dense_peak() -> None:
+    """Chowdhery et al. 2022, appendix B: 6 N + 12 L q T per token, the latter half of it under a causal mask."""
+    plan = plans.replace(Plan(), {**LLAMA_8B, "optimize.precision": "bf16"})
+    a = architecture_of(plan)
+    used = a.vocab_size * a.hidden_size  # the untied head is a matmul, the embedding a lookup
+    weights = parameter_count(a) - used - (2 * a.layers + 1) * a.hidden_size
+    operations = 6 * weights + 6 * a.layers * a.query_width * 2048
+    rate = estimate(plan, device()).peak_tokens_per_second
+    assert rate == pytest.approx(1e14 / operations)
+    recomputing = plans.replace(plan, {"optimize.gradient_checkpointing": "full"})
+    assert estimate(recomputing, device()).peak_tokens_per_second == rate
+    fp32 = plans.replace(plan, {"optimize.precision": "fp32"})
+    assert estimate(fp32, device()).peak_tokens_per_second == pytest.approx(rate / 5)
+
+
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_every_other_value_of_every_toggle_is_the_difference_of_two_whole_estimates(

@@ -44,6 +44,9 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
     rows: list[tuple[str, str]] = [("tokens/s", tokens_word(run.tokens_per_second))]
     if view.prediction is not None:
         rows[0] = ("tokens/s", f"{rows[0][1]}  (~{tokens_word(view.prediction.tokens_per_second)})")
+        if run.tokens_per_second:
+            share = run.tokens_per_second / view.prediction.peak_tokens_per_second
+            rows.append(("MFU", f"{share:.1%} of the device's peak"))
     if evaluated:
         rows.append(("best validation", f"{min(evaluated):.3f}"))
     if run.step_seconds is not None:
