@@ -46,7 +46,7 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
         rows[0] = ("tokens/s", f"{rows[0][1]}  (~{tokens_word(view.prediction.tokens_per_second)})")
         if run.tokens_per_second:
             share = run.tokens_per_second / view.prediction.peak_tokens_per_second
-            rows.append(("MFU", f"{share:.1%} of the device's peak"))
+            rows.append(("MFU", f"{share:.1%} of peak"))
     if evaluated:
         rows.append(("best validation", f"{min(evaluated):.3f}"))
     if run.step_seconds is not None:
