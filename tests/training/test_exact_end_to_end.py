@@ -84,6 +84,7 @@ def test_jax_is_compiled_for_this_processor(tmp_path: Path) -> None:
     assert activations["tier"] == "~", "one program tells no activations apart"
 
 
+@pytest.mark.slow
 def test_jax_is_fitted_by_what_its_compiler_says(tmp_path: Path) -> None:
     """Settings are changed only where the compiler's bytes of the plan do not fit, to some whose bytes do."""
     here = command(

@@ -99,7 +99,11 @@ def devices_of(texts: list[str]) -> Devices:
     return Devices(devices=(one, other), notes=tuple(texts[:5]))
 
 
-@pytest.mark.parametrize("part", range(4))
+LATER = pytest.mark.slow
+"""More of the same, by `make soak`."""
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=LATER) for n in (1, 2, 3))])
 async def test_hostile_text_shows_as_text_and_does_nothing(make_console: Make, part: int) -> None:
     texts = TEXTS[part::4]
     assert len(texts) == 50
@@ -158,7 +162,7 @@ async def test_hostile_text_shows_as_text_and_does_nothing(make_console: Make, p
     assert app.asked == []
 
 
-@pytest.mark.parametrize("devices", [0, 1, 8, 16])
+@pytest.mark.parametrize("devices", [0, *(pytest.param(n, marks=LATER) for n in (1, 8)), 16])
 async def test_no_size_is_an_error(make_console: Make, devices: int) -> None:
     chance = random.Random(devices)
     app = make_console()
