@@ -103,6 +103,10 @@ def train_step(
     scaled = is_scaled(plan.optimize.precision)
     rounds = plan.optimize.precision == "bf16-sr"
     rounding = Rounding(plan, architecture)
+    # Where a step is skipped element by element, XLA updates arrays in place; a branch copies them whole. A loop
+    # over slices overwrites what would be chosen.
+    o = plan.optimize
+    in_slices = o.optimizer == "adamw-8bit" or o.optimizer_offload != "none"
 
     def step(
         state: Trained,
@@ -134,9 +138,13 @@ def train_step(
         metrics = [total / scale, norm]
         if scaled:
             finite = jnp.isfinite(norm)
-            weights, optimizer = lax.cond(
-                finite, updated, lambda *same: same, state.weights, state.optimizer
-            )
+            before = state.weights, state.optimizer
+            if in_slices:
+                weights, optimizer = lax.cond(finite, updated, lambda *same: same, *before)
+            else:
+                weights, optimizer = jax.tree.map(
+                    lambda new, old: jnp.where(finite, new, old), updated(*before), before
+                )
             after = precision.adapted(state.precision, finite)
             averages = followed(state.average, weights, jnp.where(finite, share, 0.0))
             return Trained(weights, optimizer, after, averages), jnp.stack([*metrics, scale])
