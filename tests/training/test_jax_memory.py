@@ -20,6 +20,7 @@ from memconsole_jax.fused_loss import chunked_nats, plain_nats
 from memconsole_jax.optimizers import transformation
 from memconsole_jax.stacking import stacks
 from memconsole_jax.step import Trained, train_step
+from memconsole_trainer import loss_scale
 from memconsole_trainer.initialize import InitialWeights
 
 ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gemma3"], layers=6)
@@ -163,3 +164,16 @@ def test_no_copy_of_a_layers_weights_is_kept_for_the_backward_pass(dtype: str) -
     kept = [v.aval.shape for v in forward.outvars]
     assert shape not in kept
     assert (shape[0], shape[2], shape[1]) not in kept
+
+
+def test_an_fp16_step_that_may_be_skipped_branches_around_no_weights_and_no_state() -> None:
+    """XLA for GPUs does not overwrite what goes into a branch: it would copy all of it."""
+    plan = replace(Plan(), {"backend": "jax", "optimize.precision": "fp16"})
+    update = transformation(plan, ARCHITECTURE)
+    weights = {n: jnp.zeros(s.shape) for n, s in stacks(ARCHITECTURE).items()}
+    state = Trained(weights, update.init(weights), jnp.asarray(loss_scale.start()))
+    batch = tiny_models.batch(1, ROWS, LENGTH)
+    arguments = (state, {}, batch.inputs, batch.targets, np.float32([1.0, 0.0]))
+    program = train_step(plan, ARCHITECTURE, update).trace(*arguments).jaxpr
+    branches = [e for e in equations(program.jaxpr) if e.primitive.name == "cond"]
+    assert max((v.aval.size for e in branches for v in e.outvars), default=0) < 1000
