@@ -368,13 +368,24 @@ def _kernels(step: Step) -> Kernels:
 @lru_cache(maxsize=256)
 def _of_norm(kernels: Kernels) -> Kernels:
     """What decides the final norm's program."""
-    return msgspec.structs.replace(kernels, checkpointing="none", rank=0, storage="bf16")
+    return msgspec.structs.replace(
+        kernels,
+        checkpointing="none",
+        rank=0,
+        storage="bf16",
+        rounded=False,
+        summed=False,
+        masked=False,
+        padded=False,
+    )
 
 
 @lru_cache(maxsize=256)
 def _evaluating(kernels: Kernels) -> Kernels:
     """What decides a program that saves nothing."""
-    return msgspec.structs.replace(kernels, checkpointing="none", first=False)
+    return msgspec.structs.replace(
+        kernels, checkpointing="none", first=False, summed=False, stepping="", visiting=False
+    )
 
 
 def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
