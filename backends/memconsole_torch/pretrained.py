@@ -67,4 +67,8 @@ def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
         bits = np.require(array.view(np.int16), requirements=["C", "W"])
         target.copy_(torch.from_numpy(bits).view(torch.bfloat16))
     else:
-        target.copy_(torch.from_numpy(np.require(array, requirements=["C", "W"])))
+        source = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        if target.dtype == torch.float16:  # as `adapters.narrow_rounded` cuts it
+            most = torch.finfo(torch.float16).max
+            source = source.clamp(-most, most)
+        target.copy_(source)

@@ -18,14 +18,10 @@ SLICE = 2**17
 """Elements an 8-bit step widens at a time on a CPU; elsewhere eight times as many."""
 SLICE_BYTES = {"torch": 16, "jax": 32}
 """Temporaries of one such element: the moments in fp32, and what narrowing them needs."""
-COMPRESSED_SLICES = {"torch": 32, "jax": 8}
-"""How much longer than a CPU's a step's slices of compressed state are elsewhere."""
+WIDENED_SLICES = {"torch": 32, "jax": 8}
+"""How much longer than a CPU's are, elsewhere, the slices of what is stored in bf16 and rounded stochastically."""
 ROUNDING_BYTES = 3
 """Random words of an element that torch rounds to bf16 stochastically; XLA fuses them away."""
-
-
-WIDENED_CPU, WIDENED_DEVICE = 2**17, 2**22
-"""Elements of a weight widened at a time: `memconsole_torch.rounding.CPU_SLICE` and `DEVICE_SLICE`."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +98,7 @@ def compressed_temporaries(backend: str, kind: str, optimizer: str, one: Group) 
         optimizer = "adamw"
     n = one.elements
     if optimizer != "muon":
-        n = min(n, SLICE * (1 if kind == "cpu" else COMPRESSED_SLICES[backend]))
+        n = min(n, SLICE * (1 if kind == "cpu" else WIDENED_SLICES[backend]))
     moments = 2 if optimizer == "adamw" else 1
     part = msgspec.structs.replace(one, elements=n, largest=n, pair=n, pair_twice=2 * n)
     rule = step_temporaries(backend, kind, optimizer, part)
@@ -152,7 +148,7 @@ def update_bytes(
 def _rounding(kind: str, optimizer: str, trained: Group) -> int:
     """Short-lived bytes of an update of weights stored in bf16: a slice of one and of its gradient in fp32, or all of
     it where the rule looks at the whole, and what the rule needs for that."""
-    most = WIDENED_CPU if kind == "cpu" else WIDENED_DEVICE
+    most = SLICE * (1 if kind == "cpu" else WIDENED_SLICES["torch"])
     looks = optimizer in ("adafactor", "muon")
     size = trained.largest if looks else min(trained.largest, most)
     one = msgspec.structs.replace(trained, largest=size, pair=size, pair_twice=2 * size)

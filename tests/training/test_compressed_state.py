@@ -12,7 +12,7 @@ import pytest
 import test_lora
 import torch
 from test_lora import MODELS, batch, built
-from test_optimizer_offload import IN_BACKWARD, LORA, moving, plan_with
+from test_optimizer_offload import IN_BACKWARD, LORA, moving, plan_with, resumes
 
 from memconsole.memory.moments import step_of
 from memconsole.plan.architecture import Architecture
@@ -120,7 +120,7 @@ def test_it_composes_and_a_resumed_run_is_exact(backend: str, changes: dict[str,
     engine, found = stepped(backend, changes, 6)
     _, expected = stepped(backend, changes | {KEY: "none"}, 6)
     np.testing.assert_allclose(found, expected, rtol=0.01)
-    _resumes(engine, backend, changes)
+    resumes(engine, backend, changes)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -140,18 +140,7 @@ def test_fp16_skips_a_step_and_leaves_the_state_to_the_bit(backend: str) -> None
     for name, array in before.items():
         if array.size > 3:
             np.testing.assert_array_equal(array, after[name], name)
-    _resumes(engine, backend, changes)
-
-
-def _resumes(engine: Any, backend: str, changes: dict[str, Any]) -> None:
-    plan = plan_with(backend, changes)
-    before = test_lora.State(engine)
-    engine.train_step(batch(plan, 7))
-    after = test_lora.State(engine)
-    engine.load_state(before)
-    engine.train_step(batch(plan, 7))
-    for name, array in test_lora.State(engine).tensors.items():
-        np.testing.assert_array_equal(array, after.tensor(name), name)
+    resumes(engine, backend, changes)
 
 
 @pytest.mark.parametrize("more", [{}, IN_BACKWARD], ids=["behind", "in backward"])
@@ -162,7 +151,7 @@ def test_torch_takes_the_same_steps_wherever_the_state_waits(
     request.getfixturevalue("moving")
     engine, moved = stepped("torch", more | HERE, 4)
     assert here == moved
-    _resumes(engine, "torch", more | HERE)
+    resumes(engine, "torch", more | HERE)
 
 
 def test_jax_keeps_it_in_pinned_memory(moving: None) -> None:

@@ -20,6 +20,7 @@ from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
+from memconsole_torch import pretrained
 from memconsole_trainer import adapters
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.huggingface import WeightsError
@@ -255,6 +256,16 @@ def test_bf16_rounding_is_torchs() -> None:
     array[:3] = 1.00390625, 1.01171875, -1.00390625  # halfway
     expected = torch.from_numpy(array).bfloat16().float().numpy()
     np.testing.assert_array_equal(adapters.bf16_rounded(array), expected)
+
+
+def test_a_base_is_stored_in_fp16_alike_and_cut_to_its_largest() -> None:
+    array = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    array[:4] = 1e6, -1e6, 65519.0, 1.00048828125
+    stored = torch.empty(5000, dtype=torch.float16)
+    pretrained.copy_into(stored, array, "base")
+    assert torch.isfinite(stored).all()
+    plan = plans.replace(Plan(), {"optimize.precision": "fp16"})
+    np.testing.assert_array_equal(adapters.narrow_rounded(plan, array), stored.float().numpy())
 
 
 def test_the_base_gets_no_gradient_in_torch() -> None:

@@ -53,6 +53,18 @@ def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
     return plan
 
 
+def resumes(engine: Any, backend: str, changes: dict[str, Any]) -> None:
+    """A step after loading what was stored before it ends in the same state."""
+    plan = plan_with(backend, changes)
+    before = test_lora.State(engine)
+    engine.train_step(batch(plan, 7))
+    after = test_lora.State(engine)
+    engine.load_state(before)
+    engine.train_step(batch(plan, 7))
+    for name, array in test_lora.State(engine).tensors.items():
+        np.testing.assert_array_equal(array, after.tensor(name), name)
+
+
 @pytest.fixture
 def moving(monkeypatch: pytest.MonkeyPatch) -> None:
     """State really moves, between two parts of the same memory."""
@@ -97,14 +109,7 @@ def test_torch_takes_the_same_steps_clipped_scheduled_and_accumulated(
     engine, found = stepped("torch", changes | {KEY: value})
     assert found == expected
     assert_same(engine, plain)
-    before = test_lora.State(engine)
-    plan = plan_with("torch", changes)
-    engine.train_step(batch(plan, 7))
-    after = test_lora.State(engine)
-    engine.load_state(before)
-    engine.train_step(batch(plan, 7))
-    for name, array in test_lora.State(engine).tensors.items():
-        np.testing.assert_array_equal(array, after.tensor(name), name)
+    resumes(engine, "torch", changes)
 
 
 @pytest.mark.parametrize("changes", [{}, EVERYTHING | LORA], ids=str)
