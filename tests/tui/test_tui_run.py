@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -222,15 +223,23 @@ async def test_a_further_step_repaints_only_changed_rows(make_console: Make) -> 
             regions.extend(given or [None])
             return original(self, *given, **options)
 
+        async def shown(run: RunSnapshot) -> list[Any]:
+            regions.clear()
+            app.post_message(SnapshotArrived(run))
+            await settle(pilot)
+            return list(regions)
+
         Painted.refresh = recording  # type: ignore[method-assign]
         try:
-            app.post_message(SnapshotArrived(snapshot(step=610, log_tail=snapshot(600).log_tail)))
-            await settle(pilot)
+            deadline = time.monotonic() + 20
+            while await shown(snapshot(step=600)) and time.monotonic() < deadline:
+                await pilot.pause(0.05)
+            sent = await shown(snapshot(step=610, log_tail=snapshot(600).log_tail))
         finally:
             Painted.refresh = original  # type: ignore[method-assign]
-    assert None not in regions, "no widget was sent whole"
-    assert 1 <= len(regions) <= 12
-    assert sum(region.width for region in regions) < 250
+    assert None not in sent, "no widget was sent whole"
+    assert 1 <= len(sent) <= 12
+    assert sum(region.width for region in sent) < 250
 
 
 async def test_the_plan_of_a_run_can_be_taken_up_and_changed(make_console: Make) -> None:
