@@ -30,6 +30,7 @@ test: .venv/.installed-dev
 
 soak: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow --timeout 1800
+	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest tests/unit
 
 accuracy: .venv/.installed-dev
 	$(BIN)/python tests/accuracy/accuracy.py

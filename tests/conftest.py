@@ -6,8 +6,13 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The same examples each time; `make soak` looks for new ones.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("searching", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 for name in ("NO_COLOR", "SSH_CONNECTION"):
     os.environ.pop(name, None)
 # Under nohup, or in the background of a shell, these are ignored, and children would inherit that.

@@ -67,11 +67,16 @@ def _architecture(
     return catalog.architecture(Plan(model=model, data=data))
 
 
-def table_of(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> MemoryTable:
-    """The memory table alone, as exact as `lookup` can make it. Raises `PlanError`."""
-    table = memory_table(plan, architecture_of(plan), budget)
+def table_of(
+    plan: Plan, budget: Budget, lookup: Lookup | None = None, *, parts: bool = True
+) -> MemoryTable:
+    """The memory table alone, as exact as `lookup` can make it; its components only where `parts` are asked for or
+    something exact is known. Raises `PlanError`."""
+    architecture = architecture_of(plan)
     known = lookup(plan, budget) if lookup is not None else None
-    return table if known is None else sharpened(table, known)
+    if known is None:
+        return memory_table(plan, architecture, budget, parts=parts)
+    return sharpened(memory_table(plan, architecture, budget), known)
 
 
 def training_floor(plan: Plan, budget: Budget) -> int:
@@ -102,7 +107,7 @@ def _saving(
     refusal = row.refusal(plan, value)
     try:
         changed = row.apply(plan, value)
-        after = table_of(changed, budget, lookup)
+        after = table_of(changed, budget, lookup, parts=False)
         check(changed)
     except PlanError as error:
         return Saving(

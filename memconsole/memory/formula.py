@@ -15,8 +15,11 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
 
-def memory_table(plan: Plan, architecture: Architecture, budget: Budget) -> MemoryTable:
-    """Price `plan` for `architecture` on the device of `budget`, from formulas alone."""
+def memory_table(
+    plan: Plan, architecture: Architecture, budget: Budget, *, parts: bool = True
+) -> MemoryTable:
+    """Price `plan` for `architecture` on the device of `budget`, from formulas alone. `parts`: by component, not in
+    total alone."""
     costs = runtime(plan.backend, budget.kind)
     step = step_of(plan, architecture, budget.kind)
     timeline = jax_moments if plan.backend == "jax" else torch_moments
@@ -39,7 +42,7 @@ def memory_table(plan: Plan, architecture: Architecture, budget: Budget) -> Memo
         backend=plan.backend,
         budget=budget,
         tier=Tier.FORMULA,
-        components=_components(largest, own),
+        components=_components(largest, own) if parts else (),
         phases=phases,
         peak_phase=peak_phase,
         peak_bytes=peak,

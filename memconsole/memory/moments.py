@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
-from memconsole.memory.optimizer_state import State, state
+from memconsole.memory.optimizer_state import Rule, State, state
 from memconsole.memory.sizes import Group, Sizes, coded_bytes, sizes
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
@@ -92,7 +94,7 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
     compute = 4 if o.precision == "fp32" else 2
     shards = plan.device.count if o.sharding == "fsdp" else 1
     frozen = o.freeze_base or o.lora_rank > 0
-    trained = _adapters(s, o.lora_rank) if frozen else s.used
+    trained = _trained(s, o.lora_rank, frozen)
     # XLA for CPUs would widen a 16-bit base in each step: the JAX backend stores it in fp32 there.
     narrow = frozen and not (plan.backend == "jax" and kind == "cpu")
     whole, coded = s.total, 0
@@ -109,6 +111,17 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
     gathered = 0
     if shards > 1:
         gathered = compute * (2 * s.block.elements + s.outside.elements)
+    rule = Rule(
+        optimizer=o.optimizer,
+        offload=o.optimizer_offload,
+        rounded=rounded,
+        backend=plan.backend,
+        kind=kind,
+        shards=shards,
+    )
+    kept = _state(rule, architecture, o.lora_rank, frozen)
+    if plan.train.ema_decay:
+        kept = kept.with_average(-(-4 * trained.elements // shards))
     return Step(
         plan=plan,
         architecture=architecture,
@@ -122,15 +135,24 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
         frozen=frozen,
         rounded=rounded,
         trained=trained,
-        state=state(
-            o, plan.backend, kind, trained, _order(s, o.lora_rank, frozen), shards
-        ).with_average(-(-4 * trained.elements // shards) if plan.train.ema_decay else 0),
+        state=kept,
         weights=-(-stored // shards),
         gradients=-(-gradients // shards),
         head=s.head_matrix,
         gathered=gathered,
         data=_batch_bytes(plan, kind),
     )
+
+
+@lru_cache(maxsize=4096)
+def _state(rule: Rule, architecture: Architecture, rank: int, frozen: bool) -> State:
+    """The optimizer's bytes, remembered: most key presses leave them as they are."""
+    s = sizes(architecture)
+    return state(rule, _trained(s, rank, frozen), _order(s, rank, frozen))
+
+
+def _trained(s: Sizes, rank: int, frozen: bool) -> Group:
+    return _adapters(s, rank) if frozen else s.used
 
 
 def _adapters(s: Sizes, rank: int) -> Group:

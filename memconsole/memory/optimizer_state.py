@@ -8,7 +8,6 @@ from itertools import pairwise
 import msgspec
 
 from memconsole.memory.sizes import QUANTIZED_FROM, Group
-from memconsole.plan.plan import OptimizeChoice
 
 BLOCK = 256
 """Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
@@ -155,35 +154,37 @@ def _rounding(kind: str, optimizer: str, trained: Group) -> int:
     return 8 * size + step_temporaries("torch", kind, optimizer, one)
 
 
-def state(
-    choice: OptimizeChoice,
-    backend: str,
-    kind: str,
-    trained: Group,
-    order: tuple[Group, ...],
-    shards: int,
-) -> State:
-    """The optimizer's bytes on one of `shards` devices under the plan's offload.
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides an optimizer's bytes over given weights."""
+
+    optimizer: str
+    offload: str
+    rounded: bool
+    """Whether weights are stored in bf16 alone."""
+    backend: str
+    kind: str
+    shards: int
+
+
+def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
+    """The optimizer's bytes on one of its shards' devices under the plan's offload.
 
     `order`: the trained weights one by one, as far as they are not alike.
     """
-    compressed = choice.optimizer_offload == "compressed"
-    whole = -(-state_bytes(choice.optimizer, trained, compressed=compressed) // shards)
+    optimizer, backend, kind = rule.optimizer, rule.backend, rule.kind
+    compressed = rule.offload == "compressed"
+    whole = -(-state_bytes(optimizer, trained, compressed=compressed) // rule.shards)
     one_by_one = compressed_temporaries if compressed else step_temporaries
-    temporaries = step_temporaries(backend, kind, choice.optimizer, trained)
-    if choice.precision == "bf16-sr" and backend == "torch":
-        temporaries = _rounding(kind, choice.optimizer, trained)
+    temporaries = step_temporaries(backend, kind, optimizer, trained)
+    if rule.rounded and backend == "torch":
+        temporaries = _rounding(kind, optimizer, trained)
     if compressed:
-        temporaries = max(
-            compressed_temporaries(backend, kind, choice.optimizer, one) for one in order
-        )
-    if choice.optimizer_offload != "none" and kind not in ("cpu", "apple"):
+        temporaries = max(compressed_temporaries(backend, kind, optimizer, one) for one in order)
+    if rule.offload != "none" and kind not in ("cpu", "apple"):
         at_step = whole
         if backend == "torch":  # one weight's in use, the next one's on its way
-            each = [state_bytes(choice.optimizer, one, compressed=compressed) for one in order]
+            each = [state_bytes(optimizer, one, compressed=compressed) for one in order]
             at_step = max(map(sum, pairwise(each)), default=whole)
-            temporaries = max(
-                one_by_one(backend, kind, choice.optimizer, _alone(one)) for one in order
-            )
+            temporaries = max(one_by_one(backend, kind, optimizer, _alone(one)) for one in order)
         return State(resident=0, at_step=at_step, host=whole, temporaries=temporaries)
     return State(resident=whole, at_step=whole, host=0, temporaries=temporaries)

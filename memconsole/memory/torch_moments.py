@@ -89,6 +89,11 @@ def _update(step: Step) -> Moment:
     )
 
 
+def prepare(step: Step) -> None:
+    """Make what `moments` would have to make first, so that it is remembered."""
+    _remembered(step)
+
+
 _moments: dict[tuple[object, ...], tuple[Moment, ...]] = {}
 MOST_REMEMBERED = 8192
 

@@ -4,13 +4,17 @@
 
 Each press changes one toggle and prices the plan and every other value of every toggle, as the console does
 before it draws. Every so often another model, backend and device are picked, which is a row of its own:
-nothing is known of them yet. A process of its own, in which no framework may be imported.
+nothing is known of them yet. Between presses the console prepares the next one, in what a key rests beyond the
+time after which it begins: at most `PREPARING_SECONDS` here, less where it is done sooner. A row of its own is the
+same walk by keys that never rest. Processes of their own, in which no framework may be imported.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from memconsole.devices.budget import budget  # noqa: E402
+from memconsole.memory.ahead import prepared  # noqa: E402
 from memconsole.memory.estimate import estimate  # noqa: E402
+from memconsole.memory.table import Budget  # noqa: E402
 from memconsole.plan import catalog  # noqa: E402
 from memconsole.plan.check import check  # noqa: E402
 from memconsole.plan.optimizations import OPTIMIZATIONS  # noqa: E402
@@ -27,14 +33,18 @@ from memconsole.plan.plan import Plan, PlanError, replace  # noqa: E402
 from tests.accuracy.results import Latency, Part, write  # noqa: E402
 
 PRESSES = 3000
+PREPARING_SECONDS = 0.15
+"""A key every quarter of a second, as the console begins after a tenth (`plan_ahead.AHEAD_SECONDS`)."""
 PRESSES_PER_PICK = 60
 LIMIT_SECONDS = 0.016
 PICK_LIMIT_SECONDS = 0.1
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "numpy", "transformers")
 
 
-def walk(presses: int, seed: int = 1) -> tuple[list[float], list[float]]:
-    """Seconds of each of `presses` key presses, and of each pick."""
+def walk(
+    presses: int, seed: int = 1, *, preparing: float = PREPARING_SECONDS
+) -> tuple[list[float], list[float]]:
+    """Seconds of each of `presses` key presses, and of each pick; `preparing`: seconds at most between two."""
     rng = random.Random(seed)
     plan = Plan()
     pressed: list[float] = []
@@ -51,7 +61,16 @@ def walk(presses: int, seed: int = 1) -> tuple[list[float], list[float]]:
         start = time.perf_counter()
         estimate(plan, device)
         (picked if picking else pressed).append(time.perf_counter() - start)
+        _rest(plan, device, preparing)
     return pressed, picked
+
+
+def _rest(plan: Plan, device: Budget, seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    if seconds > 0:
+        for _ in prepared(plan, device):
+            if time.perf_counter() > end:
+                return
 
 
 def _pick(plan: Plan, rng: random.Random) -> Plan:
@@ -87,17 +106,26 @@ def latency(estimate: str, seconds: list[float], limit: float) -> Latency:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--presses", type=int, default=PRESSES)
+    parser.add_argument(
+        "--held", action="store_true", help="print the seconds of keys that never rest"
+    )
     options = parser.parse_args()
+    if options.held:
+        pressed, _ = walk(options.presses, preparing=0)
+        print(json.dumps(pressed))
+        return
     pressed, picked = walk(options.presses)
     imported = [name for name in FRAMEWORKS if name in sys.modules]
     if imported:
         sys.exit(f"pricing imported {', '.join(imported)}")
+    command = [sys.executable, __file__, "--held", "--presses", str(options.presses)]
+    held = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rows = (
         latency("key press → all deltas", pressed, LIMIT_SECONDS),
+        latency("key press → all deltas, keys that never rest", held, LIMIT_SECONDS),
         latency("another model, backend and device → all deltas", picked, PICK_LIMIT_SECONDS),
     )
-    command = "python tests/accuracy/key_press.py"
-    write(Part(name="key-press", command=command, rows=rows))
+    write(Part(name="key-press", command="python tests/accuracy/key_press.py", rows=rows))
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
             self.query_one(Pace).show(view)
             self.refresh_frame()
         self.exact_follows(view)
+        self.ahead_follows(view)
 
     def title_line(self) -> tuple[str, str]:
         note = ""

@@ -9,7 +9,7 @@ from textual.timer import Timer
 
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.pricing import price
-from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.screens.plan_ahead import PlanAhead
 from memconsole.tui.views import ExactState, PlanView
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _STOPPED = "stopped · r asks"
 _BUSY = "a run trains on this CPU · r asks all the same"
 
 
-class ExactPlan(ConsoleScreen, inherit_bindings=False):
+class ExactPlan(PlanAhead, inherit_bindings=False):
     """The part of `PlanScreen` that asks for exact numbers; the rest is in the attributes below."""
 
     view: PlanView
