@@ -148,6 +148,7 @@ class Follower:
             peak_reserved_bytes=state.peak_reserved_bytes,
             peak_device_bytes=state.peak_device_bytes,
             peak_host_bytes=state.peak_host_bytes,
+            gauges=state.gauges.curves(),
             checkpoint=state.checkpoint,
             sample=state.sample,
             warnings=(*self._plan_problem, *state.warnings),

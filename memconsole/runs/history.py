@@ -9,7 +9,6 @@ from memconsole.runs.snapshot import Curve
 RECENT_POINTS = 1000
 BUCKETS = 255
 """Two points a bucket and the newest one: at most 511 points for a whole run."""
-_SLACK = 250
 
 
 class Bucket(msgspec.Struct, array_like=True):
@@ -40,21 +39,31 @@ class History(msgspec.Struct):
     buckets: list[Bucket] = []
     width: int = 1
     """Steps per bucket, a power of two."""
+    most_recent: int = RECENT_POINTS
+    most_buckets: int = BUCKETS
 
     def add(self, step: int, value: float) -> None:
         if self.buckets and step <= self.last_step:
             self.truncate(step - 1)
         self.steps.append(step)
         self.values.append(value)
-        if len(self.steps) > RECENT_POINTS + _SLACK:
-            del self.steps[:_SLACK], self.values[:_SLACK]
+        slack = max(1, self.most_recent // 4)
+        if len(self.steps) > self.most_recent + slack:
+            del self.steps[:slack], self.values[:slack]
         point = Bucket(step // self.width, step, value, step, value)
         if self.buckets and self.buckets[-1].index == point.index:
             self.buckets[-1].take(point)
         else:
             self.buckets.append(point)
-            while len(self.buckets) > BUCKETS:
+            while len(self.buckets) > self.most_buckets:
                 self._halve()
+
+    def add_highest(self, step: int, value: float) -> None:
+        """Add a reading that does not rewrite the past: of several at the newest step the highest stays."""
+        if step <= self.last_step:
+            step = self.last_step
+            value = max([value, *self.values[-1:]])
+        self.add(step, value)
 
     def truncate(self, step: int) -> None:
         """Forget every point after `step`."""
@@ -80,7 +89,8 @@ class History(msgspec.Struct):
         return -1
 
     def recent(self) -> Curve:
-        return Curve(tuple(self.steps[-RECENT_POINTS:]), tuple(self.values[-RECENT_POINTS:]))
+        newest = slice(-self.most_recent, None)
+        return Curve(tuple(self.steps[newest]), tuple(self.values[newest]))
 
     def whole(self) -> Curve:
         points: dict[int, float] = {}

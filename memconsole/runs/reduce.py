@@ -7,10 +7,11 @@ import math
 import msgspec
 
 from memconsole.runs import events
+from memconsole.runs.gauge_history import GaugeHistory
 from memconsole.runs.history import History
 from memconsole.sanitize import clean, clean_line
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 MAX_WARNINGS = 20
 MAX_EVALUATIONS = 128
 MAX_EPOCHS = 256
@@ -62,6 +63,7 @@ class RunState(msgspec.Struct, kw_only=True):
     peak_reserved_bytes: int | None = None
     peak_host_anonymous_bytes: int | None = None
     peak_host_shared_bytes: int | None = None
+    gauges: GaugeHistory = msgspec.field(default_factory=GaugeHistory)
     checkpoint: events.Checkpoint | None = None
     sample: events.Sample | None = None
     warnings: list[str] = []
@@ -112,6 +114,7 @@ def forget_memory(state: RunState) -> RunState:
     state.peak_bytes = state.peak_device_bytes = state.peak_reserved_bytes = None
     state.peak_host_bytes = None
     state.peak_host_anonymous_bytes = state.peak_host_shared_bytes = None
+    state.gauges = GaugeHistory()
     return state
 
 
@@ -210,6 +213,7 @@ def _started(state: RunState, record: events.Started) -> None:
         state.epochs = [mark for mark in state.epochs if _epoch_step(state, mark) <= resumed]
         state.loss = state.train.values[-1] if state.train.values else None
         state.epoch = max((mark.event.epoch for mark in state.epochs), default=0)
+    state.gauges.truncate(resumed)
     state.step = state.side_from_step = resumed
 
 
@@ -317,6 +321,7 @@ def _memory(state: RunState, record: events.Memory) -> None:
         state.peak_host_shared_bytes, record.peak_host_shared_bytes
     )
     state.memory = msgspec.structs.replace(record, phase=phase)
+    state.gauges.take(record)
 
 
 def _highest_of_phase(state: RunState, phase: str, *values: int | None) -> None:

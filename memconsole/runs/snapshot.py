@@ -50,6 +50,14 @@ class Curve(msgspec.Struct, frozen=True):
     values: tuple[float, ...] = ()
 
 
+class GaugeCurves(msgspec.Struct, frozen=True):
+    """Bytes by step: the highest allocated of each stretch, what the device and what the host held."""
+
+    allocated: Curve = Curve()
+    device: Curve = Curve()
+    host: Curve = Curve()
+
+
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a screen or a command needs of a run. Text fields are already free of control characters."""
 
@@ -92,6 +100,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     peak_reserved_bytes: int | None = None
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
+    gauges: GaugeCurves = GaugeCurves()
     checkpoint: events.Checkpoint | None = None
     sample: events.Sample | None = None
     warnings: tuple[str, ...] = ()

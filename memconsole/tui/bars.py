@@ -6,12 +6,13 @@ Colour is never alone: the tick is a character, each stacked part starts with it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from memconsole.tui.ink import Line, Span
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-FULL, EMPTY, TICK = "█", "·", "┃"
+_LEVELS = "▁▂▃▄▅▆▇█"
+FULL, EMPTY, TICK, OVER = "█", "·", "┃", "▲"
 
 
 def cells(value: float, scale: float, width: int) -> float:
@@ -44,6 +45,32 @@ def bar(
         at = min(width - 1, int(cells(tick, scale, width)))
         row[at], roles[at] = TICK, "tick"
     return _joined(row, roles)
+
+
+def sparkline(points: Iterable[tuple[float, float]], end: float, full: float, width: int) -> Line:
+    """Points `(x, value)`, x ascending from 0 to `end`, as a row of `width` cells; a full cell is `full`.
+
+    Each cell shows the highest value of its stretch of x, or the one before where it has none; a value
+    beyond `full` is an arrow. The stretches are fixed, so a growing series changes its last cell alone.
+    """
+    highest: dict[int, float] = {}
+    for x, value in points:
+        if math.isfinite(value):
+            at = min(width - 1, int(cells(x, end, width)))
+            highest[at] = max(value, highest.get(at, value))
+    if not highest or width <= 0:
+        return [Span(" " * max(0, width))]
+    row, roles, level = [" "] * width, ["dim"] * width, ""
+    for at in range(min(highest), max(highest) + 1):
+        if at in highest:
+            level = OVER if highest[at] > full else _level(highest[at], full)
+        row[at], roles[at] = level, "warn" if level == OVER else "train"
+    return _joined(row, roles)
+
+
+def _level(value: float, full: float) -> str:
+    """The lower part of a cell, to the nearest eighth."""
+    return _LEVELS[max(0, round(cells(value, full, len(_LEVELS))) - 1)]
 
 
 def stacked(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memconsole.devices.reading import DeviceReading, Missing
-from memconsole.tui.bars import bar
+from memconsole.runs.snapshot import Curve
+from memconsole.tui.bars import FULL, TICK, bar, sparkline
+from memconsole.tui.chart import horizon
 from memconsole.tui.ink import Line, Span, fit, width_of
 from memconsole.tui.views import RunView
 from memconsole.tui.words import number_or_reason
@@ -25,6 +27,10 @@ class Gauge:
     peak: int | None = None
     predicted: int | None = None
     source: str = ""
+    history: Curve = Curve()
+    """Bytes by step."""
+    last_step: float = 1.0
+    """Where the history ends on the right."""
     zoom: bool = True
     """Whether the bar may end before the total, so that small amounts can be compared."""
 
@@ -63,6 +69,21 @@ def gauge_lines(gauge: Gauge, width: int) -> list[Line]:
     return [head, [Span("▕", "dim"), *row, Span("▏", "dim"), Span(end, "dim")]]
 
 
+def history_line(gauge: Gauge, width: int) -> Line:
+    """The readings since the run began; a full cell is the predicted peak, an arrow is beyond it."""
+    if gauge.predicted is not None:
+        sign, full = TICK, float(gauge.predicted)
+    else:
+        sign, full = "peak", max(gauge.history.values, default=0.0)
+    words = f" {FULL} = "
+    # As long as the bar above it, unless that leaves too little for the words.
+    length = max(4, width - 3 - max(len(_end_words(gauge)), len(words + sign)))
+    points = zip(gauge.history.steps, gauge.history.values, strict=False)
+    row = sparkline(points, gauge.last_step, full, length)
+    key: Line = [Span("▏", "dim"), Span(words, "dim"), Span(sign, "tick")]
+    return [Span("▕", "dim"), *row, *key]
+
+
 def _end_words(gauge: Gauge) -> str:
     scale = gauge.scale
     zoomed = not isinstance(gauge.total, int) or scale < gauge.total
@@ -98,10 +119,22 @@ def run_gauges(view: RunView) -> list[Gauge]:
         total = memory.device_total_bytes
     elif table is not None:
         total = table.budget.total_bytes
+    last_step = horizon(float(run.step), run.total_steps)
     gauges: list[Gauge] = []
     if not on_cpu:
         predicted = None if table is None else table.device_bytes
-        gauges.append(Gauge(label, used, total, predicted=predicted, source="trainer"))
+        gauges.append(
+            Gauge(
+                label=label,
+                used=used,
+                total=total,
+                peak=run.peak_device_bytes,
+                predicted=predicted,
+                source="trainer",
+                history=run.gauges.device,
+                last_step=last_step,
+            )
+        )
         used = memory.allocated_bytes if memory and memory.allocated_bytes is not None else waiting
     gauges.append(
         Gauge(
@@ -111,6 +144,8 @@ def run_gauges(view: RunView) -> list[Gauge]:
             peak=run.peak_bytes,
             predicted=table.peak_bytes if table is not None else None,
             source="trainer",
+            history=run.gauges.allocated,
+            last_step=last_step,
         )
     )
     host_total = next(
@@ -126,6 +161,8 @@ def run_gauges(view: RunView) -> list[Gauge]:
             peak=run.peak_host_bytes,
             predicted=table.host_bytes if table is not None else None,
             source="psutil",
+            history=run.gauges.host,
+            last_step=last_step,
         )
     )
     return gauges

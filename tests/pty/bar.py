@@ -83,6 +83,9 @@ log.write(events.Phase(phase="train", total_steps=COUNT))
 for step in range(1, COUNT + 1):
     log.write(events.Step(step=step, epoch=1, loss=3 + 5 * math.exp(-step / 9e4), learning_rate=5e-4,
         gradient_norm=1.0, tokens=step * 2048, tokens_per_second=20000.0, step_seconds=0.1))
+    if step % 50 == 0:
+        log.write(events.Memory(phase="train", step=step, allocated_bytes=step << 10, peak_bytes=None,
+            reserved_bytes=None, device_bytes=step << 11, device_total_bytes=None, host_bytes=step << 12))
 log.close()
 Follower(run).save_state()
 print(run.id)

@@ -13,7 +13,7 @@ from memconsole.devices.reading import DeviceReading, Devices, Missing, Process
 from memconsole.memory.exact import ExactBook
 from memconsole.plan.plan import Plan
 from memconsole.runs import events
-from memconsole.runs.snapshot import Curve, RunSnapshot, Verdict
+from memconsole.runs.snapshot import Curve, GaugeCurves, RunSnapshot, Verdict
 from memconsole.tui.app import ConsoleApp
 
 GIB = 2**30
@@ -120,6 +120,10 @@ def snapshot(step: int = 340, total: int = 1200, **changes: Any) -> RunSnapshot:
             device_total_bytes=16 * GIB,
             host_bytes=590 << 20,
             peak_host_bytes=612 << 20,
+        ),
+        "gauges": GaugeCurves(
+            allocated=Curve(steps, tuple(float((165 + s % 7) << 20) for s in steps)),
+            host=Curve(steps, tuple(float((590 - s % 9) << 20) for s in steps)),
         ),
         "peak_bytes": 171 << 20,
         "peak_host_bytes": 612 << 20,

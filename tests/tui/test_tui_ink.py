@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from memconsole.devices.reading import Missing
-from memconsole.tui.bars import bar, stacked
+from memconsole.tui.bars import bar, sparkline, stacked
 from memconsole.tui.gauges import Gauge, gauge_lines
 from memconsole.tui.ink import Span, cleaned, fit, left, plain, right, rule, width_of, wrap
 from memconsole.tui.widgets.choice_list import viewport
@@ -123,3 +125,34 @@ def test_outside_the_changed_span_rows_are_equal(
 
 def test_spans_are_plain_values() -> None:
     assert plain([Span("a"), Span("b", "good")]) == "ab"
+
+
+def test_a_history_grows_by_its_last_cell_alone() -> None:
+    series = [(float(s), 40.0 + s % 3) for s in range(0, 100, 2)]
+    rows = [plain(sparkline(series[:n], 100.0, 80.0, 20)) for n in range(1, len(series) + 1)]
+    for before, after in pairwise(rows):
+        end = len(before.rstrip())
+        assert after[: end - 1] == before[: end - 1]
+    assert rows[-1] == "▄" * 20
+
+
+def test_a_history_shows_the_highest_of_a_cell_and_marks_what_is_beyond_the_prediction() -> None:
+    series = [(1.0, 10.0), (2.0, 79.0), (3.0, 20.0), (55.0, 81.0), (95.0, math.nan)]
+    line = sparkline(series, 100.0, 80.0, 10)
+    assert plain(line) == "█████▲    "
+    assert [span.text for span in line if span.role == "warn"] == ["▲"]
+    assert plain(sparkline([], 100.0, 80.0, 10)) == " " * 10
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats())), st.floats(), st.floats(), st.integers(-1, 9))
+def test_a_history_has_its_width_whatever_the_numbers(
+    series: list[tuple[float, float]], end: float, full: float, width: int
+) -> None:
+    assert len(plain(sparkline(series, end, full, width))) == max(0, width)
+
+
+def test_a_history_has_a_sign_of_its_own_for_each_height_in_ascii() -> None:
+    row = plain(sparkline([(float(n), n + 1.0) for n in range(8)], 8.0, 8.0, 8))
+    drawn = cleaned(row + "▲", ascii_only=True)
+    assert drawn.isascii()
+    assert len(set(drawn)) == 9

@@ -18,6 +18,7 @@ from memconsole.runs.follow import Follower, SavedState, stall_limit_seconds, st
 from memconsole.runs.heartbeat import HeartbeatWriter
 from memconsole.runs.liveness import Liveness
 from memconsole.runs.reduce import RunState, eta_seconds, reduce, seconds_per_step
+from memconsole.runs.snapshot import Curve
 
 
 class Clock:
@@ -130,7 +131,9 @@ def test_resumed_attempts_are_one_story_and_replace_the_abandoned_steps(
     first.steps(10, 100)
     first.say(evaluation(100, 3.0))
     first.say(events.Epoch(epoch=1, train_loss=3.0, validation_loss=3.0, minutes=1.0))
+    first.say(memory("train", 10, 12, step=100))
     first.steps(110, 200)
+    first.say(memory("train", 90, 95, step=200))
     first.say(evaluation(200, 9.0))
     first.say(events.Epoch(epoch=2, train_loss=9.0, validation_loss=9.0, minutes=1.0))
     first.say(events.Error(cause="crashed", message="boom"))
@@ -144,8 +147,12 @@ def test_resumed_attempts_are_one_story_and_replace_the_abandoned_steps(
     assert [e.epoch for e in resumed.epochs] == [1]
     assert resumed.validation.steps == (100,)
     assert resumed.error is None
+    assert resumed.gauges.allocated == Curve((100,), (12.0,))
     second.steps(110, 150)
+    second.say(memory("train", 11, 13, step=150))
     snapshot = follower.poll()
+    assert snapshot.gauges.allocated == Curve((100, 150), (12.0, 13.0))
+    assert snapshot.gauges.host.steps == (100, 150)
     assert snapshot.attempt == 2
     assert snapshot.train.steps == tuple(range(10, 151, 10))
     assert Follower(run).poll().train == snapshot.train
@@ -226,6 +233,8 @@ def test_attaching_from_the_saved_state_equals_reading_everything(
     trainer = Trainer(run, clock, segment_bytes=4096)
     trainer.start()
     trainer.steps(1, 300, every=1)
+    for step in range(1, 301):
+        trainer.say(memory("train", 1000 + step, None, step=step))
     supervisor = Follower(run)
     assert supervisor.save_state()
     assert not supervisor.save_state()
@@ -238,6 +247,7 @@ def test_attaching_from_the_saved_state_equals_reading_everything(
     run.state_path.unlink()
     assert Follower(run).poll() == quick
     assert quick.step == 400
+    assert max(quick.gauges.allocated.values) == 1300
 
 
 @pytest.mark.parametrize(
@@ -321,10 +331,10 @@ def texts(value: object) -> Iterator[str]:
             yield from texts(inner)
 
 
-def memory(phase: str, allocated: int, peak: int | None) -> events.Memory:
+def memory(phase: str, allocated: int, peak: int | None, step: int = 1) -> events.Memory:
     return events.Memory(
         phase=phase,
-        step=1,
+        step=step,
         allocated_bytes=allocated,
         peak_bytes=peak,
         reserved_bytes=None,

@@ -8,7 +8,16 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memconsole.runs import events
+from memconsole.runs.gauge_history import BUCKETS
 from memconsole.runs.history import RECENT_POINTS, History
+from memconsole.runs.reduce import PROFILING, RunState, forget_memory, reduce
+from memconsole.runs.snapshot import Curve, GaugeCurves
+
+STARTED = events.Started(
+    attempt=2, backend="torch", versions={}, device_id="cpu", device_name="", device_kind="cpu",
+    memory_label="host RAM", platform_lines=(), resumed_step=20,
+)  # fmt: skip
 
 points = st.lists(
     st.tuples(st.integers(1, 50), st.floats(-1e6, 1e6)), min_size=1, max_size=3000
@@ -86,3 +95,58 @@ def test_a_long_run_stays_small_even_as_json() -> None:
 def test_a_step_far_beyond_any_run_costs_nothing() -> None:
     history = filled([(1, 1.0), (2, 2.0), (2**63, 3.0)])
     assert history.whole().values == (1.0, 2.0, 3.0)
+
+
+readings = st.lists(
+    st.tuples(st.integers(0, 2000), st.integers(0, 1 << 40)), min_size=1, max_size=1000
+)
+
+
+def gauge(step: int, used: int, *, peak: int | None = None) -> events.Memory:
+    return events.Memory(
+        phase="train", step=step, allocated_bytes=used, peak_bytes=peak, reserved_bytes=None,
+        device_bytes=used + 1, device_total_bytes=None, host_bytes=used + 2,
+    )  # fmt: skip
+
+
+@given(readings)
+def test_a_gauges_history_is_small_ascending_and_keeps_the_highest(
+    series: list[tuple[int, int]],
+) -> None:
+    state = RunState()
+    for step, used in series:
+        reduce(state, gauge(step, used))
+    curve = state.gauges.curves().host
+    assert max(curve.values) == max(used for _, used in series) + 2
+    assert list(curve.steps) == sorted(set(curve.steps))
+    assert len(curve.steps) <= 2 * BUCKETS + 1
+    assert len(msgspec.json.encode(state.gauges)) < 48_000
+
+
+def test_of_readings_at_one_step_the_highest_stays_and_a_stretch_counts_by_its_peak() -> None:
+    state = RunState()
+    for record in (gauge(0, 5), gauge(10, 20, peak=90), gauge(10, 30, peak=40), gauge(20, 7)):
+        reduce(state, record)
+    curves = state.gauges.curves()
+    assert curves.allocated == Curve((0, 10, 20), (5.0, 90.0, 7.0))
+    assert curves.device == Curve((0, 10, 20), (6.0, 31.0, 8.0))
+
+
+def test_a_resumed_attempt_replaces_the_readings_of_the_steps_it_repeats() -> None:
+    state = RunState()
+    for record in (
+        gauge(10, 100), gauge(20, 200), gauge(30, 300),
+        STARTED,  # from step 20, and its first readings come before a step
+        gauge(0, 50), gauge(25, 250),
+    ):  # fmt: skip
+        reduce(state, record)
+    assert state.gauges.curves().allocated == Curve((10, 20, 25), (100.0, 200.0, 250.0))
+
+
+def test_a_profiled_stretch_and_a_smaller_micro_batch_leave_no_trace_in_the_history() -> None:
+    state = RunState()
+    reduce(state, gauge(10, 100))
+    reduce(state, msgspec.structs.replace(gauge(11, 900), phase=PROFILING))
+    assert max(state.gauges.curves().allocated.values) == 100
+    forget_memory(state)
+    assert state.gauges.curves() == GaugeCurves()

@@ -26,6 +26,7 @@ _TITLES = {
 _WORDS = (
     "● on, ○ off, ✗ not trained by this backend, * pinned; ~ formula, = traced, ✓ calibrated; ┃ on a bar marks the "
     "predicted peak.",
+    "The row under a gauge's bar is its history over the run: a full cell is the predicted peak, ▲ is beyond it.",
     "The mouse is left to the terminal: select and copy text as usual.",
     "After a dropped connection the terminal may need the command: reset",
 )

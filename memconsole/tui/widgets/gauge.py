@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from memconsole.devices.reading import Missing
-from memconsole.tui.gauges import gauge_lines, peak_line, run_gauges
+from memconsole.tui.gauges import gauge_lines, history_line, peak_line, run_gauges
 from memconsole.tui.ink import Line, Span, fit, left, rule
 from memconsole.tui.views import RunView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.tui.words import number_or_reason, step_word, tokens_word
 from memconsole.units import format_bytes, format_count, format_duration
 
+FIGURES = 3
+"""Rows of speed and size that histories leave."""
+
 
 def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
-    """Every gauge with its peak and prediction; the machine's own account if there is room."""
+    """Every gauge with its peak, prediction and, while there is room, its history; then the machine's account."""
+    gauges = run_gauges(view)
+    blocks = [[*gauge_lines(gauge, width), peak_line(gauge, width)] for gauge in gauges]
+    account = _account_lines(view, width)
+    spare = height - 1 - sum(map(len, blocks)) - len(account) - FIGURES
+    for gauge, block in zip(gauges, blocks, strict=True):
+        if spare > 0 and gauge.history.steps:
+            block.insert(-1, history_line(gauge, width))
+            spare -= 1
     lines = [rule("memory", width, "┃ predicted peak" if view.prediction else "")]
-    for gauge in run_gauges(view):
-        lines += gauge_lines(gauge, width)
-        lines.append(peak_line(gauge, width))
+    return [*lines, *(line for block in blocks for line in block), *account][:height]
+
+
+def _account_lines(view: RunView, width: int) -> list[Line]:
+    """Why nothing is predicted, and how full the device is by the machine's own account."""
+    lines: list[Line] = []
     if view.prediction_problem:
         lines.append([Span(fit(f" prediction n/a — {view.prediction_problem}", width), "dim")])
     run = view.snapshot
@@ -32,7 +46,7 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
                     if not isinstance(busy, Missing) and len(words) + 14 <= width:
                         words += f" · {number_or_reason(busy, '%')} busy"
                     lines.append([Span(fit(words, width), "dim")])
-    return lines[:height]
+    return lines
 
 
 def figure_lines(view: RunView, width: int, height: int) -> list[Line]:

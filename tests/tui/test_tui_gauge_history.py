@@ -1,0 +1,96 @@
+"""The gauges' histories on the run screen: where they stand, what they leave, and what a further reading costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from conftest import Console, settle, snapshot
+from textual.geometry import Region
+
+from memconsole.memory.table import Estimate
+from memconsole.plan.plan import Plan
+from memconsole.runs.snapshot import Curve, GaugeCurves, RunSnapshot
+from memconsole.tui.ink import plain
+from memconsole.tui.messages import SnapshotArrived
+from memconsole.tui.pricing import price
+from memconsole.tui.views import RunView
+from memconsole.tui.widgets.gauge import MemoryGauges, memory_lines
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def estimate() -> Estimate:
+    found = price(Plan(), None).estimate
+    assert found is not None
+    return found
+
+
+def on_gpu(run: RunSnapshot) -> RunSnapshot:
+    assert run.started is not None
+    assert run.memory is not None
+    started = msgspec.structs.replace(run.started, device_kind="gpu", memory_label="VRAM")
+    memory = msgspec.structs.replace(run.memory, device_bytes=900 * MIB)
+    gauges = msgspec.structs.replace(run.gauges, device=run.gauges.host)
+    return msgspec.structs.replace(run, started=started, memory=memory, gauges=gauges)
+
+
+def drawn(run: RunSnapshot, estimate: Estimate | None, height: int) -> list[str]:
+    return [plain(line) for line in memory_lines(RunView(run, estimate), 40, height)]
+
+
+@pytest.mark.parametrize(("gpu", "gauges"), [(False, 2), (True, 3)])
+def test_every_gauge_has_its_history_where_there_is_room(
+    estimate: Estimate, gpu: bool, gauges: int
+) -> None:
+    run = on_gpu(snapshot()) if gpu else snapshot()
+    rows = drawn(run, estimate, 30)
+    histories = [n for n, row in enumerate(rows) if "█ = ┃" in row]
+    assert len(histories) == gauges
+    assert all("predicted" in rows[n + 1] for n in histories)
+    without = [row for n, row in enumerate(rows) if n not in histories]
+    for height in range(1, 30):
+        shown = drawn(run, estimate, height)
+        assert [row for row in shown if "█ = ┃" not in row] == without[:height], height
+
+
+def test_without_a_prediction_a_full_cell_is_the_highest_reading() -> None:
+    rows = drawn(snapshot(), None, 30)
+    assert sum("█ = peak" in row for row in rows) == 2
+    assert not any("▲" in row for row in rows)
+
+
+def test_a_run_that_told_nothing_has_no_history(estimate: Estimate) -> None:
+    rows = drawn(snapshot(gauges=GaugeCurves(), memory=None), estimate, 30)
+    assert not any("█ =" in row for row in rows)
+
+
+async def test_a_further_reading_repaints_a_cell_of_each_history(
+    make_console: Callable[..., Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_at(step: int) -> RunSnapshot:
+        steps = tuple(range(10, step + 1, 10))
+        curve = Curve(steps, tuple(float((300 + s) * MIB) for s in steps))
+        return snapshot(340, gauges=GaugeCurves(allocated=curve, host=curve))
+
+    app = make_console()
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.run_id = run_at(330).id
+        app.post_message(SnapshotArrived(run_at(330)))
+        await settle(pilot)
+        await app.action_show_run()
+        await settle(pilot)
+        regions: list[Region] = []
+        before = MemoryGauges.refresh
+
+        def refresh(self: MemoryGauges, *found: Region, **options: bool) -> MemoryGauges:
+            regions.extend(found)
+            assert found, "the whole widget is painted again"
+            return before(self, *found, **options)
+
+        monkeypatch.setattr(MemoryGauges, "refresh", refresh)
+        app.post_message(SnapshotArrived(run_at(340)))
+        await settle(pilot)
+    assert sum(region.area for region in regions) <= 4
