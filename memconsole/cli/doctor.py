@@ -16,6 +16,7 @@ from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Missing
 from memconsole.plan.plan import installed_backends
+from memconsole.plan.processor import missing_instructions
 from memconsole.runs.directory import runs_root
 from memconsole.units import GIB, format_bytes
 
@@ -124,14 +125,10 @@ def _limits() -> list[Finding]:
 
 
 def _bf16() -> list[Finding]:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as source:
-            flags = next((line for line in source if line.startswith("flags")), "")
-    except OSError:
+    if platform.system() != "Linux":
         return []
-    fast = "avx512_bf16" in flags or "amx_bf16" in flags
-    if not flags or fast:
-        return [("bf16 on CPU", "ok", "native")] if fast else []
-    return [
-        ("bf16 on CPU", "warning", "no avx512_bf16 or AMX: mixed precision is slow on this CPU")
-    ]
+    missing = missing_instructions("bf16")
+    if missing:
+        words = f"no {missing}: mixed precision is slow on this CPU, fp16 slowest of all"
+        return [("bf16 on CPU", "warning", words)]
+    return [("bf16 on CPU", "ok", "native")]

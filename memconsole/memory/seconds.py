@@ -17,6 +17,7 @@ from memconsole.memory.table import Budget
 from memconsole.memory.torch_program import kept_per_token
 from memconsole.plan.architecture import Architecture, layer_parameters
 from memconsole.plan.plan import Plan
+from memconsole.plan.processor import missing_instructions
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
 """Bytes per second of a device that does not tell."""
@@ -27,8 +28,8 @@ PINNED_LINK = 24e9
 """The same from pinned memory."""
 DISK = 1e9
 """Bytes per second to and from a file, most of it in the kernel's cache."""
-SOFT_BF16_FACTOR = 6.0
-"""How much slower 16-bit arithmetic is on a CPU without instructions for it."""
+SOFT_FACTORS = {"bf16": 3.0, "fp16": 50.0}
+"""How much slower torch's 16-bit arithmetic is on a CPU without instructions for it (`tests/bench/optimizations.py`)."""
 
 
 def forward_flops_per_token(a: Architecture, sequence: int) -> int:
@@ -87,15 +88,21 @@ def peak_flops(budget: Budget, precision: str, backend: str = "torch") -> float:
         if name in rates and not (budget.kind == "cpu" and name == "tf32"):
             return rates[name]
     if budget.kind == "cpu":
-        peak, native = _cpu_peak()
-        fp32 = rates.get("fp32", peak)
-        return fp32 if precision == "fp32" else fp32 * (2 if native else 1 / SOFT_BF16_FACTOR)
+        fp32 = rates.get("fp32") or _cpu_peak()
+        width = precision.removesuffix("-sr")
+        return fp32 if width == "fp32" else fp32 * (1 / SOFT_FACTORS[width] if _soft(width) else 2)
     return rates.get("fp32", GENERIC_FLOPS.get(budget.kind, 1e13))
 
 
+@lru_cache(maxsize=2)
+def _soft(width: str) -> bool:
+    """Whether this machine's processor lacks instructions for a 16-bit type."""
+    return missing_instructions(width) != ""
+
+
 @lru_cache(maxsize=1)
-def _cpu_peak() -> tuple[float, bool]:
-    """(FLOP/s in fp32, whether bf16 has instructions) of this machine: cores × Hz × 2 FMA × lanes × 2."""
+def _cpu_peak() -> float:
+    """FLOP/s in fp32 of this machine: cores × Hz × 2 FMA × lanes × 2."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     hertz, flags = 2.5e9, ""
     try:
@@ -111,7 +118,7 @@ def _cpu_peak() -> tuple[float, bool]:
         pass
     words = set(flags.split())
     lanes = 16 if "avx512f" in words else 8 if "avx2" in words else 4
-    return (cores or 1) * hertz * 2 * lanes * 2, bool(words & {"avx512_bf16", "amx_bf16"})
+    return (cores or 1) * hertz * 2 * lanes * 2
 
 
 def _traffic(plan: Plan, a: Architecture, kind: str) -> float:
