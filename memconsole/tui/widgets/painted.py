@@ -32,6 +32,8 @@ class Painted(Widget):
         self._painted: tuple[int, int] | None = None
         self._restyled = True
         self._look: tuple[Style, ...] = ()
+        self._styles: dict[str, Style] = {}
+        """By role, as long as none is announced to have changed: finding one out takes a walk to the root."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         """The rows to show, at most `height`, each at most `width` cells. Pure in the state."""
@@ -71,18 +73,19 @@ class Painted(Widget):
             self._strips = [self._strip(row, size.width) for row in self._lines]
         if y < len(self._strips):
             return self._strips[y]
-        return Strip.blank(size.width, self.rich_style)
+        return Strip.blank(size.width, self._style(""))
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._restyled = True
+        self._styles.clear()
 
     def _looks_different(self) -> bool:
         """Whether a style has really changed since the last paint; Textual announces more than that."""
         if not self._restyled:
             return False
         self._restyled = False
-        look = (self.rich_style, *(self._style(role) for role in (*ROLES, "@cursor")))
+        look = tuple(self._style(role) for role in ("", *ROLES, "@cursor"))
         changed, self._look = look != self._look, look
         return changed
 
@@ -100,12 +103,18 @@ class Painted(Widget):
 
     def _strip(self, row: list[tuple[str, str]], width: int) -> Strip:
         segments = [Segment(text, self._style(role)) for text, role in row]
-        return Strip(segments).adjust_cell_length(width, self.rich_style).crop(0, width)
+        return Strip(segments).adjust_cell_length(width, self._style("")).crop(0, width)
 
     def _style(self, role: str) -> Style:
         """This widget's own style with the role's colour and weight, which the screen defines."""
+        style = self._styles.get(role)
+        if style is None:
+            style = self._styles[role] = self._found_style(role)
+        return style
+
+    def _found_style(self, role: str) -> Style:
         name, _, where = role.partition("@")
-        style = self.rich_style
+        own = style = self.rich_style
         if name:
             ink = self.screen.get_component_rich_style(f"ink--{name}")
             style = style + Style(color=ink.color, bold=ink.bold, dim=ink.dim)
@@ -113,7 +122,7 @@ class Painted(Widget):
             cursor = self.screen.get_component_rich_style("ink--cursor")
             if cursor.reverse:
                 # Reversed colours of several roles would be a patchwork.
-                return self.rich_style + Style(bold=style.bold, reverse=True)
+                return own + Style(bold=style.bold, reverse=True)
             style = style + Style(bgcolor=cursor.bgcolor)
         return style
 
