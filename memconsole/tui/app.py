@@ -48,8 +48,9 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         ascii: bool = False,
         slow_link: bool | None = None,
     ) -> None:
-        self.slow_link = "SSH_CONNECTION" in os.environ if slow_link is None else slow_link
-        super().__init__(interval_seconds=2.0 if self.slow_link else 1.0)
+        super().__init__(
+            slow_link="SSH_CONNECTION" in os.environ if slow_link is None else slow_link
+        )
         self.animation_level = "none"
         self.readonly = readonly
         self.ascii_only = ascii

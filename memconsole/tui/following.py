@@ -21,7 +21,7 @@ from memconsole.tui.messages import (
     PredictionReady,
     SnapshotArrived,
 )
-from memconsole.tui.views import RunView
+from memconsole.tui.views import Pane, RunView
 from memconsole.tui.wired import WiredApp
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 class FollowingApp(WiredApp, inherit_bindings=False):
     """Holds the `RunView` of the run being watched. `ConsoleApp` adds the screens."""
 
-    def __init__(self, interval_seconds: float) -> None:
+    def __init__(self, *, slow_link: bool) -> None:
         super().__init__()
-        self.interval_seconds = interval_seconds
+        self.slow_link = slow_link
+        self.interval_seconds = 2.0 if slow_link else 1.0
+        self.first_pane: Pane = "closed" if slow_link else "output"
+        """Of a live run: each line of its output would cross a slow link."""
         self.devices: Devices | None = None
         self.run_id = ""
-        self.run_view = RunView()
+        self.run_view = RunView(pane=self.first_pane)
         self.book: ExactBook | None = None
         """What is known exactly; None until it is asked for."""
         self._stop_following = threading.Event()
@@ -61,7 +64,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         self._stop_following.set()
         self._stop_following = threading.Event()
         self.run_id = reference
-        self.run_view = RunView(devices=self.devices)
+        self.run_view = RunView(devices=self.devices, pane=self.first_pane)
         self._follow(reference, self._stop_following)
         await self.action_show_run()
 
@@ -97,7 +100,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         self.run_id = snapshot.id
         pane = view.pane
         if not first and not view.live and replace(view, snapshot=snapshot).live:
-            pane = "output"
+            pane = self.first_pane
         if ended or (first and snapshot.state == "finished"):
             pane = "summary"
         self.set_run_view(replace(view, snapshot=snapshot, problem="", pane=pane))
@@ -143,7 +146,8 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         """The run is no more: if it was being watched, nothing is."""
         if self.run_id == run_id:
             self.stop_following()
-            self.run_id, self.run_view = "", RunView(devices=self.devices)
+            self.run_id = ""
+            self.run_view = RunView(devices=self.devices, pane=self.first_pane)
 
     # Acting on runs
 

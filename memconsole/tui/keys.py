@@ -135,7 +135,7 @@ KEYS: tuple[Key, ...] = (
         help="What would have saved this run from running out of memory; pick one to relaunch with it.",
         when="out_of_memory", footer=True, writes=True),
     Key(id="pane", keys="o", shown="o", action="pane", label="next pane",
-        screens=("run",), help="Switch the lower pane: output, sample text, summary.", footer=True),
+        screens=("run",), help="Switch the lower pane: output, sample text, summary, closed.", footer=True),
     Key(id="logarithm", keys="y", shown="y", action="logarithm", label="log scale",
         screens=("run",), help="Logarithmic or linear loss axis.", footer=True),
     Key(id="zoom", keys="z", shown="z", action="zoom", label="recent", screens=("run",),

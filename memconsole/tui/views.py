@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from memconsole.memory.lengths import LengthPrice
     from memconsole.plan.lengths import Lengths
 
-Pane = Literal["output", "sample", "summary"]
-PANES: tuple[Pane, ...] = ("output", "sample", "summary")
+Pane = Literal["output", "sample", "summary", "closed"]
+PANES: tuple[Pane, ...] = ("output", "sample", "summary", "closed")
+"""Of the run screen's lower pane, in the order its key goes through them."""
 HISTORY = 200
 """Undo steps kept."""
 

@@ -156,10 +156,13 @@ def _used(terminal: Terminal, seconds: float) -> tuple[float, float, float]:
     return rate, (_cpu(process) - cpu) / passed, process.memory_info().rss / 2**20
 
 
-def watching(env: Mapping[str, str], seconds: float = WATCH_SECONDS) -> tuple[float, float, float]:
-    """`_used` while a live run is watched, from some seconds after the first paint."""
-    with live_run() as run, opened(env, "attach", run) as terminal:
+def watching(
+    env: Mapping[str, str], seconds: float = WATCH_SECONDS, *options: str, keys: str = ""
+) -> tuple[float, float, float]:
+    """`_used` while a live run is watched, from some seconds after the first paint and `keys`."""
+    with live_run() as run, opened(env, "attach", run, *options) as terminal:
         terminal.wait_for(r"step [1-9]")
+        terminal.press(*keys)
         time.sleep(6)
         return _used(terminal, seconds)
 
@@ -272,11 +275,13 @@ def figures() -> dict[str, object]:
         times, sizes = toggling(env)
         idle = idle_bytes(env)
         rate, cpu, rss = watching(env)
+        slow_rate, _, _ = watching(env, WATCH_SECONDS, "--slow-link")
         effect, leave = slow_link(env)
         attach, growth = long_run(env)
         others = neighbours(env)
     return {
         "watching_bytes_per_second": rate,
+        "slow_watching_bytes_per_second": slow_rate,
         "idle_bytes": idle,
         "toggle_p99_ms": sorted(times)[max(0, int(len(times) * 0.99) - 1)],
         "toggle_median_ms": statistics.median(times),
@@ -294,6 +299,7 @@ def figures() -> dict[str, object]:
 
 ROWS: tuple[tuple[str, str, float, Callable[[float], str]], ...] = (
     ("watching a live run, 80x24", "watching_bytes_per_second", 1000, lambda v: f"{v:,.0f} B/s"),
+    ("the same with --slow-link", "slow_watching_bytes_per_second", 250, lambda v: f"{v:,.0f} B/s"),
     ("idle plan screen, 10 s", "idle_bytes", 0, lambda v: f"{v:,.0f} B"),
     ("a toggle, p99", "toggle_p99_ms", 50, lambda v: f"{v:.0f} ms"),
     ("a toggle, most bytes", "toggle_most_bytes", 4096, lambda v: f"{v:,.0f} B"),

@@ -23,6 +23,7 @@ from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.screens.plan import PlanScreen
 from memconsole.tui.screens.run import RunScreen
 from memconsole.tui.views import RunView
+from memconsole.tui.widgets.output_pane import OutputPane
 
 Make = Callable[..., Console]
 
@@ -179,6 +180,45 @@ async def test_the_lower_pane_switches_between_output_sample_and_summary(
         await pilot.press("o")
         await settle(pilot)
         assert "validation loss" in screen_text(app)
+
+
+async def test_a_slow_link_begins_with_the_log_closed_and_sends_none_of_it(
+    make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_console(slow_link=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot(warnings=("the disk is slow",)))
+        text = screen_text(app)
+        assert "closed: o shows the output" in text
+        assert "1 warning" in text
+        assert "step 340 loss" not in text
+        drawn: list[OutputPane] = []
+        monkeypatch.setattr(OutputPane, "refresh", lambda self, *_, **__: drawn.append(self))
+        app.post_message(SnapshotArrived(snapshot(360, warnings=("the disk is slow",))))
+        await settle(pilot)
+        assert app.run_view.snapshot is not None
+        assert app.run_view.snapshot.step == 360
+        assert not drawn
+        monkeypatch.undo()
+        await pilot.press("o")
+        await settle(pilot)
+        assert "step 360 loss" in screen_text(app)
+        await pilot.press("o", "o", "o")
+        await settle(pilot)
+        assert app.run_view.pane == "closed"
+
+
+async def test_a_run_that_ends_over_a_slow_link_shows_its_summary(make_console: Make) -> None:
+    app = make_console(slow_link=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        assert app.run_view.pane == "closed"
+        app.post_message(SnapshotArrived(finished()))
+        await settle(pilot)
+        assert app.run_view.pane == "summary"
+        app.post_message(SnapshotArrived(snapshot()))
+        await settle(pilot)
+        assert app.run_view.pane == "closed"
 
 
 async def test_the_log_scrolls_back_and_says_how_much_is_below(make_console: Make) -> None:

@@ -84,7 +84,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         if view.pane == "output":
             most = len(view.snapshot.log_tail) if view.snapshot else 0
             self._change(scroll=min(max(0, scroll), most))
-        else:
+        elif view.pane != "closed":
             self._change(scroll=max(-200, min(0, scroll)))
 
     def action_logarithm(self) -> None:

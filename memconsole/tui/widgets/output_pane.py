@@ -1,4 +1,4 @@
-"""The lower pane of the run screen: trainer output, sampled text, or the summary."""
+"""The lower pane of the run screen: trainer output, sampled text, the summary, or closed."""
 
 from __future__ import annotations
 
@@ -43,11 +43,20 @@ def _broken(row: str, width: int) -> list[str]:
     return [row[n : n + width] for n in range(0, len(row), width)] or [""]
 
 
+def closed_lines(view: RunView, width: int) -> list[Line]:
+    """How to open the pane: the same while the run logs, so that nothing is sent."""
+    warnings = len(view.snapshot.warnings) if view.snapshot is not None else 0
+    lines: list[Line] = [[Span(fit(" closed: o shows the output", width), "dim")]]
+    if warnings:
+        lines.append([Span(fit(f" ▲ {warnings} warning{'s' * (warnings > 1)}", width), "warn")])
+    return lines
+
+
 TITLES = {"output": "output", "sample": "sample text", "summary": "summary"}
 
 
 class OutputPane(Painted):
-    """Shows one of the three from its end (output) or its start; `o` switches, arrows move."""
+    """Shows one of `PANES`, output from its end and others from their start; `o` switches, arrows move."""
 
     _view: RunView = RunView()
 
@@ -59,6 +68,8 @@ class OutputPane(Painted):
         view = self._view
         room = max(0, height - 1)
         pane = view.pane
+        if pane == "closed":
+            return [rule("output", width), *closed_lines(view, width)][:height]
         if pane == "output":
             lines = output_lines(view, width)
             first = max(0, len(lines) - room - max(0, view.scroll))
