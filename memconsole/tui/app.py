@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from memconsole.devices.probe import Probe
     from memconsole.memory.exact import ExactBook
 
+FIRST_LOOK_SECONDS = 0.1
+"""Between two looks for the probe's first reading."""
+
 
 class ConsoleApp(FollowingApp, inherit_bindings=False):
     """State that outlives a screen lives here: the last probe reading, and (above) the watched run."""
@@ -112,8 +115,15 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
         self._probe = Probe()
         self._probe.start()
-        self.set_interval(self.interval_seconds, self._look_at_devices)
-        self.set_timer(0.3, self._look_at_devices)
+        self._look_for_devices()
+
+    def _look_for_devices(self) -> None:
+        """Often until the first reading is there, then at leisure."""
+        self._look_at_devices()
+        if self.devices is None:
+            self.set_timer(FIRST_LOOK_SECONDS, self._look_for_devices)
+        else:
+            self.set_interval(self.interval_seconds, self._look_at_devices)
 
     def _look_at_devices(self) -> None:
         devices = self._probe.latest() if self._probe is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -14,27 +13,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_driver import build
 
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import Probe, read_once
 from memconsole.devices.reading import DeviceReading, Devices, Missing
 from memconsole.plan.plan import Plan, PlanError, apply_settings
 
-SOURCE = Path(__file__).parent.parent / "data" / "fake_nvml" / "nvml.c"
-
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder holding the fake ``libnvidia-ml.so.1``."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler: the fake NVIDIA library cannot be built")
     folder = tmp_path_factory.mktemp("nvml")
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", SOURCE],
-        check=True,
-        capture_output=True,
-    )
+    if not build("nvml", folder):
+        pytest.skip("no C compiler: the fake NVIDIA library cannot be built")
     return folder
 
 

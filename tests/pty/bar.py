@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -16,16 +15,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
+from measure import environment, opened, used
+from neighbours import Comparison, compare, told
 from run_story import Story, end
-from terminal import Terminal
 
-COMMAND = [sys.executable, "-m", "memconsole"]
 WATCH_SECONDS = 30.0
 TOGGLES = 40
 EVENTS = 1_000_000
@@ -93,22 +93,6 @@ print(run.id)
 
 
 @contextmanager
-def environment() -> Iterator[dict[str, str]]:
-    """A home of its own for runs and caches, and no sign of SSH."""
-    with tempfile.TemporaryDirectory(prefix="memconsole-bar-") as folder:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "NO_COLOR"))}
-        kept |= {"XDG_STATE_HOME": f"{folder}/state", "XDG_CACHE_HOME": f"{folder}/cache"}
-        before = os.environ.get("XDG_STATE_HOME")
-        os.environ["XDG_STATE_HOME"] = kept["XDG_STATE_HOME"]
-        try:
-            yield kept | {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-        finally:
-            os.environ.pop("XDG_STATE_HOME")
-            if before is not None:
-                os.environ["XDG_STATE_HOME"] = before
-
-
-@contextmanager
 def live_run() -> Iterator[str]:
     """A run that trains, in the present XDG_STATE_HOME. Its id."""
     with tempfile.TemporaryDirectory() as folder:
@@ -121,50 +105,15 @@ def live_run() -> Iterator[str]:
             end(story.run)
 
 
-@contextmanager
-def opened(
-    env: Mapping[str, str], *arguments: str, command: list[str] | None = None,
-    bytes_per_second: int | None = None,
-) -> Iterator[Terminal]:  # fmt: skip
-    """A console at 80x24."""
-    argv = [*(command or COMMAND), *arguments]
-    terminal = Terminal(argv, env, 80, 24, bytes_per_second=bytes_per_second)
-    try:
-        yield terminal
-    finally:
-        terminal.close()
-
-
-def _cpu(process: psutil.Process) -> float:
-    """Processor seconds of the program and its children, the ended ones included."""
-    used = process.cpu_times()
-    total: float = used.user + used.system + used.children_user + used.children_system
-    for child in process.children(recursive=True):
-        with suppress(psutil.Error):
-            times = child.cpu_times()
-            total += times.user + times.system
-    return total
-
-
-def _used(terminal: Terminal, seconds: float) -> tuple[float, float, float]:
-    """Bytes per second, share of a core (children included) and resident MiB (the program's own)."""
-    process = psutil.Process(terminal.process.pid)
-    sent, cpu, begun = len(terminal.raw), _cpu(process), time.monotonic()
-    time.sleep(seconds)
-    passed = time.monotonic() - begun
-    rate = (len(terminal.raw) - sent) / passed
-    return rate, (_cpu(process) - cpu) / passed, process.memory_info().rss / 2**20
-
-
 def watching(
     env: Mapping[str, str], seconds: float = WATCH_SECONDS, *options: str, keys: str = ""
 ) -> tuple[float, float, float]:
-    """`_used` while a live run is watched, from some seconds after the first paint and `keys`."""
+    """`used` while a live run is watched, from some seconds after the first paint and `keys`."""
     with live_run() as run, opened(env, "attach", run, *options) as terminal:
         terminal.wait_for(r"step [1-9]")
         terminal.press(*keys)
         time.sleep(6)
-        return _used(terminal, seconds)
+        return used(terminal, seconds)
 
 
 def idle_bytes(env: Mapping[str, str], seconds: float = 10.0) -> int:
@@ -248,28 +197,8 @@ def long_run(env: Mapping[str, str], count: int = EVENTS) -> tuple[float, float]
     return results[2][0] - results[1][0], results[2][1] - results[1][1]
 
 
-def neighbours(
-    env: Mapping[str, str], seconds: float = 15.0
-) -> dict[str, tuple[float, float, float, float]]:
-    """Other monitors on the same terminal, where installed: first paint, then `_used`."""
-    found = {}
-    for name in ("nvitop", "nvtop", "btop", "htop"):
-        path = shutil.which(name)
-        if path is None:
-            continue
-        begun = time.monotonic()
-        with opened(env, command=[path]) as terminal:
-            while len(terminal.raw) < 1000 and time.monotonic() - begun < 10:
-                time.sleep(0.005)
-            painted = time.monotonic() - begun
-            time.sleep(4)
-            if terminal.process.poll() is None:
-                found[name] = (painted, *_used(terminal, seconds))
-    return found
-
-
-def figures() -> dict[str, object]:
-    """Everything, as it is printed and stored."""
+def figures() -> tuple[dict[str, float], list[Comparison]]:
+    """Everything that is printed and stored."""
     with environment() as env:
         paint = first_paint(env)
         times, sizes = toggling(env)
@@ -278,7 +207,7 @@ def figures() -> dict[str, object]:
         slow_rate, _, _ = watching(env, WATCH_SECONDS, "--slow-link")
         effect, leave = slow_link(env)
         attach, growth = long_run(env)
-        others = neighbours(env)
+        comparisons = compare(env)
     return {
         "watching_bytes_per_second": rate,
         "slow_watching_bytes_per_second": slow_rate,
@@ -293,8 +222,7 @@ def figures() -> dict[str, object]:
         "cpu_share": cpu,
         "long_run_more_seconds": attach,
         "long_run_more_mib": growth,
-        "neighbours": others,
-    }
+    }, comparisons
 
 
 ROWS: tuple[tuple[str, str, float, Callable[[float], str]], ...] = (
@@ -313,33 +241,23 @@ ROWS: tuple[tuple[str, str, float, Callable[[float], str]], ...] = (
 )  # fmt: skip
 
 
-def table(found: Mapping[str, object]) -> str:
+def table(found: Mapping[str, float], comparisons: list[Comparison]) -> str:
     """The figures beside the bar, then other monitors on the same terminal."""
     lines = [f"{'':36} {'measured':>16} {'must be at most':>18}"]
     for label, key, most, shown in ROWS:
         value = found[key]
-        assert isinstance(value, int | float)
         verdict = "" if value <= most else "  missed"
         lines.append(f"{label:36} {shown(value):>16} {shown(most):>18}{verdict}")
-    others = found["neighbours"]
-    assert isinstance(others, dict)
-    own = [float(str(found[k])) for k in ("first_paint_seconds", "watching_bytes_per_second", "cpu_share", "rss_mib")]  # fmt: skip
-    for name, theirs in others.items():
-        words = zip(("first paint", "bytes/s", "processor", "memory"), theirs, own, strict=True)
-        told = ", ".join(
-            f"{what} {value:.3g} (x{value / mine:.2g} of ours)" for what, value, mine in words
-        )
-        lines.append(f"{name}: {told}")
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy > cores:
         lines.append(f"times are longer than alone: {busy:.1f} programs wait for {cores} cores")
-    if "nvitop" not in others:
-        lines.append("nvitop: not compared, as it is not installed or finds no NVIDIA driver")
+    lines += ["", *told(comparisons)]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    measured = figures()
+    measured, compared = figures()
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(measured, indent=2) + "\n")
-    print(table(measured))
+        stored = {**measured, "neighbours": [asdict(one) for one in compared]}
+        Path(sys.argv[1]).write_text(json.dumps(stored, indent=2) + "\n")
+    print(table(measured, compared))
