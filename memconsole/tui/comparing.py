@@ -28,7 +28,7 @@ MOST_RUNS = 4
 ROLES = ("train", "validation", "part-b", "part-d")
 """One a curve; the curve's number stands on it too, as colour may not be there."""
 _NUMBERS_ON_A_CURVE = 4
-_NAME_CELLS = 20
+_NAME_CELLS = 24
 
 
 def curves(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memconsole.devices.reading import DeviceReading, Missing
+from memconsole.devices.reading import Missing
 from memconsole.runs.snapshot import Curve
 from memconsole.tui.bars import FULL, TICK, bar, sparkline
 from memconsole.tui.chart import horizon
 from memconsole.tui.ink import Line, Span, fit, width_of
 from memconsole.tui.views import RunView
-from memconsole.tui.words import number_or_reason
 from memconsole.units import format_bytes
 
 _ZOOM = 0.2
@@ -166,37 +165,3 @@ def run_gauges(view: RunView) -> list[Gauge]:
         )
     )
     return gauges
-
-
-def reading_lines(reading: DeviceReading, width: int, *, processes: int = 4) -> list[Line]:
-    """One device of the devices screen."""
-    words = f" {reading.id}"
-    about = f"  {reading.name} · {reading.kind} · {reading.source}"
-    lines: list[Line] = [[Span(words, "accent"), Span(fit(about, width - len(words)), "dim")]]
-    gauge = Gauge(
-        label=reading.memory_label, used=reading.used_bytes, total=reading.total_bytes, zoom=False
-    )
-    lines += gauge_lines(gauge, width)
-    facts = (
-        ("use", number_or_reason(reading.utilization_percent, "%")),
-        ("temperature", number_or_reason(reading.temperature_celsius, "°C")),
-        ("power", number_or_reason(reading.power_watts, "W")),
-    )
-    lines += _facts(facts, width)
-    for process in reading.processes[:processes]:
-        used = process.used_bytes
-        size = f"n/a — {used.reason}" if isinstance(used, Missing) else format_bytes(used)
-        lines.append([Span(fit(f"   {process.pid:>8} {process.name}  {size}", width), "dim")])
-    hidden = len(reading.processes) - processes
-    if hidden > 0:
-        lines.append([Span(f"   and {hidden} more processes", "dim")])
-    return lines
-
-
-def _facts(facts: tuple[tuple[str, str], ...], width: int) -> list[Line]:
-    """Facts on one row if they fit, else one row each."""
-    texts = [f"{name} {value}" for name, value in facts]
-    joined = " " + " · ".join(texts)
-    if len(joined) <= width:
-        return [[Span(joined, "dim")]]
-    return [[Span(fit(f" {text}", width), "dim")] for text in texts]

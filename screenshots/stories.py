@@ -1,0 +1,157 @@
+"""Pictures of what really happens: exact numbers being traced, runs that train, end, and run out of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from picture import SIZES, name_of, shoot
+from scenes import CARD
+
+from memconsole.tui.app import ConsoleApp
+
+RUN = (
+    "train.max_steps=240", "train.epochs=3", "train.evaluate_every=60", "data.max_examples=40",
+    "data.sequence_length=64", "train.batch_size=8", "train.sample_tokens=32", "device.name=cpu",
+)  # fmt: skip
+SHORT = (*RUN, "train.max_steps=90", "train.evaluate_every=15")
+ALLOWED_BYTES = 60 * 2**20
+
+
+async def exact() -> None:
+    """The plan screen while its step is traced, and with the numbers of the trace and of its neighbours."""
+    from memconsole.memory.table import Tier
+    from memconsole.plan.plan import Plan, apply_settings
+
+    for size in SIZES:
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["XDG_CACHE_HOME"] = cache
+            app = ConsoleApp(apply_settings(Plan(), CARD), slow_link=False)
+            async with app.run_test(size=size) as pilot:
+                await devices_known(app, pilot)
+                while (app.plan_screen.view.exact.seconds or 0) < 1:
+                    await pilot.pause(0.1)
+                await shoot(app, pilot, name_of("plan-exact-pending", size))
+                for _ in range(600):
+                    await pilot.pause(0.2)
+                    found = app.plan_screen.view.estimate
+                    ahead = (
+                        {s.key for s in found.savings if s.tier == Tier.EXACT} if found else set()
+                    )
+                    if {"optimize.precision", "optimize.fused_loss", "optimize.lora_rank"} <= ahead:
+                        break
+                await shoot(app, pilot, name_of("plan-exact-done", size))
+
+
+async def training() -> None:
+    """A run from its middle to its end."""
+    run = launched("stories on the standard library", RUN)
+    await until(run, lambda snapshot: snapshot.step >= 150)
+    for size in SIZES:
+        await watched(run, size, "run-live")
+    await watched(run, SIZES[1], "run-live-light", "memconsole-light")
+    await until(run)
+    for size in SIZES:
+        await watched(run, size, "run-finished", keys={"a": "runs"})
+
+
+async def comparing() -> None:
+    """Two runs' curves over each other."""
+    rates = ("2e-3", "2e-4")
+    runs = [launched(f"rate {rate}", (*SHORT, f"train.learning_rate={rate}")) for rate in rates]
+    for run in runs:
+        await until(run)
+    for size in SIZES:
+        app = ConsoleApp(slow_link=False)
+        async with app.run_test(size=size) as pilot:
+            await devices_known(app, pilot)
+            await pilot.press("a")
+            await pilot.pause(1.0)
+            await pilot.press("space", "down", "space", "c")
+            await pilot.pause(2.0)
+            await shoot(app, pilot, name_of("compare-runs", size))
+
+
+async def out_of_memory() -> None:
+    """A run that dies of memory, and what would have helped."""
+    import psutil
+
+    fraction = ALLOWED_BYTES / psutil.virtual_memory().total
+    settings = (*RUN, f"device.memory_fraction={fraction}", "train.batch_size=64")
+    run = launched("too large", settings, "--force")
+    await until(run)
+    for size in SIZES:
+        # The summary in place of the output, which names this machine's folders.
+        await watched(run, size, "run-out-of-memory", before=("o", "o"), keys={"f": "remedies"})
+
+
+STORIES: dict[str, Callable[[], Awaitable[None]]] = {
+    "exact": exact, "training": training, "comparing": comparing, "out-of-memory": out_of_memory,
+}  # fmt: skip
+
+_BOTH = {
+    "exact": ("plan-exact-pending", "plan-exact-done"),
+    "training": ("run-live", "run-finished", "runs"),
+    "comparing": ("compare-runs",),
+    "out-of-memory": ("run-out-of-memory", "remedies"),
+}
+PICTURES = {
+    story: tuple(name_of(name, size) for name in names for size in SIZES)
+    for story, names in _BOTH.items()
+}
+"""What each story draws."""
+PICTURES["training"] += (name_of("run-live-light", SIZES[1]),)
+
+
+def launched(name: str, settings: tuple[str, ...], *options: str) -> str:
+    """The id of a run that was started."""
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    done = subprocess.run(
+        [sys.executable, "-m", "memconsole", "train", "--detach", *options, "--name", name, *chosen],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+async def until(run: str, far_enough: Callable[[Any], bool] = lambda _: False) -> None:
+    """Wait until the run is far enough, or has ended."""
+    from memconsole.runs.directory import find_run
+    from memconsole.runs.follow import Follower
+    from memconsole.runs.snapshot import LIVE
+
+    follower = Follower(find_run(run))
+    while (snapshot := follower.poll()).state in LIVE and not far_enough(snapshot):
+        await asyncio.sleep(0.5)
+
+
+async def watched(
+    run: str, size: tuple[int, int], name: str, theme: str | None = None, *,
+    before: tuple[str, ...] = (), keys: dict[str, str] | None = None,
+) -> None:  # fmt: skip
+    """The run screen as it is now after keys, then the screen that each of `keys` leads to."""
+    app = ConsoleApp(attach=run, slow_link=False)
+    async with app.run_test(size=size) as pilot:
+        if theme is not None:
+            app.theme = theme
+        await devices_known(app, pilot)
+        await pilot.pause(2.5)
+        await pilot.press(*before)
+        await shoot(app, pilot, name_of(name, size))
+        for key, shown in (keys or {}).items():
+            await pilot.press(key)
+            await pilot.pause(3.0)
+            await shoot(app, pilot, name_of(shown, size))
+
+
+async def devices_known(app: ConsoleApp, pilot: Any) -> None:
+    """Wait for the first reading of the probe."""
+    for _ in range(200):
+        if app.devices is not None:
+            break
+        await pilot.pause(0.05)
+    await pilot.pause(0.5)
