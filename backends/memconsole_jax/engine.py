@@ -29,6 +29,7 @@ from memconsole_jax.step import Trained, mean_gradients
 from memconsole_trainer import adapters, average, loss_scale
 from memconsole_trainer.adapters import InitialAdapters
 from memconsole_trainer.engine import (
+    PROMPT_TOKENS,
     Batch,
     DeviceFacts,
     LossSum,
@@ -88,7 +89,6 @@ class JaxEngine:
         members = {n: sum(p.size for p in s.members) for n, s in self._stacks.items()}
         self.parameters = sum(members.values())
         self.trainable_parameters = sum(members[n] for n in self._trained_stacks)
-        self._sample = jax.jit(generate.sample, static_argnums=0)
         self._compile()
         if self._host is not None:
             self._host.start()
@@ -109,6 +109,17 @@ class JaxEngine:
         self._initialize = self._programs.lower_initialize().compile()
         self._train_step = self._programs.lower_train().compile()
         self._evaluation_step = self._programs.lower_evaluate().compile()
+        wanted, room = self._plan.train.sample_tokens, self._architecture.max_positions
+        self._samplers: dict[int, Any] = {}
+        """By positions reserved: that of a training run's samples from the start."""
+        if wanted and room > PROMPT_TOKENS + 1:
+            tokens = min(wanted, room - PROMPT_TOKENS - 1)
+            self._sampler(generate.cache_length(PROMPT_TOKENS, tokens))
+
+    def _sampler(self, positions: int) -> Any:
+        if positions not in self._samplers:
+            self._samplers[positions] = self._programs.lower_sample(positions).compile()
+        return self._samplers[positions]
 
     def train_step(self, batch: Batch) -> None:
         plan = self._plan
@@ -167,15 +178,14 @@ class JaxEngine:
         length = len(prompt) + tokens
         row = np.zeros(generate.cache_length(len(prompt), tokens), np.int32)
         row[: len(prompt)] = prompt
-        filled = self._sample(
-            a,
+        filled = self._sampler(len(row))(
             {**self._evaluated, **self._kept},
             self._put(row),
-            jnp.int32(len(prompt)),
-            jnp.int32(length),
-            jnp.float32(temperature),
-            jnp.int32(top_k),
-            jnp.uint32(seed % 2**32),
+            self._put(np.int32(len(prompt))),
+            self._put(np.int32(length)),
+            self._put(np.float32(temperature)),
+            self._put(np.int32(top_k)),
+            self._put(np.uint32(seed % 2**32)),
         )
         return [int(token) for token in np.asarray(filled)[len(prompt) : length]]
 

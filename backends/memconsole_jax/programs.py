@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_jax import offload, precision
+from memconsole_jax import generate, offload, precision
 from memconsole_jax.optimizers import transformation
 from memconsole_jax.quantized_base import stored_shapes
 from memconsole_jax.stacking import Stack, stacked, stacks
@@ -144,6 +144,22 @@ class Programs:
         documents = rows if self.plan.data.isolate_documents else None
         weights = self.average_shapes or self.trained_shapes
         return step.lower(self._shape((2,)), weights, self.kept_shapes, rows, rows, documents)
+
+    def lower_sample(self, positions: int) -> Any:
+        """Tokens after a prompt, in so many positions."""
+        weights = {**(self.average_shapes or self.trained_shapes), **self.kept_shapes}
+        count, share = self._shape((), jnp.int32), self._shape(())
+        step = jax.jit(generate.sample, static_argnums=0)
+        return step.lower(
+            self.architecture,
+            weights,
+            self._shape((positions,), jnp.int32),
+            count,
+            count,
+            share,
+            count,
+            self._shape((), jnp.uint32),
+        )
 
     @property
     def _update(self) -> Any:

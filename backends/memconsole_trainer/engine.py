@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
+PROMPT_TOKENS = 16
+"""Of validation text that a run's samples go on from."""
 DETERMINISTIC = "Deterministic: the same bits from the same seed; on a GPU some kernels are slower"
 """What an engine says of `train.deterministic`."""
 Int32 = NDArray[np.int32]

@@ -20,8 +20,6 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     thread pools, lazily loaded code and compiled programs."""
     packed_bytes: int = 0
     """Most that a CPU's fp32 matmuls keep of operands they repacked (MKL holds on to its buffers)."""
-    compile_bytes: int = 0
-    """Taken by the compiler before the first step, beside weights and state, where nothing was compiled before."""
     reserve_share: float
     """Held by the framework's allocator over the live peak, as a share of it."""
     reserve_share_16: float | None = None

@@ -7,9 +7,9 @@ is the largest moment, never a sum of largest components. Each phase of the tabl
 from __future__ import annotations
 
 from memconsole.memory import jax_moments, torch_moments
-from memconsole.memory.coefficients import Runtime, runtime
+from memconsole.memory.coefficients import runtime
 from memconsole.memory.host import host_bytes, runtime_bytes, saved_bytes
-from memconsole.memory.moments import Moment, Step, step_of
+from memconsole.memory.moments import Moment, step_of
 from memconsole.memory.table import COMPONENTS, PHASES, Budget, Component, MemoryTable, Tier
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
@@ -25,7 +25,7 @@ def memory_table(
     timeline = jax_moments if plan.backend == "jax" else torch_moments
     largest: dict[str, Moment] = {}
     totals = dict.fromkeys(PHASES, -1)
-    for moment in (*_compiling(step, costs), *timeline.moments(step)):
+    for moment in timeline.moments(step):
         total = moment.total
         if total > totals[moment.phase]:
             totals[moment.phase], largest[moment.phase] = total, moment
@@ -57,14 +57,6 @@ def memory_table(
         ),
         band_bytes=costs.band_bytes(reserved * low, reserved * high),
     )
-
-
-def _compiling(step: Step, costs: Runtime) -> tuple[Moment, ...]:
-    """The moment before the first step: it is told as the forward pass, which cannot begin without it."""
-    if not costs.compile_bytes:
-        return ()
-    state = step.state.resident
-    return (Moment("forward", weights=step.weights, state=state, workspace=costs.compile_bytes),)
 
 
 def _components(largest: dict[str, Moment], runtime_bytes: int) -> tuple[Component, ...]:

@@ -144,19 +144,9 @@ class Outcome:
         )
 
 
-def compiler_bytes(outcomes: list[Outcome]) -> int:
-    """What JAX's compiler took: the phase's peak over weights and state, where the first step took no more."""
-    steps = [step_of(o.plan, architecture_of(o.plan), "cpu") for o in outcomes]
-    return min(
-        o.by_phase["compile"] - step.weights - step.state.resident
-        for o, step in zip(outcomes, steps, strict=True)
-    )
-
-
 def fit(backend: str, outcomes: list[Outcome]) -> None:
     """Put the constants that leave least of these runs unexplained into the coefficients file."""
     costs = numbers.runtime(backend, "cpu")
-    compiled = compiler_bytes(outcomes) if backend == "jax" else 0
     steps = [step_of(o.plan, architecture_of(o.plan), "cpu") for o in outcomes]
     unexplained = [
         o.measured["peak_bytes"] - o.table.peak_bytes + runtime_bytes(step, costs)
@@ -189,14 +179,13 @@ def fit(backend: str, outcomes: list[Outcome]) -> None:
     document["runtime"][backend]["cpu"].update(
         workspace_bytes=changed.workspace_bytes,
         packed_bytes=packed,
-        compile_bytes=max(0, compiled - changed.workspace_bytes),
         host_bytes=int(host),
         source=f"fitted to {len(outcomes)} real runs by `python tests/accuracy/cpu.py --write`",
     )
     COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
     print(
         f"{backend}: workspace {changed.workspace_bytes / MIB:.1f} MiB, repacked operands at most "
-        f"{packed / MIB:.1f} MiB, compiler {compiled / MIB:.1f} MiB, idle trainer {host / MIB:.1f} MiB"
+        f"{packed / MIB:.1f} MiB, idle trainer {host / MIB:.1f} MiB"
     )
 
 

@@ -15,7 +15,7 @@ from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
 from memconsole_trainer.data.tokens import ArrayRows, windows
-from memconsole_trainer.engine import Batch
+from memconsole_trainer.engine import PROMPT_TOKENS, Batch
 from memconsole_trainer.tokenizer import Tokenizer, Tokens, token_dtype
 
 MOST_TOKENS = 1 << 20
@@ -23,7 +23,6 @@ STREAM_DOCUMENTS = 256
 """Most documents held out of a stream; they are the first ones of it that the split takes."""
 STREAM_PROBE = 20_000
 """Documents of a stream looked at for them."""
-PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)
