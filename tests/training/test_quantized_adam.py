@@ -237,6 +237,19 @@ def test_two_hundred_steps_end_where_32_bit_adamw_ends() -> None:
     assert abs(np.mean(narrow[-20:]) / np.mean(exact[-20:]) - 1) < 0.005
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_thousand_steps_end_within_half_a_percent_of_32_bit_adamw(backend: str) -> None:
+    ends = []
+    for optimizer in ("adamw", "adamw-8bit"):
+        plan = plan_with(backend, optimize__optimizer=optimizer)
+        losses = trained(built(plan, 1000), plan, 1000)
+        ends.append(np.mean(losses[-50:]))
+    assert ends[0] < 1.6
+    assert ends[0] != ends[1]
+    assert abs(ends[1] / ends[0] - 1) < 0.005, ends
+
+
 def test_both_backends_take_the_same_200_steps() -> None:
     ours, theirs = long_run("torch", "adamw-8bit")[1], long_run("jax", "adamw-8bit")[1]
     assert np.abs(np.array(ours) / np.array(theirs) - 1).max() < 0.01
