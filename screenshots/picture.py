@@ -40,17 +40,17 @@ def svg_of(app: ConsoleApp) -> str:
     return app.export_screenshot(title="memconsole")
 
 
-async def shoot(app: ConsoleApp, pilot: Any, name: str, folder: Path = FOLDER) -> None:
-    """Write the screen as NAME.svg and NAME.png. PNG needs `FONT` on the system."""
+async def shoot(app: ConsoleApp, pilot: Any, path: Path) -> None:
+    """Write the screen as `path` with ``.svg`` and ``.png``. PNG needs `FONT` on the system."""
     import resvg_py
 
     await pilot.pause()
     svg = svg_of(app)
-    (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+    Path(f"{path}.svg").write_text(svg, encoding="utf-8")
     drawn = _TEXT.sub(_apart, svg).replace("Fira Code", FONT).replace("arial", FONT)
     png = resvg_py.svg_to_bytes(svg_string=drawn, monospace_family=FONT, font_family=FONT)
-    (folder / f"{name}.png").write_bytes(bytes(png))
-    print(name, flush=True)
+    Path(f"{path}.png").write_bytes(bytes(png))
+    print(path.name, flush=True)
 
 
 def _apart(piece: re.Match[str]) -> str:

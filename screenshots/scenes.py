@@ -67,11 +67,11 @@ async def play(scene: Scene, app: ConsoleApp, pilot: Any) -> None:
         await settle(app, pilot)
 
 
-async def draw(name: str) -> None:
+async def draw(name: str, folder: Path) -> None:
     """Write the scene's pictures."""
     scene = SCENES[name]
     for size in SIZES:
         app = console(scene)
         async with app.run_test(size=size) as pilot:
             await play(scene, app, pilot)
-            await shoot(app, pilot, name_of(name, size))
+            await shoot(app, pilot, folder / name_of(name, size))

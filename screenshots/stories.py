@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from picture import SIZES, name_of, shoot
@@ -23,7 +24,7 @@ SHORT = (*RUN, "train.max_steps=90", "train.evaluate_every=15")
 ALLOWED_BYTES = 60 * 2**20
 
 
-async def exact() -> None:
+async def exact(folder: Path) -> None:
     """The plan screen while its step is traced, and with the numbers of the trace and of its neighbours."""
     from memconsole.memory.table import Tier
     from memconsole.plan.plan import Plan, apply_settings
@@ -36,7 +37,7 @@ async def exact() -> None:
                 await devices_known(app, pilot)
                 while (app.plan_screen.view.exact.seconds or 0) < 1:
                     await pilot.pause(0.1)
-                await shoot(app, pilot, name_of("plan-exact-pending", size))
+                await shoot(app, pilot, folder / name_of("plan-exact-pending", size))
                 for _ in range(600):
                     await pilot.pause(0.2)
                     found = app.plan_screen.view.estimate
@@ -45,22 +46,22 @@ async def exact() -> None:
                     )
                     if {"optimize.precision", "optimize.fused_loss", "optimize.lora_rank"} <= ahead:
                         break
-                await shoot(app, pilot, name_of("plan-exact-done", size))
+                await shoot(app, pilot, folder / name_of("plan-exact-done", size))
 
 
-async def training() -> None:
+async def training(folder: Path) -> None:
     """A run from its middle to its end."""
     run = launched("stories on the standard library", RUN)
     await until(run, lambda snapshot: snapshot.step >= 150)
     for size in SIZES:
-        await watched(run, size, "run-live")
-    await watched(run, SIZES[1], "run-live-light", "memconsole-light")
+        await watched(run, folder, size, "run-live")
+    await watched(run, folder, SIZES[1], "run-live-light", "memconsole-light")
     await until(run)
     for size in SIZES:
-        await watched(run, size, "run-finished", keys={"a": "runs"})
+        await watched(run, folder, size, "run-finished", keys={"a": "runs"})
 
 
-async def comparing() -> None:
+async def comparing(folder: Path) -> None:
     """Two runs' curves over each other."""
     rates = ("2e-3", "2e-4")
     runs = [launched(f"rate {rate}", (*SHORT, f"train.learning_rate={rate}")) for rate in rates]
@@ -74,10 +75,10 @@ async def comparing() -> None:
             await pilot.pause(1.0)
             await pilot.press("space", "down", "space", "c")
             await pilot.pause(2.0)
-            await shoot(app, pilot, name_of("compare-runs", size))
+            await shoot(app, pilot, folder / name_of("compare-runs", size))
 
 
-async def out_of_memory() -> None:
+async def out_of_memory(folder: Path) -> None:
     """A run that dies of memory, and what would have helped."""
     import psutil
 
@@ -87,10 +88,12 @@ async def out_of_memory() -> None:
     await until(run)
     for size in SIZES:
         # The summary in place of the output, which names this machine's folders.
-        await watched(run, size, "run-out-of-memory", before=("o", "o"), keys={"f": "remedies"})
+        await watched(
+            run, folder, size, "run-out-of-memory", before=("o", "o"), keys={"f": "remedies"}
+        )
 
 
-STORIES: dict[str, Callable[[], Awaitable[None]]] = {
+STORIES: dict[str, Callable[[Path], Awaitable[None]]] = {
     "exact": exact, "training": training, "comparing": comparing, "out-of-memory": out_of_memory,
 }  # fmt: skip
 
@@ -130,7 +133,7 @@ async def until(run: str, far_enough: Callable[[Any], bool] = lambda _: False) -
 
 
 async def watched(
-    run: str, size: tuple[int, int], name: str, theme: str | None = None, *,
+    run: str, folder: Path, size: tuple[int, int], name: str, theme: str | None = None, *,
     before: tuple[str, ...] = (), keys: dict[str, str] | None = None,
 ) -> None:  # fmt: skip
     """The run screen as it is now after keys, then the screen that each of `keys` leads to."""
@@ -141,11 +144,11 @@ async def watched(
         await devices_known(app, pilot)
         await pilot.pause(2.5)
         await pilot.press(*before)
-        await shoot(app, pilot, name_of(name, size))
+        await shoot(app, pilot, folder / name_of(name, size))
         for key, shown in (keys or {}).items():
             await pilot.press(key)
             await pilot.pause(3.0)
-            await shoot(app, pilot, name_of(shown, size))
+            await shoot(app, pilot, folder / name_of(shown, size))
 
 
 async def devices_known(app: ConsoleApp, pilot: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,69 @@ from picture import SIZES, name_of, rows_of, settle, svg_of  # noqa: E402
 from scenes import SCENES, console, play  # noqa: E402
 from stories import PICTURES  # noqa: E402
 
+SEGMENT = re.compile(r"\S+(?: \S+)*")
+"""Texts on a row are apart by two spaces or more."""
+LABEL = re.compile(r"[A-Za-z][\w/,]*(?: [A-Za-z][\w/,]*)*")
+MARKS = "0123456789○●· "
+"""Key and state before an optimization's name."""
+FREE = ("output", "sample text")
+"""Panes whose rows are the run's own words."""
 PICTURE = re.compile(r"screenshots/([\w.-]+\.(?:png|svg))")
 
 
 def committed(name: str) -> list[str]:
     """The text of a committed picture."""
     return rows_of((FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
+
+
+def outline(rows: Sequence[str]) -> set[tuple[object, ...]]:
+    """What does not depend on the machine: the screen and its keys, headings and labels and where they are.
+
+    Numbers, bars, curves and free text are left out.
+    """
+    found: set[tuple[object, ...]] = {("screen", SEGMENT.findall(rows[0])[1]), ("keys", rows[-1])}
+    panes: dict[int, str] = {}
+    for y, row in enumerate(rows[1:-1], 1):
+        texts = [(match.start(), match[0]) for match in SEGMENT.finditer(row)]
+        if len(texts) >= 4 and all(LABEL.fullmatch(text) for _, text in texts):
+            found.add(("columns", *(text for _, text in texts)))
+        for x, text in texts:
+            title, ruled, _ = text.partition(" ─")
+            if ruled and title[0].isalpha():
+                panes[x] = " ".join(LABEL.findall(title))
+                found.add(("heading", y, x, panes[x]))
+            elif panes.get(x, FREE[0]) not in FREE and (label := LABEL.match(text.lstrip(MARKS))):
+                found.add(("label", y, x, label[0]))
+    return found
+
+
+def other_numbers(rows: Sequence[str]) -> Iterator[str]:
+    """The same screen with other figures and curves."""
+    for row in rows:
+        digits = re.sub(r"\d", lambda match: str((int(match[0]) + 3) % 10), row)
+        yield re.sub("[\u2801-\u28ff]", "\u2812", digits).replace("█", "·")
+
+
+@pytest.mark.parametrize("name", ["compare-runs-80x24", "run-live-160x48", "plan-exact-done-80x24"])
+def test_an_outline_has_the_labels_and_not_the_numbers(name: str) -> None:
+    rows = committed(name)
+    lines = outline(rows)
+    assert sum(line[0] == "heading" for line in lines) >= 2
+    assert sum(line[0] == "label" for line in lines) >= 8
+    assert outline(list(other_numbers(rows))) == lines
+    moved = [rows[0], "", *rows[1:-2], rows[-1]]
+    assert outline(moved) != lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("story", PICTURES)
+def test_a_story_shows_what_its_pictures_show_but_for_numbers(story: str, tmp_path: Path) -> None:
+    command = [sys.executable, FOLDER / "make.py", "--into", tmp_path, story]
+    subprocess.run(command, check=True, capture_output=True, timeout=1500)
+    for name in PICTURES[story]:
+        seen = outline(rows_of((tmp_path / f"{name}.svg").read_text(encoding="utf-8")))
+        differing = sorted(map(str, seen ^ outline(committed(name))))
+        assert not differing, f"{name} is stale: python screenshots/make.py {story}: {differing}"
 
 
 @pytest.mark.parametrize("name", SCENES)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from memconsole.devices.reading import Devices
 from memconsole.plan import plan as plans
 from memconsole.tui.chart import GLYPHS
 from memconsole.tui.keys import bindings
@@ -38,6 +39,11 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     def on_screen_resume(self) -> None:
         self.show(self.console.run_view)
+
+    def devices_changed(self, devices: Devices) -> None:
+        """A live run shows it with its next snapshot; one that ended has none to come."""
+        if not self.console.run_view.live:
+            self.show(self.console.run_view)
 
     def show(self, view: RunView) -> None:
         """Draw `view`; only what changed is sent."""
