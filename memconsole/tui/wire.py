@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 from rich.cells import cell_len
-from rich.color import ColorSystem
+from rich.color import Color, ColorSystem
+from rich.color_triplet import ColorTriplet
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
@@ -27,6 +29,11 @@ _ATTRIBUTES = (
     ("bold", "1"), ("dim", "2"), ("italic", "3"), ("underline", "4"), ("blink", "5"), ("reverse", "7"),
     ("conceal", "8"), ("strike", "9"), ("underline2", "21"), ("overline", "53"),
 )  # fmt: skip
+_LEVELS = (0, 95, 135, 175, 215, 255)
+_XTERM = {
+    ColorTriplet(r, g, b): 16 + n for n, (r, g, b) in enumerate(product(_LEVELS, repeat=3))
+} | {ColorTriplet(grey, grey, grey): 232 + n for n, grey in enumerate(range(8, 248, 10))}
+"""The colours of xterm's palette that no terminal lets its user change."""
 
 
 class Look(NamedTuple):
@@ -55,18 +62,21 @@ def look_of(style: Style | None, system: ColorSystem, blank: bool) -> Look:
     """The codes of a style on a terminal with `system` colours; `blank` for text that is only spaces."""
     if style is None:
         return Look(None, None, "49") if blank else _PLAIN
-    background = ";".join(
-        style.bgcolor.downgrade(system).get_ansi_codes(foreground=False)
-        if style.bgcolor
-        else ("49",)
-    )
+    background = _codes(style.bgcolor, system, foreground=False)
     if blank and not any(getattr(style, name) for name in _VISIBLE_ON_BLANKS):
         return Look(None, None, background)
     attributes = ";".join(code for name, code in _ATTRIBUTES if getattr(style, name))
-    foreground = ";".join(
-        style.color.downgrade(system).get_ansi_codes() if style.color else ("39",)
-    )
-    return Look(attributes, foreground, background)
+    return Look(attributes, _codes(style.color, system, foreground=True), background)
+
+
+def _codes(color: Color | None, system: ColorSystem, *, foreground: bool) -> str:
+    """The codes of a colour; a true colour that is one of xterm's 256 goes by its number, half as long."""
+    if color is None:
+        return "39" if foreground else "49"
+    number = _XTERM.get(color.triplet) if color.triplet else None
+    if number is not None and system is ColorSystem.TRUECOLOR:
+        return f"{38 if foreground else 48};5;{number}"
+    return ";".join(color.downgrade(system).get_ansi_codes(foreground))
 
 
 def cells_of(strip: Iterable[Segment], system: ColorSystem) -> Iterator[Cell]:

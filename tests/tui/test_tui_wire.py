@@ -7,7 +7,7 @@ from typing import Any
 
 import pyte
 import pytest
-from rich.color import ColorSystem
+from rich.color import Color, ColorSystem
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
@@ -15,7 +15,7 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.geometry import Region
 from textual.strip import Strip
 
-from memconsole.tui.wire import Wire
+from memconsole.tui.wire import Wire, look_of
 
 COLUMNS, ROWS = 30, 8
 TEXTS = ("memory", "~4.02 MiB", " ", "   ", "█▌┃", "⣿⡇", "日本", "a日", "é", "x", "−12", "e\u0301z")
@@ -138,3 +138,15 @@ def test_fewer_colours_are_sent_in_their_own_codes(system: ColorSystem) -> None:
     sent = Wire().render(LayoutUpdate(strips, Region(0, 0, 1, 1)), 1, 1, system)
     assert "38;2" not in sent
     assert "48;2" not in sent
+
+
+def test_a_colour_of_xterms_palette_goes_by_its_number_and_only_such_a_one() -> None:
+    for number in range(16, 256):
+        colour = Color.from_ansi(number).get_truecolor()
+        style = Style(color=Color.from_triplet(colour), bgcolor=Color.from_triplet(colour))
+        look = look_of(style, ColorSystem.TRUECOLOR, False)
+        assert (look.foreground, look.background) == (f"38;5;{number}", f"48;5;{number}")
+    other = look_of(Style(color=Color.parse("#8f8f8e")), ColorSystem.TRUECOLOR, False)
+    assert other.foreground == "38;2;143;143;142"
+    sixteen = look_of(Style(color=Color.parse("#5fafff")), ColorSystem.STANDARD, False)
+    assert ";" not in str(sixteen.foreground)
