@@ -18,6 +18,7 @@ from memconsole.devices.reading import Missing
 from memconsole.plan.plan import installed_backends
 from memconsole.plan.processor import missing_instructions
 from memconsole.runs.directory import runs_root
+from memconsole.sanitize import clean_line
 from memconsole.units import GIB, format_bytes
 
 LOW_DISK = 2 * GIB
@@ -33,7 +34,7 @@ Finding = tuple[str, str, str]
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
     """Check terminal, devices, frameworks and limits. Exit code 1 if no backend can train."""
-    findings = [*_terminal(), *_python(), *_devices(), *_limits()]
+    findings = [*_terminal(), *_keys(), *_python(), *_devices(), *_limits()]
     if as_json:
         keys = ("what", "state", "found")
         click.echo(json_module.dumps([dict(zip(keys, f, strict=True)) for f in findings], indent=2))
@@ -76,6 +77,19 @@ def _terminal() -> list[Finding]:
             "tmux" if os.environ.get("TMUX") else "screen" if os.environ.get("STY") else "none",
         ),
     ]
+
+
+def _keys() -> list[Finding]:
+    """The keymap file, and each of its rows that is refused."""
+    from memconsole.tui.keymap import read_keymap
+
+    keymap = read_keymap()
+    path = clean_line(str(keymap.path), 300)
+    if not keymap.there:
+        return [("keys", "ok", f"built-in; `memconsole keys` prints a file to keep as {path}")]
+    if not keymap.problems:
+        return [("keys", "ok", f"{path}: {len(keymap.table.changes)} rows of screens changed")]
+    return [("keys", "warning", f"{path}: {problem}") for problem in keymap.problems]
 
 
 def _python() -> list[Finding]:

@@ -30,6 +30,7 @@ COMMANDS = {
     "export": "a run's weights as a Hugging Face directory",
     "devices": "devices and how full they are",
     "data": "look into a dataset",
+    "keys": "the console's keys as a keymap file, to change and keep",
     "doctor": "what works here and what does not",
 }
 """Each is `memconsole.cli.<name>.command`, imported only when it is asked for."""

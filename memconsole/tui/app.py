@@ -19,6 +19,8 @@ from textual.worker import get_current_worker
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.following import FollowingApp
+from memconsole.tui.key_table import KeyTable
+from memconsole.tui.keymap import Keymap, read_keymap
 from memconsole.tui.messages import ExactNews, LiveRunFound
 from memconsole.tui.parting import draws_unicode, parting_words
 from memconsole.tui.screens.base import ConsoleScreen
@@ -50,10 +52,13 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         readonly: bool = False,
         ascii: bool = False,
         slow_link: bool | None = None,
+        keymap: Keymap | None = None,
     ) -> None:
         super().__init__(
-            slow_link="SSH_CONNECTION" in os.environ if slow_link is None else slow_link
+            slow_link="SSH_CONNECTION" in os.environ if slow_link is None else slow_link,
+            keys=keymap.table if keymap is not None else KeyTable(),
         )
+        self._keymap_notice = keymap.notice if keymap is not None else ""
         self.animation_level = "none"
         self.readonly = readonly
         self.ascii_only = ascii
@@ -67,7 +72,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
     def get_default_screen(self) -> Screen[object]:
         from memconsole.plan.catalog import default_plan
 
-        return PlanScreen(self._plan or default_plan())
+        return PlanScreen(self._plan or default_plan(), self.keys)
 
     # Life
 
@@ -77,6 +82,9 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             for number in (signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self.exit)
             self.set_interval(1.0, self._leave_without_terminal)
+        self.set_keymap(self.keys.keymap())
+        if self._keymap_notice:
+            self.call_after_refresh(self.plan_screen.notice, self._keymap_notice, "warn")
         self.call_after_refresh(self._start_probe)
         if self._attach_to is not None:
             await self.watch_run(self._attach_to)
@@ -177,7 +185,9 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             await self.watch_run(run_id)
         else:
             self.run_id = run_id
-            self.plan_screen.notice(f"run {run_id} is live; t shows it")
+            self.plan_screen.notice(
+                f"run {run_id} is live; {self.keys.shown('plan', 'training')} shows it"
+            )
             self.plan_screen.refresh_frame()
 
     def notice(self, words: str, role: str = "accent") -> None:
@@ -217,7 +227,10 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         from memconsole.tui.screens.run import RunScreen
 
         if not self.run_id:
-            self.notice("no run is being watched; l launches this plan, a lists all runs")
+            launch, runs = (self.keys.shown("plan", id) for id in ("launch", "runs"))
+            self.notice(
+                f"no run is being watched; {launch} launches this plan, {runs} lists all runs"
+            )
             return
         if not isinstance(self.screen, RunScreen):
             if self.run_view.snapshot is None:
@@ -292,7 +305,10 @@ def run_console(
 ) -> int:
     """Open the console until the person leaves; then say how to come back. Returns the exit code."""
     ascii = ascii or not draws_unicode()
-    app = ConsoleApp(plan, attach, readonly=readonly, ascii=ascii, slow_link=slow_link)
+    keymap = read_keymap()
+    app = ConsoleApp(
+        plan, attach, readonly=readonly, ascii=ascii, slow_link=slow_link, keymap=keymap
+    )
     app.run(mouse=False)
     with contextlib.suppress(OSError):
         for line in parting_words(app.run_view, app.ascii_only):

@@ -58,6 +58,7 @@ def chart_lines(
     validation: bool = False,
     logarithmic: bool = False,
     glyphs: str = "braille",
+    other_key: str = "o",
     previous: Axes | None = None,
 ) -> tuple[list[Line], Axes]:
     """The curves over each other, under a rule that says which they are; and their axes."""
@@ -65,7 +66,9 @@ def chart_lines(
     total = max((run.total_steps or 0 for run in runs), default=0) or None
     axes = choose_axes(lines, total=total, logarithmic=logarithmic, previous=previous)
     what = "validation" if validation else "train"
-    head = rule(f"{what} loss" + ("  log" if logarithmic else ""), width, "o: the other loss")
+    head = rule(
+        f"{what} loss" + ("  log" if logarithmic else ""), width, f"{other_key}: the other loss"
+    )
     if not any(line.points for line in lines):
         return [head, [Span(f" no {what} loss in these runs", "dim")]], axes
     drawn = plot((*lines, *numbers), axes, width, max(1, height - 1), glyphs=glyphs)

@@ -14,6 +14,7 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.key_table import KeyTable
 from memconsole.tui.messages import (
     ActionFailed,
     FollowFailed,
@@ -31,15 +32,17 @@ if TYPE_CHECKING:
 class FollowingApp(WiredApp, inherit_bindings=False):
     """Holds the `RunView` of the run being watched. `ConsoleApp` adds the screens."""
 
-    def __init__(self, *, slow_link: bool) -> None:
+    def __init__(self, *, slow_link: bool, keys: KeyTable) -> None:
         super().__init__()
+        self.keys = keys
+        """What every key does: bindings, footer, help, lists and words are made from it."""
         self.slow_link = slow_link
         self.interval_seconds = 2.0 if slow_link else 1.0
         self.first_pane: Pane = "closed" if slow_link else "output"
         """Of a live run: each line of its output would cross a slow link."""
         self.devices: Devices | None = None
         self.run_id = ""
-        self.run_view = RunView(pane=self.first_pane)
+        self.run_view = self._no_run()
         self.book: ExactBook | None = None
         """What is known exactly; None until it is asked for."""
         self._stop_following = threading.Event()
@@ -51,6 +54,9 @@ class FollowingApp(WiredApp, inherit_bindings=False):
 
     async def action_show_run(self) -> None:
         raise NotImplementedError
+
+    def _no_run(self) -> RunView:
+        return RunView(devices=self.devices, pane=self.first_pane, keys=self.keys)
 
     def stop_following(self) -> None:
         """Let the follower's thread end."""
@@ -64,7 +70,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         self._stop_following.set()
         self._stop_following = threading.Event()
         self.run_id = reference
-        self.run_view = RunView(devices=self.devices, pane=self.first_pane)
+        self.run_view = self._no_run()
         self._follow(reference, self._stop_following)
         await self.action_show_run()
 
@@ -146,8 +152,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         """The run is no more: if it was being watched, nothing is."""
         if self.run_id == run_id:
             self.stop_following()
-            self.run_id = ""
-            self.run_view = RunView(devices=self.devices, pane=self.first_pane)
+            self.run_id, self.run_view = "", self._no_run()
 
     # Acting on runs
 

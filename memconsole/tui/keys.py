@@ -1,5 +1,7 @@
 """The one key table: bindings, footer, help screen and command palette are all made from it.
 
+`KeyTable` is this table with the keys of a person's keymap file in it: what the app holds and shows.
+
 Letters are free because nothing on these screens takes text; where something does (a picker, a
 prompt) only keys that are no text are bound. Keys that terminals, tmux, screen, byobu or VS Code
 keep for themselves are in `RESERVED`, and a test holds the table to it.
@@ -7,15 +9,18 @@ keep for themselves are in `RESERVED`, and a test holds the table to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from textual.binding import Binding, BindingType
+from typing import TYPE_CHECKING
 
 from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.tui.key_names import printed
+
+if TYPE_CHECKING:
+    from textual.binding import BindingType
 
 RESERVED = frozenset(
     {"ctrl+i", "ctrl+m", "ctrl+h", "ctrl+j", "ctrl+a", "ctrl+b", "ctrl+p", "ctrl+z", "ctrl+s"}
+    | {"ctrl+left_square_bracket"}
     | {f"f{n}" for n in range(1, 25)}
 )
 """Not told apart from another key on plain terminals, or taken by what the console runs inside."""
@@ -25,6 +30,9 @@ EXCLUDING = (frozenset({"going", "paused"}),)
 
 MAIN = ("plan", "run", "runs", "devices")
 MODAL = ("pick", "prompt", "confirm", "help", "command", "compare", "plans")
+ALL_SCREENS = (*MAIN, *MODAL)
+TYPING = ("pick", "prompt")
+"""Where text is typed: keys that are text, or edit it, do nothing else there."""
 SCROLLED = ("plan", "runs", "devices", "pick", "help", "command", "run", "compare", "plans")
 
 
@@ -34,9 +42,7 @@ class Key:
 
     id: str
     keys: str
-    """Textual's names, comma separated."""
-    shown: str
-    """As the footer and the help print it."""
+    """Textual's names, comma separated; the first is the one that is shown."""
     action: str
     label: str
     """One or two words for the footer."""
@@ -48,6 +54,20 @@ class Key:
     footer: bool = False
     writes: bool = False
     """Changes a run or a file: not offered in a read-only console."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.keys.split(","))
+
+    @property
+    def shown(self) -> str:
+        """As the footer and the lists print it."""
+        return printed(self.names[0])
+
+    @property
+    def all_shown(self) -> str:
+        """As the help prints it."""
+        return " or ".join(printed(name) for name in self.names)
 
 
 def _toggle_rows() -> tuple[Key, ...]:
@@ -64,7 +84,6 @@ def _toggle_rows() -> tuple[Key, ...]:
                 Key(
                     id=f"toggle-{row.key}",
                     keys=key,
-                    shown=key,
                     action=f"step_row({row.key!r})",
                     label=row.label,
                     help=f"Next value of {row.label}.",
@@ -76,136 +95,136 @@ def _toggle_rows() -> tuple[Key, ...]:
 
 KEYS: tuple[Key, ...] = (
     # Plan
-    Key(id="launch", keys="l", shown="l", action="launch", label="launch", screens=("plan",),
+    Key(id="launch", keys="l", action="launch", label="launch", screens=("plan",),
         help="Launch this plan as a run and watch it.", footer=True, writes=True),
-    Key(id="fit", keys="f", shown="f", action="fit", label="fit", screens=("plan",),
+    Key(id="fit", keys="f", action="fit", label="fit", screens=("plan",),
         help="The fastest settings that fit the device; pinned ones stay.", footer=True),
-    Key(id="model", keys="m", shown="m", action="pick_model", label="model", screens=("plan",),
+    Key(id="model", keys="m", action="pick_model", label="model", screens=("plan",),
         help="Choose the model: a catalog name, a directory or a hub id.", footer=True),
-    Key(id="data", keys="d", shown="d", action="pick_data", label="data", screens=("plan",),
+    Key(id="data", keys="d", action="pick_data", label="data", screens=("plan",),
         help="Choose the dataset: a catalog name, a path, hf://owner/name or *.h5.", footer=True),
-    Key(id="device", keys="v", shown="v", action="pick_device", label="device", screens=("plan",),
+    Key(id="device", keys="v", action="pick_device", label="device", screens=("plan",),
         help="Choose the device: one of this machine, or any of the catalog.", footer=True),
-    Key(id="backend", keys="e", shown="e", action="pick_backend", label="backend",
+    Key(id="backend", keys="e", action="pick_backend", label="backend",
         screens=("plan",), help="Choose the backend (engine) that trains.", footer=True),
-    Key(id="settings", keys="s", shown="s", action="settings", label="settings",
+    Key(id="settings", keys="s", action="settings", label="settings",
         screens=("plan",), help="Every setting of the plan file: find one, change it.", footer=True),
-    Key(id="toggle", keys="space,enter", shown="space", action="step(1)", label="toggle",
+    Key(id="toggle", keys="space,enter", action="step(1)", label="toggle",
         screens=("plan",), help="Next value of the selected optimization.", footer=True),
-    Key(id="forward", keys="right", shown="→", action="step(1)", label="next value",
+    Key(id="forward", keys="right", action="step(1)", label="next value",
         screens=("plan",), help="Next value of the selected optimization."),
-    Key(id="back", keys="left", shown="←", action="step(-1)", label="previous value",
+    Key(id="back", keys="left", action="step(-1)", label="previous value",
         screens=("plan",), help="Previous value of the selected optimization."),
-    Key(id="undo", keys="u", shown="u", action="undo", label="undo", screens=("plan",),
+    Key(id="undo", keys="u", action="undo", label="undo", screens=("plan",),
         help="Undo the last change of the plan.", when="undo", footer=True),
-    Key(id="redo", keys="y", shown="y", action="redo", label="redo", screens=("plan",),
+    Key(id="redo", keys="y", action="redo", label="redo", screens=("plan",),
         help="Redo what was undone.", when="redo"),
-    Key(id="presets", keys="n", shown="n", action="pick_preset", label="preset",
+    Key(id="presets", keys="n", action="pick_preset", label="preset",
         screens=("plan",), help="Start anew from a preset for a kind of machine."),
-    Key(id="save", keys="w", shown="w", action="save", label="save", screens=("plan",),
+    Key(id="save", keys="w", action="save", label="save", screens=("plan",),
         help="Write the plan to a TOML file.", writes=True),
-    Key(id="load", keys="o", shown="o", action="load", label="open", screens=("plan",),
+    Key(id="load", keys="o", action="load", label="open", screens=("plan",),
         help="Open a plan file."),
-    Key(id="exact", keys="r", shown="r", action="exact", label="exact", screens=("plan",),
+    Key(id="exact", keys="r", action="exact", label="exact", screens=("plan",),
         help="Ask for traced or compiled numbers now, or stop asking for them."),
-    Key(id="pin", keys="k", shown="k", action="pin", label="keep", screens=("plan",),
-        help="Pin the selected optimization (*): f leaves it as it is; again lets go."),
-    Key(id="largest-batch", keys="B", shown="B", action="largest_batch", label="largest batch",
+    Key(id="pin", keys="k", action="pin", label="keep", screens=("plan",),
+        help="Pin the selected optimization (*): fitting leaves it as it is; again lets go."),
+    Key(id="largest-batch", keys="B", action="largest_batch", label="largest batch",
         screens=("plan",), help="The largest micro-batch that fits."),
-    Key(id="largest-length", keys="X", shown="X", action="largest_length", label="longest rows",
+    Key(id="largest-length", keys="X", action="largest_length", label="longest rows",
         screens=("plan",), help="The largest sequence length that fits."),
-    Key(id="command", keys="c", shown="c", action="command", label="command", screens=("plan",),
+    Key(id="command", keys="c", action="command", label="command", screens=("plan",),
         help="The equivalent command line and plan file, to copy."),
-    Key(id="compare-plans", keys="C", shown="C", action="compare", label="compare plans",
+    Key(id="compare-plans", keys="C", action="compare", label="compare plans",
         screens=("plan",), help="Put this plan beside another: an earlier state, a preset, a run's, a file."),
     *_toggle_rows(),
     # Run
-    Key(id="stop", keys="s", shown="s", action="stop", label="stop", screens=("run",),
+    Key(id="stop", keys="s", action="stop", label="stop", screens=("run",),
         help="Stop the run; asks first: checkpoint and stop, or kill.", when="live",
         footer=True, writes=True),
-    Key(id="pause", keys="space", shown="space", action="pause", label="pause", screens=("run",),
+    Key(id="pause", keys="space", action="pause", label="pause", screens=("run",),
         help="Hold the run after its present step, its memory kept.", when="going", footer=True,
         writes=True),
-    Key(id="continue", keys="space", shown="space", action="continue", label="go on",
+    Key(id="continue", keys="space", action="continue", label="go on",
         screens=("run",), help="Let a paused run go on.", when="paused", footer=True, writes=True),
-    Key(id="resume", keys="r", shown="r", action="resume", label="resume", screens=("run", "runs"),
+    Key(id="resume", keys="r", action="resume", label="resume", screens=("run", "runs"),
         help="Continue the run from its last checkpoint.", when="resumable", footer=True,
         writes=True),
-    Key(id="remedies", keys="f", shown="f", action="remedies", label="remedies", screens=("run",),
+    Key(id="remedies", keys="f", action="remedies", label="remedies", screens=("run",),
         help="What would have saved this run from running out of memory; pick one to relaunch with it.",
         when="out_of_memory", footer=True, writes=True),
-    Key(id="pane", keys="o", shown="o", action="pane", label="next pane",
+    Key(id="pane", keys="o", action="pane", label="next pane",
         screens=("run",), help="Switch the lower pane: output, sample text, summary, closed.", footer=True),
-    Key(id="logarithm", keys="y", shown="y", action="logarithm", label="log scale",
+    Key(id="logarithm", keys="y", action="logarithm", label="log scale",
         screens=("run",), help="Logarithmic or linear loss axis.", footer=True),
-    Key(id="zoom", keys="z", shown="z", action="zoom", label="recent", screens=("run",),
+    Key(id="zoom", keys="z", action="zoom", label="recent", screens=("run",),
         help="The last steps at full resolution, or the whole run.", footer=True),
-    Key(id="glyphs", keys="k", shown="k", action="glyphs", label="dots", screens=("run",),
+    Key(id="glyphs", keys="k", action="glyphs", label="dots", screens=("run",),
         help="Draw the curve with braille, blocks or ASCII: whichever the font has."),
-    Key(id="edit", keys="e", shown="e", action="edit", label="edit plan", screens=("run", "runs"),
+    Key(id="edit", keys="e", action="edit", label="edit plan", screens=("run", "runs"),
         help="Take this run's plan to the plan screen, to change and launch again.", when="run"),
     # Lists
-    Key(id="compare-runs", keys="c", shown="c", action="compare", label="compare",
+    Key(id="compare-runs", keys="c", action="compare", label="compare",
         screens=("runs",), help="The marked runs side by side: curves, figures, settings.",
         when="comparable", footer=True),
-    Key(id="open", keys="enter", shown="enter", action="open", label="watch", screens=("runs",),
+    Key(id="open", keys="enter", action="open", label="watch", screens=("runs",),
         help="Watch the selected run.", when="run", footer=True),
-    Key(id="filter", keys="slash", shown="/", action="filter", label="filter", screens=("runs",),
+    Key(id="filter", keys="slash", action="filter", label="filter", screens=("runs",),
         help="Only runs that hold every typed word: name, state, model, backend.", footer=True),
-    Key(id="mark", keys="space", shown="space", action="mark", label="mark", screens=("runs",),
+    Key(id="mark", keys="space", action="mark", label="mark", screens=("runs",),
         help="Mark the selected run for comparing, or unmark it.", when="run", footer=True),
-    Key(id="delete", keys="D", shown="D", action="delete", label="delete", screens=("runs",),
+    Key(id="delete", keys="D", action="delete", label="delete", screens=("runs",),
         help="Delete the selected run's files, checkpoints included; asks first.",
         when="deletable", footer=True, writes=True),
-    Key(id="compare-logarithm", keys="y", shown="y", action="logarithm", label="log scale",
+    Key(id="compare-logarithm", keys="y", action="logarithm", label="log scale",
         screens=("compare",), help="Logarithmic or linear loss axis.", footer=True),
-    Key(id="other-loss", keys="o", shown="o", action="other_loss", label="train/validation",
+    Key(id="other-loss", keys="o", action="other_loss", label="train/validation",
         screens=("compare",), help="Train or validation loss.", footer=True),
-    Key(id="up", keys="up", shown="↑", action="move(-1)", label="up",
+    Key(id="up", keys="up", action="move(-1)", label="up",
         screens=SCROLLED,
         help="Move up."),
-    Key(id="down", keys="down", shown="↓", action="move(1)", label="down",
+    Key(id="down", keys="down", action="move(1)", label="down",
         screens=SCROLLED,
         help="Move down."),
-    Key(id="page-up", keys="pageup", shown="PgUp", action="move(-10)", label="page up",
+    Key(id="page-up", keys="pageup", action="move(-10)", label="page up",
         screens=SCROLLED,
         help="Move up by ten rows."),
-    Key(id="page-down", keys="pagedown", shown="PgDn", action="move(10)", label="page down",
+    Key(id="page-down", keys="pagedown", action="move(10)", label="page down",
         screens=SCROLLED,
         help="Move down by ten rows."),
     # Between screens
-    Key(id="plan", keys="p", shown="p", action="app.show_plan", label="plan",
+    Key(id="plan", keys="p", action="app.show_plan", label="plan",
         screens=("run", "runs", "devices"), help="The plan screen.", footer=True),
-    Key(id="training", keys="t", shown="t", action="app.show_run", label="run",
+    Key(id="training", keys="t", action="app.show_run", label="run",
         screens=("plan", "runs", "devices"), help="The run being watched.", when="attached",
         footer=True),
-    Key(id="runs", keys="a", shown="a", action="app.show_runs", label="all runs",
+    Key(id="runs", keys="a", action="app.show_runs", label="all runs",
         screens=("plan", "run", "devices"), help="All runs, live first.", footer=True),
-    Key(id="devices", keys="g", shown="g", action="app.show_devices", label="devices",
+    Key(id="devices", keys="g", action="app.show_devices", label="devices",
         screens=("plan", "run", "runs"), help="Every device and how full it is.", footer=True),
-    Key(id="palette", keys="colon", shown=":", action="app.palette", label="actions",
+    Key(id="palette", keys="colon", action="app.palette", label="actions",
         screens=MAIN, help="Find any action of this screen by its name."),
-    Key(id="help", keys="question_mark,h", shown="?", action="app.help", label="help",
+    Key(id="help", keys="question_mark,h", action="app.help", label="help",
         screens=MAIN, help="This list of keys.", footer=True),
     # Modal screens
-    Key(id="accept", keys="enter", shown="enter", action="accept", label="choose",
+    Key(id="accept", keys="enter", action="accept", label="choose",
         screens=("pick", "prompt", "plans"), help="Take it.", footer=True),
-    Key(id="stop-now", keys="s", shown="s", action="choose('first')", label="",
+    Key(id="stop-now", keys="s", action="choose('first')", label="",
         screens=("confirm",), help="The first answer."),
-    Key(id="kill-now", keys="k", shown="k", action="choose('second')", label="",
+    Key(id="kill-now", keys="k", action="choose('second')", label="",
         screens=("confirm",), help="The second answer.", when="second"),
-    Key(id="copy", keys="y", shown="y", action="copy", label="copy", screens=("command",),
+    Key(id="copy", keys="y", action="copy", label="copy", screens=("command",),
         help="Copy by the terminal (OSC 52) and write to a file.", footer=True),
-    Key(id="dismiss", keys="escape", shown="esc", action="back", label="back",
+    Key(id="dismiss", keys="escape", action="back", label="back",
         screens=(*MODAL, "runs", "devices"), help="Back, changing nothing.", footer=True),
     # Everywhere
-    Key(id="theme", keys="T", shown="T", action="app.theme", label="colours", screens=MAIN,
+    Key(id="theme", keys="T", action="app.theme", label="colours", screens=MAIN,
         help="Dark, light, or the terminal's own colours."),
-    Key(id="repaint", keys="ctrl+l", shown="ctrl+l", action="app.repaint", label="repaint",
+    Key(id="repaint", keys="ctrl+l", action="app.repaint", label="repaint",
         screens=(*MAIN, *MODAL), help="Paint the whole screen again."),
-    Key(id="leave", keys="q", shown="q", action="app.leave", label="quit", screens=MAIN,
+    Key(id="leave", keys="q", action="app.leave", label="quit", screens=MAIN,
         help="Leave the console; runs go on training.", footer=True),
-    Key(id="leave-anywhere", keys="ctrl+q,ctrl+c", shown="ctrl+q", action="app.leave",
+    Key(id="leave-anywhere", keys="ctrl+q,ctrl+c", action="app.leave",
         label="quit", screens=(*MAIN, *MODAL), help="Leave from anywhere; runs go on training."),
 )  # fmt: skip
 """Every key of the console."""
@@ -217,24 +236,10 @@ def for_screen(screen: str) -> tuple[Key, ...]:
 
 
 def bindings(screen: str) -> list[BindingType]:
-    """Textual's bindings for `screen`. Ids allow a keymap to change the keys."""
+    """Textual's bindings for `screen`. By their ids a `KeyTable` changes the keys."""
+    from textual.binding import Binding
+
     return [
         Binding(key.keys, key.action, key.label, show=False, id=f"{screen}.{key.id}")
         for key in for_screen(screen)
     ]
-
-
-def toggle_key(optimization: str) -> str:
-    """The key that steps one optimization, as shown beside it; "" if it has none."""
-    wanted = f"toggle-{optimization}"
-    return next((key.shown for key in KEYS if key.id == wanted), "")
-
-
-def offered(screen: str, conditions: Iterable[str], *, readonly: bool = False) -> tuple[Key, ...]:
-    """The rows of `screen` that would do something now."""
-    true = frozenset(conditions)
-    return tuple(
-        key
-        for key in for_screen(screen)
-        if (not key.when or key.when in true) and not (readonly and key.writes)
-    )

@@ -10,6 +10,7 @@ from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan
 from memconsole.runs.snapshot import LIVE, OUT_OF_MEMORY, RunSnapshot
+from memconsole.tui.key_table import KeyTable
 
 if TYPE_CHECKING:
     from memconsole.memory.lengths import LengthPrice
@@ -64,6 +65,7 @@ class PlanView:
     exact: ExactState = ExactState()
     rows: RowLengths | None = None
     """What rows would need that hold a document whole; only while their length is selected."""
+    keys: KeyTable = KeyTable()
 
     @property
     def row(self) -> Optimization:
@@ -143,6 +145,7 @@ class RunView:
     scroll: int = 0
     """Rows the lower pane is moved up from its end."""
     problem: str = ""
+    keys: KeyTable = KeyTable()
 
     @property
     def live(self) -> bool:

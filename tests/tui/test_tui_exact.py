@@ -18,7 +18,7 @@ from memconsole.memory.tracing import Patience
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs import events
-from memconsole.tui.keys import toggle_key
+from memconsole.tui.key_table import KeyTable
 from memconsole.tui.screens.plan_exact import REST_SECONDS
 from memconsole.tui.widgets.memory_table import MemoryTableView
 
@@ -156,7 +156,7 @@ async def test_the_plan_is_asked_first_then_what_one_key_press_would_make_of_it(
         await pilot.pause()
         assert any("checkpointing" in line and "=" in line for line in screen_lines(app))
         count = len(tracers.asked())
-        await pilot.press(toggle_key(key))
+        await pilot.press(KeyTable().toggle_key(key))
         await settle(pilot)
         estimate = app.plan_screen.view.estimate
         assert estimate is not None

@@ -9,6 +9,7 @@ import pytest
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.tui.app import ConsoleApp
 from memconsole.tui.ink import plain, width_of
+from memconsole.tui.key_table import KeyTable
 from memconsole.tui.keys import (
     EXCLUDING,
     KEYS,
@@ -17,7 +18,6 @@ from memconsole.tui.keys import (
     RESERVED,
     bindings,
     for_screen,
-    toggle_key,
 )
 from memconsole.tui.screens.help import help_lines
 from memconsole.tui.widgets.key_bar import key_line
@@ -68,7 +68,7 @@ def test_every_action_exists_where_its_key_is_bound(screen: str) -> None:
 
 
 def test_every_optimization_has_its_own_key() -> None:
-    keys = [toggle_key(row.key) for row in OPTIMIZATIONS]
+    keys = [KeyTable().toggle_key(row.key) for row in OPTIMIZATIONS]
     assert all(keys)
     assert len(set(keys)) == len(keys)
 
@@ -90,7 +90,7 @@ def test_ids_are_unique_and_every_row_has_help() -> None:
 
 def test_the_help_screen_holds_every_row_once() -> None:
     for current in (*MAIN, *MODAL):
-        text = "\n".join(plain(line) for line in help_lines(current, 200))
+        text = "\n".join(plain(line) for line in help_lines(KeyTable(), current, 200))
         for key in KEYS:
             assert text.count(f"{key.help}") >= 1, key.id
 

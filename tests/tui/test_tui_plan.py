@@ -10,7 +10,7 @@ from conftest import Console, paste, readings, screen_text, settle
 from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.keys import toggle_key
+from memconsole.tui.key_table import KeyTable
 from memconsole.tui.screens.command import command_of
 from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
@@ -38,7 +38,7 @@ async def test_one_key_toggles_and_the_table_changes(make_console: Make) -> None
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         before = app.plan_screen.view
-        await pilot.press(toggle_key("optimize.gradient_checkpointing"))
+        await pilot.press(KeyTable().toggle_key("optimize.gradient_checkpointing"))
         await settle(pilot)
         after = app.plan_screen.view
         text = screen_text(app)
@@ -59,7 +59,7 @@ async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make) -
         for row in OPTIMIZATIONS:
             plan = app.plan_screen.view.plan
             wanted = row.next_value(plan)
-            await pilot.press(toggle_key(row.key))
+            await pilot.press(KeyTable().toggle_key(row.key))
             assert app.plan_screen.view.row is row
             refused = ""
             try:

@@ -314,7 +314,7 @@ async def test_hostile_text_is_shown_and_does_nothing(make_console: Make, text: 
         for modal in (
             PickScreen(text, [Choice(text, text, text)], text, text),
             PromptScreen(text, text, text, lambda word: text),
-            ConfirmScreen(text, (Answer("s", text, text),)),
+            ConfirmScreen(text, (Answer(text, text),)),
         ):
             app.push_screen(modal)
             await settle(pilot)

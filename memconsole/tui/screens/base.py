@@ -9,7 +9,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from memconsole.tui.ink import ROLES, Line, Span, fit, width_of
-from memconsole.tui.keys import Key, for_screen, offered
+from memconsole.tui.keys import Key
 from memconsole.tui.widgets.key_bar import KeyBar
 from memconsole.tui.widgets.text_lines import TextLines
 
@@ -88,7 +88,8 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        words = f"at least {SMALLEST.width}x{SMALLEST.height} needed · q quits"
+        leave = self.shown_key("leave-anywhere")
+        words = f"at least {SMALLEST.width}x{SMALLEST.height} needed · {leave} quits"
         self.query_one("#too-small", TextLines).show([[Span(words, "warn")]])
         self.refresh_frame()
 
@@ -104,7 +105,12 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     def offered_keys(self) -> tuple[Key, ...]:
         """What the keys do here and now."""
-        return offered(self.SCREEN, self.conditions(), readonly=self.console.readonly)
+        keys = self.console.keys
+        return keys.offered(self.SCREEN, self.conditions(), readonly=self.console.readonly)
+
+    def shown_key(self, id: str, screen: str = "") -> str:
+        """The key of one row of this screen, or of another, as it is printed."""
+        return self.console.keys.shown(screen or self.SCREEN, id)
 
     def title_line(self) -> tuple[str, str]:
         """Left and right text of the title row."""
@@ -139,7 +145,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether the key table offers this action now. Actions it does not know are Textual's own."""
         written = f"{action}({', '.join(map(repr, parameters))})" if parameters else action
-        rows = [key for key in for_screen(self.SCREEN) if key.action == written]
+        rows = [key for key in self.console.keys.rows(self.SCREEN) if key.action == written]
         if not rows:
             return True
         now = self.offered_keys()

@@ -35,7 +35,7 @@ def pieces(text: str, width: int) -> list[str]:
 
 
 class CommandScreen(ConsoleModal, inherit_bindings=False):
-    """Scrolls with the arrows; `y` copies the command and writes it to a file."""
+    """Scrolls with the arrows; a key copies the command and writes it to a file."""
 
     SCREEN = "command"
     BINDINGS = bindings("command")
@@ -52,7 +52,12 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
         width = max(20, self.size.width - 4)
         lines: list[Line] = [rule("command line", width)]
         lines += [[Span(f" {part}")] for part in pieces(command_of(self._plan), width - 3)]
-        lines += [[], rule("plan file", width, "w on the plan screen saves it")]
+        lines += [
+            [],
+            rule(
+                "plan file", width, f"{self.shown_key('save', 'plan')} on the plan screen saves it"
+            ),
+        ]
         text = plans.dumps(self._plan, full=False)
         lines += [
             [Span(f" {row}", "title" if row.startswith("[") else "")] for row in text.splitlines()

@@ -36,12 +36,16 @@ class CurvesOverEachOther(Painted):
     _runs: tuple[RunSnapshot, ...] = ()
     _validation = False
     _logarithmic = False
+    _other_key = ""
     _axes: Axes | None = None
 
-    def show(self, runs: Sequence[RunSnapshot], validation: bool, logarithmic: bool) -> None:
+    def show(
+        self, runs: Sequence[RunSnapshot], validation: bool, logarithmic: bool, other_key: str
+    ) -> None:
         if validation != self._validation:
             self._axes = None
         self._runs, self._validation, self._logarithmic = tuple(runs), validation, logarithmic
+        self._other_key = other_key
         self.repaint()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -52,6 +56,7 @@ class CurvesOverEachOther(Painted):
             validation=self._validation,
             logarithmic=self._logarithmic,
             glyphs="ascii" if self.ascii_only else "braille",
+            other_key=self._other_key,
             previous=self._axes,
         )
         return lines
@@ -120,7 +125,8 @@ class CompareRunsScreen(ConsoleModal, inherit_bindings=False):
             return
         with self.app.batch_update():
             curves = self.query_one(CurvesOverEachOther)
-            curves.show(self._runs, self._validation, self._logarithmic)
+            other = self.shown_key("other-loss")
+            curves.show(self._runs, self._validation, self._logarithmic, other)
             rows = run_rows(self._runs, max(20, self.size.width - 1))
             text = self.query_one("#text", TextLines)
             text.styles.height = min(len(rows), self.size.height // 2)

@@ -16,9 +16,8 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: its key (`s` for the first, `k` for the second), its value, what it does."""
+    """One answer: its value, and what it does. The key table has a key for the first and for the second."""
 
-    key: str
     value: str
     words: str
 
@@ -42,17 +41,18 @@ class ConfirmScreen(ConsoleModal, inherit_bindings=False):
         width = max(20, self.size.width - 4)
         lines: list[Line] = [[Span(text, "strong")] for text in wrap(self.question, width, 4)]
         lines.append([])
-        for answer in self.answers:
+        rows = zip(("stop-now", "kill-now"), self.answers, strict=False)
+        for id, (value, words) in (
+            *((id, (answer.value, answer.words)) for id, answer in rows),
+            ("dismiss", ("cancel", "change nothing")),
+        ):
             lines.append(
                 [
-                    Span(f"  {answer.key}  ", "key"),
-                    Span(left(answer.value, 8), "strong"),
-                    Span(f" {answer.words}", "dim"),
+                    Span(f" {left(self.shown_key(id), 6)} ", "key"),
+                    Span(left(value, 8), "strong"),
+                    Span(f" {words}", "dim"),
                 ]
             )
-        lines.append(
-            [Span(" esc ", "key"), Span("cancel", "strong"), Span("   change nothing", "dim")]
-        )
         self.query_one("#question", TextLines).show(lines)
 
     def title_line(self) -> tuple[str, str]:

@@ -6,7 +6,8 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 
 from memconsole.tui.ink import Line, Span, left, rule, wrap
-from memconsole.tui.keys import MAIN, MODAL, bindings, for_screen
+from memconsole.tui.key_table import KeyTable
+from memconsole.tui.keys import MAIN, MODAL, bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines
 
@@ -28,23 +29,24 @@ _WORDS = (
     "predicted peak.",
     "The row under a gauge's bar is its history over the run: a full cell is the predicted peak, ▲ is beyond it.",
     "The mouse is left to the terminal: select and copy text as usual.",
+    "Other keys: `memconsole keys` prints a file of all of them, to be kept as keys.toml under ~/.config/memconsole.",
     "After a dropped connection the terminal may need the command: reset",
 )
 
 
-def help_lines(current: str, width: int) -> list[Line]:
-    """Every row of the table, `current` screen first. Rows that act the same everywhere come once."""
+def help_lines(keys: KeyTable, current: str, width: int) -> list[Line]:
+    """Every row of the table, `current` screen first. Rows with the same keys everywhere come once."""
     lines: list[Line] = []
     order = [current, *(s for s in (*MAIN, *MODAL) if s != current)]
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for screen in order:
-        rows = [key for key in for_screen(screen) if key.id not in seen]
+        rows = [key for key in keys.rows(screen) if (key.id, key.keys) not in seen]
         if not rows:
             continue
         lines.append(rule(_TITLES[screen], width))
         for key in rows:
-            seen.add(key.id)
-            shown = key.shown if "," not in key.keys else _all_keys(key.keys)
+            seen.add((key.id, key.keys))
+            shown = key.all_shown
             for n, part in enumerate(wrap(key.help, width - 18, 3)):
                 lines.append([Span(f" {left(shown if n == 0 else '', 16)}", "key"), Span(part)])
         lines.append([])
@@ -52,13 +54,6 @@ def help_lines(current: str, width: int) -> list[Line]:
     for words in _WORDS:
         lines += [[Span(f" {part}", "dim")] for part in wrap(words, width - 2, 3)]
     return lines
-
-
-_NAMES = {"question_mark": "?", "colon": ":", "pageup": "PgUp", "pagedown": "PgDn"}
-
-
-def _all_keys(keys: str) -> str:
-    return " or ".join(_NAMES.get(key, key) for key in keys.split(","))
 
 
 class HelpScreen(ConsoleModal, inherit_bindings=False):
@@ -83,7 +78,7 @@ class HelpScreen(ConsoleModal, inherit_bindings=False):
 
     def _show(self) -> None:
         width = max(20, self.size.width - 4)
-        self.query_one("#text", TextLines).show(help_lines(self._current, width))
+        self.query_one("#text", TextLines).show(help_lines(self.console.keys, self._current, width))
 
     def title_line(self) -> tuple[str, str]:
         return "keys", "arrows scroll"

@@ -14,6 +14,7 @@ from memconsole.devices.reading import Devices
 from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.key_table import KeyTable
 from memconsole.tui.keys import bindings
 from memconsole.tui.messages import PriceReady
 from memconsole.tui.pricing import LOOP_SECONDS, Priced, price, with_rows
@@ -35,9 +36,9 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
     SCREEN = "plan"
     BINDINGS = bindings("plan")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, keys: KeyTable) -> None:
         super().__init__()
-        self.view = PlanView(plan)
+        self.view = PlanView(plan, keys=keys)
         self.touched = False
         """Whether a person changed anything yet."""
         self._generation = 0
@@ -90,7 +91,7 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
         note = ""
         run = self.console.run_view.snapshot
         if run is not None and self.console.run_view.live:
-            note = f"● {run.name or run.id} is {run.state} · t"
+            note = f"● {run.name or run.id} is {run.state} · {self.shown_key('training')}"
         return "plan", note
 
     def conditions(self) -> set[str]:
@@ -298,7 +299,7 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
                     self._launch()
 
             question = f"This plan {verdict_words(found.table)} on {found.table.budget.name}."
-            answers = (Answer("s", "launch", "start it all the same"),)
+            answers = (Answer("launch", "start it all the same"),)
             self.app.push_screen(ConfirmScreen(question, answers), answered)
             return
         self._launch()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 REST_SECONDS = 0.7
 """Keys that rest so long are done for now: the tracer is asked."""
 TICK_SECONDS = 1.0
-_STOPPED = "stopped · r asks"
-_BUSY = "a run trains on this CPU · r asks all the same"
+_STOPPED = "stopped · {key} asks"
+_BUSY = "a run trains on this CPU · {key} asks all the same"
 
 
 class ExactPlan(PlanAhead, inherit_bindings=False):
@@ -87,7 +87,8 @@ class ExactPlan(PlanAhead, inherit_bindings=False):
             self._stopped, self._insisted = True, False
             if book is not None:
                 book.rest()
-            self.notice("exact numbers are not asked for any more; r asks again")
+            key = self.shown_key("exact")
+            self.notice(f"exact numbers are not asked for any more; {key} asks again")
         else:
             self._stopped, self._insisted = False, True
             if book is not None:
@@ -159,8 +160,10 @@ class ExactPlan(PlanAhead, inherit_bindings=False):
             if progress.pending:
                 return ExactState(seconds=int(progress.seconds))
         if self._stopped:
-            return ExactState(resting=_STOPPED)
-        return ExactState(resting="" if self._allowed() else _BUSY)
+            return ExactState(resting=_STOPPED.format(key=self.shown_key("exact")))
+        return ExactState(
+            resting="" if self._allowed() else _BUSY.format(key=self.shown_key("exact"))
+        )
 
 
 def _place(budget: Budget) -> tuple[str, str, bool]:

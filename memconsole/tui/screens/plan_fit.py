@@ -57,7 +57,11 @@ class FitPlan(ExactPlan, inherit_bindings=False):
         """Pin the selected optimization, or let go of it."""
         row = self.view.row
         pinned = self.view.pinned ^ {row.key}
-        words = "pinned: f leaves it alone" if row.key in pinned else "not pinned any more"
+        words = (
+            f"pinned: {self.shown_key('fit')} leaves it alone"
+            if row.key in pinned
+            else "not pinned any more"
+        )
         self._show(replace(self.view, pinned=pinned))
         self.notice(f"{row.label} is {words}")
 

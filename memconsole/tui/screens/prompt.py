@@ -65,7 +65,8 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
         self._show()
 
     def title_line(self) -> tuple[str, str]:
-        return self.heading, "enter takes it, esc does not"
+        take, leave = self.shown_key("accept"), self.shown_key("dismiss")
+        return self.heading, f"{take} takes it, {leave} does not"
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:

@@ -123,8 +123,8 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 )
 
         answers = (
-            Answer("s", "stop", "save a checkpoint, then stop; r resumes it"),
-            Answer("k", "kill", "end at once; work since the last checkpoint is lost"),
+            Answer("stop", f"save a checkpoint, then stop; {self.shown_key('resume')} resumes it"),
+            Answer("kill", "end at once; work since the last checkpoint is lost"),
         )
         self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
 

@@ -124,9 +124,10 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         head = f"    {left('state', 13)}{left('run', name + 1)}{left('model', 11)}{' ' * backend}"
         head += right("step", 12) + right("loss", 8) + "  started"
         self.query_one("#head", TextLines).show([[Span(fit(head, width + 2), "dim")]])
-        empty = " · ".join(self._notes) or "no runs yet; l on the plan screen launches one"
+        launch = self.shown_key("launch", "plan")
+        empty = " · ".join(self._notes) or f"no runs yet; {launch} on the plan screen launches one"
         if self._filter and self._runs:
-            empty = f"no run holds {self._filter!r}; esc shows all"
+            empty = f"no run holds {self._filter!r}; {self.shown_key('dismiss')} shows all"
         rows = [run_line(run, width, now, run.id in self._marked) for run in self._shown]
         self.query_one(ChoiceList).show(rows, self._cursor, empty)
         self.refresh_frame()
@@ -210,7 +211,8 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         if run is None:
             return
         if run.id not in self._marked and len(self._marked) >= MOST_RUNS:
-            self.notice(f"at most {MOST_RUNS} runs are compared; space unmarks one", "warn")
+            words = f"at most {MOST_RUNS} runs are compared; {self.shown_key('mark')} unmarks one"
+            self.notice(words, "warn")
             return
         self.notice("")
         self._marked ^= {run.id}
@@ -243,7 +245,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             if value == "delete":
                 self._delete(run)
 
-        answer = Answer("s", "delete", "its checkpoints, log and figures are gone for good")
+        answer = Answer("delete", "its checkpoints, log and figures are gone for good")
         question = f"Delete run {run.name or run.id}, {run.state} at step {run.step:,}?"
         self.app.push_screen(ConfirmScreen(question, (answer,)), answered)
 

@@ -143,7 +143,10 @@ def _remarks(view: PlanView, table: MemoryTable, width: int, room: int) -> list[
         words, role = f"not exact: {exact.problem}", "warn"
     elif exact.seconds is not None:
         verb = "compiled" if table.backend == "jax" else "traced"
-        words, role = f"this plan's own step is being {verb} · r stops it", "dim"
+        words, role = (
+            f"this plan's own step is being {verb} · {view.keys.shown('plan', 'exact')} stops it",
+            "dim",
+        )
     else:
         words, role = exact.resting and f"exact numbers: {exact.resting}", "dim"
     return [[Span(f" {text}", role)] for text in wrap(words, width - 2, min(2, room))]

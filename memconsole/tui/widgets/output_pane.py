@@ -46,7 +46,9 @@ def _broken(row: str, width: int) -> list[str]:
 def closed_lines(view: RunView, width: int) -> list[Line]:
     """How to open the pane: the same while the run logs, so that nothing is sent."""
     warnings = len(view.snapshot.warnings) if view.snapshot is not None else 0
-    lines: list[Line] = [[Span(fit(" closed: o shows the output", width), "dim")]]
+    lines: list[Line] = [
+        [Span(fit(f" closed: {view.keys.shown('run', 'pane')} shows the output", width), "dim")]
+    ]
     if warnings:
         lines.append([Span(fit(f" ▲ {warnings} warning{'s' * (warnings > 1)}", width), "warn")])
     return lines
@@ -56,7 +58,7 @@ TITLES = {"output": "output", "sample": "sample text", "summary": "summary"}
 
 
 class OutputPane(Painted):
-    """Shows one of `PANES`, output from its end and others from their start; `o` switches, arrows move."""
+    """Shows one of `PANES`, output from its end and others from their start."""
 
     _view: RunView = RunView()
 
@@ -77,7 +79,7 @@ class OutputPane(Painted):
             lines = sample_lines(view, width) if pane == "sample" else summary_lines(view, width)
             first = min(max(0, -view.scroll), max(0, len(lines) - room))
         others = " · ".join(t for p, t in TITLES.items() if p != pane)
-        note = f"o: {others}"
+        note = f"{view.keys.shown('run', 'pane')}: {others}"
         behind = len(lines) - first - room
         if pane == "output" and behind > 0:
             note = f"{behind} more lines below"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memconsole.tui.ink import Line, Span, fit
+from rich.cells import cell_len
+
+from memconsole.tui.ink import Line, Span, fit, left
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes, format_count
@@ -34,19 +36,25 @@ def summary_lines(view: PlanView, width: int) -> list[Line]:
     train = plan.train
     length = f"{train.max_steps:,} steps" if train.max_steps else f"{train.epochs} epochs"
     rows = (
-        ("m", "model", model),
-        ("d", "data", f"{plan.data.source} · {plan.data.sequence_length:,} tokens/row"),
-        ("v", "device", device),
-        ("e", "backend", plan.backend),
+        ("model", "model", model),
+        ("data", "data", f"{plan.data.source} · {plan.data.sequence_length:,} tokens/row"),
+        ("device", "device", device),
+        ("backend", "backend", plan.backend),
         (
-            "s",
+            "settings",
             "train",
             f"{length} · {plan.effective_batch:,} rows/step · lr {train.learning_rate:g}",
         ),
     )
+    keys = [view.keys.shown("plan", id) for id, _, _ in rows]
+    most = max(map(cell_len, keys))
     return [
-        [Span(f" {key} ", "key"), Span(f"{name:<8}", "dim"), Span(fit(text, width - 11), "strong")]
-        for key, name, text in rows
+        [
+            Span(f" {left(key, most)} ", "key"),
+            Span(f"{name:<8}", "dim"),
+            Span(fit(text, width - 10 - most), "strong"),
+        ]
+        for key, (_, name, text) in zip(keys, rows, strict=True)
     ]
 
 

@@ -37,7 +37,7 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
     if view.problem:
         return [Span(fit(f" ✗ {view.problem}", width), "bad")]
     if not view.live and run.verdict is not None:
-        return _ended_line(run, width)
+        return _ended_line(view, run, width)
     if run.stalled_seconds is not None:
         words = f" ▲ no progress for {duration_word(run.stalled_seconds)} in {run.phase}"
         return [Span(fit(words, width), "warn")]
@@ -62,15 +62,15 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
     return head
 
 
-def _ended_line(run: RunSnapshot, width: int) -> Line:
+def _ended_line(view: RunView, run: RunSnapshot, width: int) -> Line:
     verdict = run.verdict
     assert verdict is not None
     role = "good" if verdict.reason in ("finished", "stopped") else "bad"
     words = f" {verdict.reason.replace('_', ' ')}: {verdict.evidence}"
     if verdict.reason in OUT_OF_MEMORY:
-        words += " — f lists what would have saved it"
+        words += f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
     elif verdict.resumable:
-        words += " — r resumes it"
+        words += f" — {view.keys.shown('run', 'resume')} resumes it"
     if role == "bad" and run.error is not None and run.error.message not in words:
         words += f" · {run.error.message}"
     return [Span(fit(words, width), role)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from memconsole.memory.table import Saving
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
 from memconsole.tui.ink import Line, Span, fit, left, right, rule, wrap
-from memconsole.tui.keys import toggle_key
 from memconsole.tui.views import PlanView
 from memconsole.tui.widgets.choice_list import selected, viewport
 from memconsole.tui.widgets.document_lengths import brief, whole
@@ -58,12 +57,13 @@ def toggle_line(view: PlanView, row: Optimization, width: int, current: bool) ->
     role = "bad" if refusal and on else "accent" if on else "dim"
     nexts = width >= 58
     word, saved, factor = 10, 10, 7 if width >= 66 else 0
-    label = width - 6 - word - saved - factor - (13 if nexts else 0)
+    keys = view.keys.toggle_width
+    label = width - 5 - keys - word - saved - factor - (13 if nexts else 0)
     name = row.label if len(row.label) <= label else _SHORT.get(row.key, row.label)
     saving = view.next_saving(row)
     line = [
         Span("›" if current else " ", "accent"),
-        Span(f"{toggle_key(row.key) or ' '} ", "key"),
+        Span(left(view.keys.toggle_key(row.key), keys) + " ", "key"),
         Span(mark, role),
         Span("*" if row.key in view.pinned else " ", "warn"),
         Span(left(name, max(0, label)) + " ", "strong" if current else ""),
@@ -104,15 +104,16 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
     lines: list[Line] = []
     refusal = row.refusal(plan)
     saving = view.next_saving(row)
+    key = view.keys.shown("plan", "toggle")
     if refusal:
         first: Line = [Span(" ✗ ", "bad"), Span(fit(refusal, width - 3), "bad")]
     elif saving is None:
         wanted = value_word(row.next_value(plan))
-        first = [Span(" space ", "key"), Span(fit(f"→ {wanted}", width - 7), "dim")]
+        first = [Span(f" {key} ", "key"), Span(fit(f"→ {wanted}", width - len(key) - 2), "dim")]
     else:
         words = f"→ {value_word(saving.value)}: {consequence(view, row, saving)}"
         mark = "" if saving.available else " (not trained here)"
-        first = [Span(" space ", "key"), Span(fit(words + mark, width - 7))]
+        first = [Span(f" {key} ", "key"), Span(fit(words + mark, width - len(key) - 2))]
     about = f"{row.help} · costs: {row.costs}"
     if height <= 2:
         second = brief(view.rows, width) if view.rows else [Span(fit(f" {row.help}", width), "dim")]
@@ -150,7 +151,7 @@ def best_lines(view: PlanView, width: int, height: int) -> list[Line]:
         words = "✓ fits then" if fits else ""
         lines.append(
             [
-                Span(f" {toggle_key(row.key) or ' '} ", "key"),
+                Span(f" {left(view.keys.toggle_key(row.key), view.keys.toggle_width)} ", "key"),
                 Span(left(f"{row.label} → {value_word(saving.value)}", max(0, width - 36))),
                 saving_span(saving, view.stale, 11),
                 Span(right(_time_word(saving), 8), "dim"),
