@@ -15,7 +15,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from memconsole.tui.ink import ROLES, Line, cleaned
+from memconsole.tui.ink import Line, cleaned
 
 
 class Painted(Widget):
@@ -30,10 +30,9 @@ class Painted(Widget):
         self._lines: list[list[tuple[str, str]]] = []
         self._strips: list[Strip] = []
         self._painted: tuple[int, int] | None = None
-        self._restyled = True
-        self._look: tuple[Style, ...] = ()
+        self._restyled = False
         self._styles: dict[str, Style] = {}
-        """By role, as long as none is announced to have changed: finding one out takes a walk to the root."""
+        """Of the roles drawn so far: finding one out takes a walk to the root."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         """The rows to show, at most `height`, each at most `width` cells. Pure in the state."""
@@ -49,7 +48,7 @@ class Painted(Widget):
         if not self.is_attached:
             return
         width, height = self.content_size
-        if self._painted != (width, height) or self._looks_different():
+        if self._looks_different() or self._painted != (width, height):
             self._painted = None
             self.refresh()
             return
@@ -67,7 +66,7 @@ class Painted(Widget):
 
     def render_line(self, y: int) -> Strip:
         size = self.content_size
-        if self._painted != tuple(size) or self._looks_different():
+        if self._looks_different() or self._painted != tuple(size):
             self._painted = (size.width, size.height)
             self._lines = self._rows(size.width, size.height)
             self._strips = [self._strip(row, size.width) for row in self._lines]
@@ -78,16 +77,16 @@ class Painted(Widget):
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._restyled = True
-        self._styles.clear()
 
     def _looks_different(self) -> bool:
         """Whether a style has really changed since the last paint; Textual announces more than that."""
         if not self._restyled:
             return False
         self._restyled = False
-        look = tuple(self._style(role) for role in ("", *ROLES, "@cursor"))
-        changed, self._look = look != self._look, look
-        return changed
+        before, self._styles = self._styles, {}
+        for role in before:
+            self._style(role)
+        return self._styles != before
 
     def _rows(self, width: int, height: int) -> list[list[tuple[str, str]]]:
         """Exactly `height` rows of cleaned (text, role), each at most `width` cells."""
@@ -109,12 +108,12 @@ class Painted(Widget):
         """This widget's own style with the role's colour and weight, which the screen defines."""
         style = self._styles.get(role)
         if style is None:
-            style = self._styles[role] = self._found_style(role)
+            style = self._styles[role] = self._found_style(role) if role else self.rich_style
         return style
 
     def _found_style(self, role: str) -> Style:
         name, _, where = role.partition("@")
-        own = style = self.rich_style
+        own = style = self._style("")
         if name:
             ink = self.screen.get_component_rich_style(f"ink--{name}")
             style = style + Style(color=ink.color, bold=ink.bold, dim=ink.dim)
