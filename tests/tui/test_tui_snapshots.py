@@ -31,10 +31,9 @@ from memconsole.plan.plan import replace as replaced
 from memconsole.runs import events
 from memconsole.runs.follow import RunStatus
 from memconsole.runs.snapshot import RunSnapshot, Verdict
-from memconsole.tui.messages import RunsListed, SnapshotArrived
+from memconsole.tui.messages import SnapshotArrived
 from memconsole.tui.pricing import Priced
 from memconsole.tui.screens import runs as runs_screen
-from memconsole.tui.screens.runs import RunsScreen
 
 FOLDER = Path(__file__).parent / "snapshots"
 SIZES = ((80, 24), (120, 40))
@@ -77,6 +76,10 @@ def given(plan: Plan, factor: int = 1) -> Estimate:
     )  # fmt: skip
 
 
+LISTED: list[RunStatus] = []
+"""The runs that are found."""
+
+
 @pytest.fixture(autouse=True)
 def _given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def price(plan: Plan, devices: Any, lookup: Any = None) -> Priced:
@@ -87,6 +90,8 @@ def _given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memconsole.tui.screens.plan.price", price)
     monkeypatch.setattr("memconsole.tui.predictions.price", price)
     monkeypatch.setattr(runs_screen.time, "time", lambda: NOW)
+    LISTED.clear()
+    monkeypatch.setattr(runs_screen, "list_statuses", lambda: (tuple(LISTED), ()))
     # Nothing that comes after a while.
     monkeypatch.setattr("memconsole.tui.screens.plan_exact.REST_SECONDS", 1e6)
 
@@ -137,11 +142,8 @@ class Scene:
         await settle(self.pilot)
 
     async def runs(self, *found: RunStatus) -> None:
+        LISTED[:] = found
         await self.keys("a")
-        screen = self.app.screen
-        assert isinstance(screen, RunsScreen)
-        screen.post_message(RunsListed(found, ()))
-        await settle(self.pilot)
 
     async def priced(self, **settings: Any) -> None:
         changes = {key.replace("__", "."): value for key, value in settings.items()}
