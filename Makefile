@@ -26,7 +26,7 @@ test: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --durations 25
 
 soak: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow --timeout 1800

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import Console, paste, readings, screen_text, settle
 
 from memconsole.plan import plan as plans
@@ -358,3 +360,27 @@ def test_typing_finds_names_before_notes() -> None:
 def test_a_change_that_changes_nothing_cannot_be_undone() -> None:
     view = PlanView(Plan())
     assert view.changed(Plan()) is view
+
+
+async def test_keys_that_rest_leave_nothing_to_make_for_the_next_one(
+    make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memconsole.memory import torch_moments
+    from memconsole.tui.screens import plan_ahead
+
+    monkeypatch.setattr(plan_ahead, "AHEAD_SECONDS", 0.001)
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        monkeypatch.setattr(torch_moments, "_moments", {})
+        await pilot.press("1")
+        await settle(pilot)
+        deadline = time.monotonic() + 60
+        while app.plan_screen.looks_ahead and time.monotonic() < deadline:
+            await pilot.pause(0.02)
+        assert not app.plan_screen.looks_ahead
+        ready = set(torch_moments._moments)
+        monkeypatch.setattr(plan_ahead, "AHEAD_SECONDS", 1e6)
+        await pilot.press("2")
+        await settle(pilot)
+        assert set(torch_moments._moments) == ready

@@ -20,6 +20,8 @@ SLICE_SECONDS = 0.004
 class PlanAhead(ConsoleScreen, inherit_bindings=False):
     """The part of `PlanScreen` that prepares pricing the plans that are one key press away."""
 
+    looks_ahead = False
+    """Whether something is left to prepare."""
     _ahead: Iterator[None] = iter(())
     _ahead_of: tuple[Plan, str] | None = None
     _ahead_timer: Timer | None = None
@@ -34,7 +36,7 @@ class PlanAhead(ConsoleScreen, inherit_bindings=False):
         from memconsole.memory.ahead import prepared
 
         self._ahead_of = (view.plan, budget.kind)
-        self._ahead = prepared(view.plan, budget, view.row.key)
+        self._ahead, self.looks_ahead = prepared(view.plan, budget, view.row.key), True
         if self._ahead_timer is not None:
             self._ahead_timer.stop()
         self._ahead_timer = self.set_timer(AHEAD_SECONDS, self._ahead_slice)
@@ -45,3 +47,4 @@ class PlanAhead(ConsoleScreen, inherit_bindings=False):
             if time.monotonic() > end:
                 self._ahead_timer = self.set_timer(SLICE_SECONDS, self._ahead_slice)
                 return
+        self.looks_ahead = False
