@@ -13,13 +13,14 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
 from memconsole_torch.decoder import Decoder
 
+_PRODUCTS = {"mm": 1, "addmm": 2, "linear": 1}
+"""Linear layers: the place of the weight among their arguments."""
 _KEPT_NAMES = (
-    "mm",
-    "addmm",
-    "linear",
+    *_PRODUCTS,
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
@@ -33,17 +34,18 @@ KEPT = frozenset(
 composed, as on MPS, its batched products are as large as the scores."""
 
 
-def apply(decoder: Decoder, mode: Checkpointing) -> None:
+def apply(decoder: Decoder, mode: Checkpointing, rank: int = 0) -> None:
     """Recompute in the backward pass: nothing, whole blocks (`full`), or all but `KEPT` (`selective`).
 
     Blocks are the boundary: a `full` block keeps its input alone. No layer draws random numbers, so
-    none are saved.
+    none are saved. `rank`: of adapters, 0 where there are none.
     """
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        policy = partial(_policy, decoder.architecture, rank)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     for block in decoder.layers:
         block.forward = _checkpointed(block.forward, options)
 
@@ -57,5 +59,22 @@ def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Calla
     return run
 
 
-def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(
+    a: Architecture, rank: int, context: Any, operation: Any, *arguments: Any, **options: Any
+) -> CheckpointPolicy:
+    if operation not in KEPT or _is_made_again(a, rank, operation, arguments):
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE
+
+
+def _is_made_again(a: Architecture, rank: int, operation: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether a product is not worth keeping: the block's last, which nothing of its backward pass reads, and an
+    adapter's second, which is made of a few numbers."""
+    name = operation.name().removeprefix("aten::")
+    if name not in _PRODUCTS:
+        return False
+    shape = tuple(arguments[_PRODUCTS[name]].shape)
+    inner, outer = reversed(shape) if name == "linear" else shape
+    if rank and inner == rank:
+        return True
+    return not a.post_norms and (inner, outer) == (a.intermediate_size, a.hidden_size)

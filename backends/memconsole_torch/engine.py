@@ -159,7 +159,8 @@ class TorchEngine:
             assert isinstance(self._optimizer, optimizers.Several)
             self._in_backward = InBackward(self._optimizer)
         self._loss = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
-        checkpointing.apply(self._decoder, plan.optimize.gradient_checkpointing)
+        o = plan.optimize
+        checkpointing.apply(self._decoder, o.gradient_checkpointing, o.lora_rank)
         if plan.optimize.activation_offload:
             activation_offload.apply(self._decoder, self._run_directory)
         if plan.optimize.compile:

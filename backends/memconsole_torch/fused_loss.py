@@ -17,7 +17,7 @@ from torch import Tensor
 IGNORE = -100
 """A target that counts for nothing."""
 Share: TypeAlias = Tensor | float
-CHUNK_TOKENS = 1024
+CHUNK_TOKENS = 512
 """Tokens whose logits exist at a time."""
 
 
@@ -97,22 +97,24 @@ def _over_chunks(
             x, y = rows[part], labels[part]
             counts = (y != IGNORE)[:, None]  # (n, 1)
             y = y.clamp(min=0)[:, None]
-            scores = F.linear(x, head).float()  # (n, V)
-            normalizer = scores.logsumexp(-1, keepdim=True)
-            nats += ((normalizer - scores.gather(1, y)) * counts).sum()
+            scores = F.linear(x, head).float()  # (n, V), in place all the way to its gradient
+            picked, most = scores.gather(1, y), scores.amax(-1, keepdim=True)
+            total = scores.sub_(most).exp_().sum(-1, keepdim=True)
+            nats += ((total.log() + most - picked) * counts).sum()
             if by_rows is None and by_weight is None:
                 del scores
                 continue
-            gradient = scores.sub_(normalizer).exp_()  # (n, V), the probabilities
-            gradient.scatter_add_(1, y, torch.full_like(normalizer, -1.0))
-            gradient = gradient.mul_(counts * share).to(x.dtype)
+            factor = counts * share
+            scores.mul_(factor / total).scatter_add_(1, y, -factor.to(scores.dtype))
+            gradient = scores.to(x.dtype)
+            del scores
             if by_rows is not None:
                 by_rows[part] = gradient @ head
             if by_weight is not None and x.dtype == torch.float32:
                 by_weight.addmm_(gradient.T, x)
             elif by_weight is not None:
                 by_weight += gradient.T @ x
-            del scores, gradient  # before the next chunk's are made
+            del gradient  # before the next chunk's are made
     if by_rows is not None:
         by_rows = by_rows.view_as(hidden)
     return nats, by_rows, by_weight

@@ -25,7 +25,7 @@ from memconsole.memory.torch_program import (
 from memconsole.memory.torch_tape import Live
 from memconsole.plan.architecture import Architecture
 
-CHUNK_TOKENS = 1024
+CHUNK_TOKENS = 512
 """`memconsole_torch.fused_loss.CHUNK_TOKENS`."""
 MASK_ALIGNMENT = 16
 """Elements to which CUDA's memory-efficient attention pads a mask's rows (PyTorch, attention.cpp: pad_bias)."""
@@ -212,14 +212,15 @@ class _Timeline:
             )
 
     def _chunked_loss(self) -> Iterator[Moment]:
-        """A chunk's fp32 logits and logsumexp's own copy, then their gradient and what it makes; the gradients
-        by the hidden states and, in fp32, by the head from the first chunk on."""
+        """A chunk's logits, which become their gradient, and what that makes; the gradients by the hidden states and, in
+        fp32, by the head from the first chunk on."""
         step, c, a = self.step, self.step.compute, self.step.architecture
         rows = min(self.tokens, CHUNK_TOKENS)
         n = rows * a.vocab_size
         trained = self.head_gradient > 0
         share = 2 * step.head if trained and c == 2 else 0  # a chunk's share of the head's gradient
-        chunk = max(8 * n, (4 if c == 4 else 6) * n + max(c * a.hidden_size * rows, share))
+        made = c * n + max(c * a.hidden_size * rows, share)
+        chunk = max(_logits(c, n), made)
         yield self._at(
             "loss",
             step.standing + (4 * step.head if trained else 0),
@@ -323,7 +324,8 @@ class _Timeline:
         yield self._live("evaluation", live, 0, below, copies)
         n = min(tokens, CHUNK_TOKENS) * a.vocab_size
         copies += 2 * step.head if averaged else self.head_cast
-        yield self._at("evaluation", 0, hidden, copies, 8 * n + 8 * tokens)
+        logits = _logits(step.compute, n) + 8 * tokens
+        yield self._at("evaluation", 0, hidden, copies, logits)
 
     def _at(
         self, phase: str, gradients: int, live: int, copies: int = 0, logits: int = 0, work: int = 0
@@ -343,6 +345,11 @@ class _Timeline:
             0,
             work + live.workspace.bytes(t, s),
         )
+
+
+def _logits(compute: int, count: int) -> int:
+    """Bytes of so many fp32 logits that a product in a type of `compute` bytes has just made."""
+    return (4 if compute == 4 else 4 + compute) * count
 
 
 def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:

@@ -170,7 +170,7 @@ class Operations:
         coded = frozen and self.kernels.storage != "bf16"
         decoded = self._decode(elements) if coded else None
         if frozen and below is None:
-            return Tensor(self.output(c * out), out, c, None)
+            return Tensor(self.output(c * out, again=self._again(width, out)), out, c, None)
         saved = tape.saved()
         held = (None if frozen else x.storage, copy if below is not None else None)
         held = held if saved else (None, None)
@@ -194,7 +194,7 @@ class Operations:
 
         tape.record(slot, run)
         del copy, held
-        result = Tensor(self.output(c * out), out, c, slot)
+        result = Tensor(self.output(c * out, again=self._again(width, out)), out, c, slot)
         del decoded
         return result
 
@@ -325,9 +325,17 @@ class Operations:
         gradient.becomes(GRADIENTS)
         self.gradients.append(gradient)
 
-    def output(self, per_token: int) -> Storage:
-        """What a matmul or attention makes: kept, or taken from what was kept, by selective checkpointing."""
-        if self.outputs is None or self.tape.stopped:
+    def _again(self, width: int, out: int) -> bool:
+        """Whether selective checkpointing does not keep this product: `memconsole_torch.checkpointing`."""
+        a = self.architecture
+        if self.kernels.rank and width == self.kernels.rank:
+            return True
+        return not a.post_norms and (width, out) == (a.intermediate_size, a.hidden_size)
+
+    def output(self, per_token: int, *, again: bool = False) -> Storage:
+        """What a matmul or attention makes: kept, or taken from what was kept, by selective checkpointing, or made
+        `again` all the same."""
+        if again or self.outputs is None or self.tape.stopped:
             return self.tape.new(Size(token=per_token))
         if self.taking:
             return self.outputs.pop(0)
