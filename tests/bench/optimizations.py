@@ -232,7 +232,9 @@ def _cells(rows: dict[str, Any], case: str, backend: str, name: str) -> list[str
         "" if name == "plain" else f"{saved(rows, name):.0%}",
         f"{saved_above_start(rows, case, backend, name):.0%}" if wanted else "",
         f"{wanted:.0%}" if wanted else "",
-        f"{one['tokens_per_second'] / plain['tokens_per_second']:.2f}",
+        f"{one['tokens_per_second'] / plain['tokens_per_second']:.2f}"
+        if one["tokens_per_second"]
+        else "",
         f"{one['loss']:.4f}",
     ]
 
