@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from memconsole.memory import torch_moments
 from memconsole.memory.estimate import architecture_of
 from memconsole.memory.matter import neighbours
-from memconsole.memory.moments import step_of
+from memconsole.memory.moments import Step, step_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import Budget
 from memconsole.plan.optimizations import OPTIMIZATIONS
@@ -20,22 +20,39 @@ from memconsole.plan.plan import Plan, PlanError
 
 def prepared(plan: Plan, budget: Budget, first: str = "") -> Iterator[None]:
     """Make ready, a plan at a time, what every value of every toggle will need behind each key press from `plan`;
-    presses on the optimization with the key `first` come first. Stops between any two plans."""
+    presses on the optimization with the key `first` come first, those that leave the blocks as others do last. Stops
+    between any two plans."""
+    seen: set[object] = set()
+    alike = []
     for pressed in neighbours(plan, first):
-        for row in OPTIMIZATIONS:
-            present = row.value(pressed)
-            for value in row.values(pressed):
-                if value != present:
-                    _make(row.apply(pressed, value), budget)
-                    yield
+        blocks = torch_moments.structure(_step(pressed, budget))
+        if blocks in seen:
+            alike.append(pressed)
+            continue
+        seen.add(blocks)
+        yield from _around(pressed, budget)
+    for pressed in alike:
+        yield from _around(pressed, budget)
+
+
+def _around(plan: Plan, budget: Budget) -> Iterator[None]:
+    for row in OPTIMIZATIONS:
+        present = row.value(plan)
+        for value in row.values(plan):
+            if value != present:
+                _make(row.apply(plan, value), budget)
+                yield
 
 
 def _make(plan: Plan, budget: Budget) -> None:
     try:
-        architecture = architecture_of(plan)
+        step = _step(plan, budget)
     except PlanError:
         return
-    step = step_of(plan, architecture, budget.kind)
     if plan.backend == "torch":
         torch_moments.prepare(step)
-    step_seconds(plan, architecture, budget)
+    step_seconds(plan, step.architecture, budget)
+
+
+def _step(plan: Plan, budget: Budget) -> Step:
+    return step_of(plan, architecture_of(plan), budget.kind)

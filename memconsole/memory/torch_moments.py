@@ -98,16 +98,21 @@ _moments: dict[tuple[object, ...], tuple[Moment, ...]] = {}
 MOST_REMEMBERED = 8192
 
 
-def _remembered(step: Step) -> tuple[Moment, ...]:
-    """The phases that the optimizer takes no part in, without weights, state and data: those are the same in
-    all of their moments, and many toggles change nothing else."""
+def structure(step: Step) -> tuple[object, ...]:
+    """What decides every moment that the optimizer takes no part in, but for weights, state and data."""
     o = step.plan.optimize
-    key = (
+    return (
         step.architecture, step.kind, step.tokens, step.evaluation_tokens, step.sequence, step.compute, step.frozen,
         step.accumulates, step.rounded, step.state.average > 0, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
         o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
         o.optimizer_in_backward and o.optimizer_offload, step.plan.data.isolate_documents,
     )  # fmt: skip
+
+
+def _remembered(step: Step) -> tuple[Moment, ...]:
+    """The phases that the optimizer takes no part in, without weights, state and data: those are the same in
+    all of their moments, and many toggles change nothing else."""
+    key = structure(step)
     found = _moments.get(key)
     if found is None:
         if len(_moments) >= MOST_REMEMBERED:
