@@ -250,6 +250,14 @@ async def test_scales_glyphs_and_zoom_switch(make_console: Make) -> None:
         assert app.run_view.logarithmic
 
 
+def painted(app: Console) -> bool:
+    """Whether every widget that is seen was drawn at its present size."""
+    from memconsole.tui.widgets.painted import Painted
+
+    seen = [w for w in app.screen.query(Painted) if w.display and w.content_size.area]
+    return all(w._painted == tuple(w.content_size) for w in seen)
+
+
 async def test_a_further_step_repaints_only_changed_rows(make_console: Make) -> None:
     from memconsole.tui.widgets.painted import Painted
 
@@ -272,6 +280,8 @@ async def test_a_further_step_repaints_only_changed_rows(make_console: Make) -> 
         Painted.refresh = recording  # type: ignore[method-assign]
         try:
             deadline = time.monotonic() + 20
+            while not painted(app) and time.monotonic() < deadline:
+                await pilot.pause(0.05)
             while await shown(snapshot(step=600)) and time.monotonic() < deadline:
                 await pilot.pause(0.05)
             sent = await shown(snapshot(step=610, log_tail=snapshot(600).log_tail))

@@ -71,10 +71,16 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
         return cast(ConsoleApp, self.app)
 
+    _whole = False
+
     @property
     def composed(self) -> bool:
-        """Whether the widgets are there: from before the mount event until the screen is removed."""
-        return self.is_attached and len(self.children) > 0
+        """Whether the widgets are there, those in containers too: from before the mount event until the screen is
+        removed."""
+        if not self._whole:
+            inside = self.query("Horizontal, Vertical")
+            self._whole = len(self.children) > 0 and all(len(one.children) for one in inside)
+        return self.is_attached and self._whole
 
     def compose(self) -> ComposeResult:
         yield TextLines(id="title")
