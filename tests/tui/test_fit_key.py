@@ -22,8 +22,8 @@ LARGE = plans.apply_settings(
 
 
 def notice(app: Console) -> str:
-    row: str = screen_lines(app)[-2]
-    return row
+    rows = app.screen.query_one("#notice").region.height
+    return " ".join(line.strip() for line in screen_lines(app)[-1 - rows : -1])
 
 
 async def test_f_applies_the_fit_as_one_step_that_u_undoes(make_console: Make) -> None:

@@ -341,3 +341,20 @@ async def test_pasted_control_characters_never_reach_the_entry(make_console: Mak
         app.post_message(textual_events.Paste("\x1b]52;c;aGk=\x07gpt2\x9b"))
         await settle(pilot)
         assert_harmless(app)
+
+
+async def test_a_notice_takes_the_rows_its_words_need(make_console: Make) -> None:
+    app = make_console()
+    long = " ".join(f"word{n}" for n in range(25))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        before = screen_text(app)
+        for words, rows in ((long, 3), ("short", 1), (f"{long} {long}", 3)):
+            app.plan_screen.notice(words)
+            await settle(pilot)
+            assert app.plan_screen.query_one("#notice").size.height == rows
+            shown, cut = " ".join(screen_text(app).split()), len(words) > 300
+            assert (words in shown, "…" in screen_lines(app)[-2]) == (not cut, cut)
+        app.plan_screen.notice("")
+        await settle(pilot)
+        assert screen_text(app) == before

@@ -11,6 +11,7 @@ from textual.screen import Screen
 from memconsole.tui.ink import ROLES, Line, Span, fit, width_of
 from memconsole.tui.keys import Key
 from memconsole.tui.widgets.key_bar import KeyBar
+from memconsole.tui.widgets.notice import Notice
 from memconsole.tui.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
     def compose(self) -> ComposeResult:
         yield TextLines(id="title")
         yield from self.compose_body()
-        yield TextLines(id="notice")
+        yield Notice(id="notice")
         yield KeyBar(id="keys")
         yield TextLines(id="too-small")
 
@@ -141,12 +142,9 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         self.refresh_frame()
 
     def notice(self, words: str, role: str = "accent") -> None:
-        """One row above the footer until the next key press; empty text removes it."""
-        if not self.composed:
-            return
-        row = self.query_one("#notice", TextLines)
-        row.show([[Span(f" {words}", role)]] if words else [])
-        row.display = bool(words)
+        """Above the footer until the next key press; empty text removes it."""
+        if self.composed:
+            self.query_one("#notice", Notice).show(words, role)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether the key table offers this action now. Actions it does not know are Textual's own."""
