@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from later import LATER
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples each time; `make soak` looks for new ones.
@@ -31,3 +32,15 @@ def own_state_folder() -> Iterator[None]:
         os.environ.pop("XDG_STATE_HOME")
     else:
         os.environ["XDG_STATE_HOME"] = before
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is left to `make soak`."""
+    files = {item.path.name for item in items}
+    whole = not any("::" in argument for argument in config.args)
+    for start in LATER:
+        found = [item for item in items if item.nodeid.removeprefix("tests/").startswith(start)]
+        if whole and not found and start.partition("::")[0].rpartition("/")[2] in files:
+            raise pytest.UsageError(f"tests/later.py names no test: {start}")
+        for item in found:
+            item.add_marker(pytest.mark.slow)

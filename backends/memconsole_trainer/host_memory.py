@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from typing import ClassVar
 
 _CLEAR_REFS = "/proc/self/clear_refs"
 
@@ -46,10 +47,12 @@ class HostMemory:
     reads it with the split into kinds a few times a second: when the mark has risen, the peak lay
     since the previous reading, and the larger count of file pages of the two readings is deducted.
     So a peak between two readings is found, and newly mapped libraries are not taken for tensors.
+    Only the one started last is watched: a process trains one model.
     """
 
     highest_anonymous = 0
     """Most anonymous bytes this process was seen to hold, its baseline included."""
+    _watched: ClassVar[weakref.ref[HostMemory] | None] = None
 
     def __init__(self, period_seconds: float = 0.05) -> None:
         self._period = period_seconds
@@ -64,6 +67,10 @@ class HostMemory:
 
     def start(self) -> None:
         """Take the baseline, give freed heap back to the system first, and start watching."""
+        before = HostMemory._watched() if HostMemory._watched is not None else None
+        if before is not None:
+            before.close()
+        HostMemory._watched = weakref.ref(self)
         gc.collect()
         _trim()
         with self._lock:

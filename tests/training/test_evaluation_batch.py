@@ -27,8 +27,11 @@ def plan_with(**changes: Any) -> Plan:
     keys = {key.replace("__", "."): value for key, value in changes.items()}
     return replace(
         Plan(),
-        {"device.name": "cpu", "data.sequence_length": LENGTH, "train.batch_size": 2, **keys},
-    )
+        {
+            "device.name": "cpu", "data.sequence_length": LENGTH, "train.batch_size": 2,
+            "train.sample_tokens": 0, **keys,
+        },
+    )  # fmt: skip
 
 
 def batches(rows: int) -> list[Batch]:

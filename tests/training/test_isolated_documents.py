@@ -158,7 +158,7 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
                 "backend": backend, "device.name": "cpu", "data.sequence_length": LENGTH,
                 "data.isolate_documents": batch.documents is not None, "train.batch_size": rows,
                 "optimize.accumulation_steps": micro_batches, "train.warmup_steps": 1,
-                "train.learning_rate": 1e-2, **changes,
+                "train.learning_rate": 1e-2, "train.sample_tokens": 0, **changes,
             },
         )  # fmt: skip
         engine = engine_factory(backend)(plan, None)

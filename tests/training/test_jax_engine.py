@@ -33,6 +33,7 @@ def plan_with(**settings: Any) -> Plan:
             "data.sequence_length": LENGTH,
             "train.batch_size": ROWS,
             "train.warmup_steps": 2,
+            "train.sample_tokens": 0,
             "train.learning_rate": 1e-2,
             **{key.replace("__", "."): value for key, value in settings.items()},
         },

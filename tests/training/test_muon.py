@@ -37,6 +37,7 @@ def plan_with(backend: str, changes: dict[str, Any] | None = None) -> Plan:
         "train.batch_size": 4,
         "train.learning_rate": 1e-2,
         "train.warmup_steps": 2,
+        "train.sample_tokens": 0,
         "optimize.optimizer": "muon",
     }
     return plans.replace(Plan(), base | (changes or {}))

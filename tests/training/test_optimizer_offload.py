@@ -46,6 +46,7 @@ def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
         "train.batch_size": 4,
         "train.learning_rate": 1e-2,
         "train.warmup_steps": 2,
+        "train.sample_tokens": 0,
     }
     plan = plans.replace(Plan(), base | changes)
     check_trainable(plan)

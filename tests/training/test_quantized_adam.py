@@ -155,6 +155,7 @@ def plan_with(backend: str, **changes: Any) -> Plan:
         "train.batch_size": 4,
         "train.learning_rate": 3e-3,
         "train.warmup_steps": 5,
+        "train.sample_tokens": 0,
         "optimize.fused_loss": False,
         "optimize.gradient_checkpointing": "none",
         "optimize.precision": "fp32",

@@ -43,6 +43,7 @@ def a_plan(**changes: Any) -> Plan:
         "device.name": "cpu",
         "data.sequence_length": LENGTH,
         "train.warmup_steps": 2,
+        "train.sample_tokens": 0,
         "train.learning_rate": 1e-2,
     }
     return plans.replace(Plan(), base | {k.replace("__", "."): v for k, v in changes.items()})
