@@ -78,7 +78,7 @@ def write(path: Path, tensors: Iterable[tuple[str, NDArray[np.generic]]]) -> tup
 
 
 class TensorFile:
-    """One safetensors file, mapped: reading a tensor costs that tensor and no more.
+    """One safetensors file. A tensor is mapped while its array is held: reading one costs that one and no more.
 
     Raises `TensorFileError` when the file is not one.
     """
@@ -101,7 +101,6 @@ class TensorFile:
         for name, entry in header.items():
             self._entries[name] = _entry(path, name, entry, size - 8 - length)
         self._data_start = 8 + length
-        self._map: NDArray[np.uint8] | None = None
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -110,13 +109,11 @@ class TensorFile:
         return self._entries[name][1]
 
     def tensor(self, name: str, widen: bool = False) -> NDArray[np.generic]:
-        """The tensor of `name`: a read-only view of the mapping, little-endian.
+        """The tensor of `name`: a read-only view of the file, little-endian.
 
         A bfloat16 tensor comes as float32 with `widen` or where NumPy has no such type.
         """
         dtype, shape, start = self._entries[name]
-        if self._map is None:
-            self._map = np.memmap(self.path, dtype=np.uint8, mode="r")
         count = math.prod(shape)
         if dtype == "bfloat16":
             raw = self._raw(start, count * 2).view(np.uint16)
@@ -126,9 +123,10 @@ class TensorFile:
         return self._raw(start, count * kind.itemsize).view(kind).reshape(shape)
 
     def _raw(self, start: int, size: int) -> NDArray[np.uint8]:
-        assert self._map is not None
+        if size == 0:
+            return np.empty(0, np.uint8)
         first = self._data_start + start
-        raw = np.asarray(self._map[first : first + size])
+        raw = np.asarray(np.memmap(self.path, np.uint8, "r", offset=first, shape=(size,)))
         # A foreign file may hold data at an odd address; a view of wider elements needs alignment.
         return raw if first % 8 == 0 else raw.copy()
 

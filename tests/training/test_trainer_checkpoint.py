@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from memconsole_trainer import checkpoint, tensorfile
 from memconsole_trainer.checkpoint import Checkpoints, FencedError, NotFiniteError, verify
+from memconsole_trainer.host_memory import resident
 
 STATE = {"progress": {"step": 3}, "validation_loss": None}
 
@@ -202,3 +203,17 @@ def test_the_weights_digest_depends_on_the_weights_alone(tmp_path: Path) -> None
         )
 
     assert digest("a", 1.0, 1.0) == digest("b", 1.0, 2.0) != digest("c", 1.5, 1.0)
+
+
+def test_reading_a_file_through_holds_one_tensor_of_it_at_a_time(tmp_path: Path) -> None:
+    mib = 2**20
+    path = tmp_path / "large.safetensors"
+    tensorfile.write(path, [(f"t{n}", np.full(4 * mib, n, np.uint8)) for n in range(16)])
+    opened = tensorfile.TensorFile(path)
+    before, most = resident().mapped, 0
+    for name in opened.names():
+        assert int(opened.tensor(name).sum()) == int(name[1:]) * 4 * mib
+        array = opened.tensor(name)
+        assert array[-1] == int(name[1:])
+        most = max(most, resident().mapped - before)
+    assert most < 16 * mib
