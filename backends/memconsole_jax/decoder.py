@@ -24,6 +24,8 @@ from flax import nnx
 from jax import Array, lax
 
 from memconsole.plan.architecture import Architecture, RopeScaling
+from memconsole_jax import accumulation
+from memconsole_jax.accumulation import Sums
 from memconsole_jax.attention import causal_attention
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -209,11 +211,13 @@ class Decoder(nnx.Module):
         dtype: Any = jnp.float32,
         around: Around | None = None,
         documents: Array | None = None,
+        sums: Sums | None = None,
     ) -> Array:
         """Tokens (B, T) to the normed output of the last block (B, T, C) in `dtype`.
 
         `around` wraps one block's function: gradient checkpointing. `documents` (B, T) number the documents of a
-        row, which do not see one another.
+        row, which do not see one another. Gradients of the blocks' weights in `sums` are those of `sums`: added to
+        them (see `accumulation`).
         """
         a = self.architecture
         length = tokens.shape[1]
@@ -229,8 +233,31 @@ class Decoder(nnx.Module):
 
         wrapped = layer if around is None else around(layer)
         x = self.embed(tokens, positions)
-        x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, (weights, local))
+        if sums is None:
+            x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, (weights, local))
+        else:
+            x = self._through_adding(wrapped, x, weights, local, sums)
         return self.norm(x).astype(dtype)
+
+    def _through_adding(
+        self, wrapped: Callable[..., Array], x: Array, weights: Any, local: Any, sums: Sums
+    ) -> Array:
+        """x after all layers, whose weights' gradients are added to `sums`."""
+        paths = {".".join(("layers", *path)): path for path, _ in nnx.to_flat_state(weights)}
+
+        def layer(carry: tuple[Array, Sums], xs: Any) -> tuple[Any, None]:
+            x, carried = carry
+            index, weights, is_local = xs
+            arrays = dict(nnx.to_flat_state(weights))
+            found = {name: arrays[paths[name]][...] for name in carried}
+            found, carried = accumulation.adding(found, carried, index)
+            arrays |= {paths[name]: nnx.Param(array) for name, array in found.items()}
+            weights = nnx.from_flat_state(list(arrays.items()))
+            return (wrapped(x, weights, is_local), carried), None
+
+        layers = jnp.arange(self.architecture.layers)
+        (x, carried), _ = lax.scan(layer, (x, sums), (layers, weights, local))
+        return accumulation.begun(x, carried, lax.stop_gradient(sums))
 
     @property
     def head_weight(self) -> Array:

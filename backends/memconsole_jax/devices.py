@@ -31,6 +31,8 @@ def prepare(plan: Plan) -> None:
     otherwise; `device.memory_fraction` limits it.
     """
     name = plan.device.name
+    # A CPU's next step would begin while the last one's temporaries are being freed.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     if name == "cpu":
         jax.config.update("jax_platforms", "cpu")  # no plugin is probed
     elif name == "tpu":

@@ -386,9 +386,11 @@ def gradients(
     trained = {n: x for n, x in arrays.items() if found[n].used}
     kept = {n: x for n, x in arrays.items() if not found[n].used}
 
-    def loss(trained: Any, kept: Any, inputs: Any, targets: Any, documents: Any) -> jax.Array:
+    def loss(
+        trained: Any, kept: Any, inputs: Any, targets: Any, documents: Any, sums: Any = None
+    ) -> jax.Array:
         decoder = assemble(architecture, {**trained, **kept})
-        hidden = decoder.hidden(inputs, documents=documents)
+        hidden = decoder.hidden(inputs, documents=documents, sums=sums)
         return plain_nats(hidden, decoder.head_weight, targets)
 
     run = jax.jit(lambda *arguments: mean_gradients(loss, *arguments)[1])

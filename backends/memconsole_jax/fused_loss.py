@@ -22,11 +22,14 @@ ALIGNED_ROWS = 16
 the whole gradient of the logits, where a padded head costs only itself."""
 CHUNK_TOKENS = 1024
 """Most tokens whose logits exist at a time."""
+CPU_CHUNK_TOKENS = 128
+"""The same on a CPU, whose few cores smaller products keep as busy."""
 
 
 def chunk_tokens(tokens: int) -> int:
-    """Tokens per chunk: equal chunks of at most `CHUNK_TOKENS`."""
-    chunks = -(-tokens // CHUNK_TOKENS)
+    """Tokens per chunk: equal chunks of at most so many."""
+    most = CPU_CHUNK_TOKENS if target.kind() == "cpu" else CHUNK_TOKENS
+    chunks = -(-tokens // most)
     return -(-tokens // chunks)
 
 

@@ -23,6 +23,11 @@ from memconsole_trainer.base_storage import SCALES
 _A, _B = ".lora_a", ".lora_b"
 
 
+def is_adapter(name: str) -> bool:
+    """Whether an array is one of an adapter's two matrices."""
+    return name.endswith((_A, _B))
+
+
 class Adapted(nnx.Module):
     """A linear layer with an adapter beside it: ``base(x) + 2 (x @ A.T) @ B.T``, in the dtype of x."""
 

@@ -5,8 +5,7 @@ Weights are flat dicts of stacked arrays; `trained` are differentiated, `kept` a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +17,27 @@ from memconsole.plan.plan import Plan
 from memconsole_jax import checkpointing, offload, precision
 from memconsole_jax.average import followed
 from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
-from memconsole_jax.lora import assembled
+from memconsole_jax.lora import assembled, is_adapter
 from memconsole_jax.optimizers import clip_factor
 from memconsole_jax.rounding import Rounding
 from memconsole_trainer.loss_scale import is_scaled
 
 Tree = dict[str, Array]
-Loss = Callable[[Tree, Tree, Array, Array, Array | None], Array]
+
+
+class Loss(Protocol):
+    """Summed nats of one micro-batch."""
+
+    def __call__(
+        self,
+        trained: Tree,
+        kept: Tree,
+        inputs: Array,
+        targets: Array,
+        documents: Array | None,
+        sums: Tree | None = None,
+    ) -> Array:
+        """Of inputs and targets (B, T), documents (B, T); with `sums`, see `accumulation.Sums`."""
 
 
 class Trained(NamedTuple):
@@ -39,18 +52,22 @@ class Trained(NamedTuple):
 
 
 def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Loss:
-    """Summed nats of one micro-batch: (trained, kept, inputs (B, T), targets (B, T), documents (B, T)
-    or None) -> scalar."""
+    """The loss that `plan` trains, the head's part in chunks or not."""
     dtype = precision.compute_dtype(plan)
     o = plan.optimize
     around = checkpointing.around(o.gradient_checkpointing, offload=o.activation_offload)
     nats = chunked_nats if chunked else plain_nats
 
     def loss(
-        trained: Tree, kept: Tree, inputs: Array, targets: Array, documents: Array | None
+        trained: Tree,
+        kept: Tree,
+        inputs: Array,
+        targets: Array,
+        documents: Array | None,
+        sums: Tree | None = None,
     ) -> Array:
         decoder = assembled(architecture, {**trained, **kept})
-        hidden = decoder.hidden(inputs, dtype, around, documents)
+        hidden = decoder.hidden(inputs, dtype, around, documents, sums)
         return nats(hidden, decoder.head_weight, targets)
 
     return loss
@@ -69,24 +86,34 @@ def mean_gradients(
     over micro-batches, else in the weights' dtypes.
 
     Micro-batches run one after another; each contributes its sum divided by the count of the whole
-    effective batch, so the result does not depend on how the rows were cut.
+    effective batch, so the result does not depend on how the rows were cut. The gradients of blocks are summed
+    inside the backward pass; adapters, small as they are, after it.
     """
     share = scale / jnp.maximum(jnp.sum(targets != MASKED), 1).astype(jnp.float32)
-
-    def one(inputs: Array, targets: Array, documents: Array | None) -> tuple[Array, Tree]:
-        return jax.value_and_grad(lambda w: loss(w, kept, inputs, targets, documents) * share)(
-            trained
-        )
-
     if inputs.shape[0] == 1:
-        return one(inputs[0], targets[0], None if documents is None else documents[0])
+        own = None if documents is None else documents[0]
+        return jax.value_and_grad(
+            lambda w: loss(w, kept, inputs[0], targets[0], own, None) * share
+        )(trained)
+    blocks = {n: w for n, w in trained.items() if n.startswith("layers.") and not is_adapter(n)}
+    outer = {n: w for n, w in trained.items() if n not in blocks}
 
-    def add(total: tuple[Array, Tree], rows: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, one(*rows)), None
+    def of_one(outer: Tree, sums: Tree, rows: Any) -> Array:
+        inputs, targets, documents = rows
+        whole = {**outer, **blocks}
+        return loss(whole, kept, inputs, targets, documents, sums or None) * share
 
-    zero = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), trained)
-    total, _ = lax.scan(add, (jnp.float32(0.0), zero), (inputs, targets, documents))
-    return total
+    def add(total: tuple[Array, Tree, Tree], rows: Any) -> tuple[Any, None]:
+        nats, whole, sums = total
+        more, (gradients, sums) = jax.value_and_grad(of_one, (0, 1))(outer, sums, rows)
+        return (nats + more, jax.tree.map(jnp.add, whole, gradients), sums), None
+
+    zeros, sums = (
+        {n: jnp.zeros(w.shape, jnp.float32) for n, w in tree.items()} for tree in (outer, blocks)
+    )
+    start = jnp.float32(0.0), zeros, sums
+    (nats, whole, sums), _ = lax.scan(add, start, (inputs, targets, documents))
+    return nats, {n: (sums if n in blocks else whole)[n] for n in trained}
 
 
 def train_step(

@@ -15,6 +15,8 @@ from memconsole.memory.moments import Moment, Step
 
 CHUNK_TOKENS = 1024
 """`memconsole_jax.fused_loss.CHUNK_TOKENS`."""
+CPU_CHUNK_TOKENS = 128
+"""`memconsole_jax.fused_loss.CPU_CHUNK_TOKENS`."""
 SCORE_BYTES = 32 * 2**20
 """`memconsole_jax.attention.SCORE_BYTES`."""
 FEWEST_ROWS = 64
@@ -39,6 +41,8 @@ def moments(step: Step) -> Iterator[Moment]:
     head = 0 if step.frozen else step.gradient * step.head
     looked_up = 0 if step.frozen else step.gradient * s.embedding
     blocks = max(0, step.gradients - (head + (looked_up if s.head else 0)) // step.shards)
+    if step.accumulates and not o.lora_rank:  # added to their sum inside the backward pass
+        blocks //= s.layers
 
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
         return Moment(phase, model, gradients, resident, live, loss, int(work), step.data)
@@ -78,7 +82,10 @@ def moments(step: Step) -> Iterator[Moment]:
         step, step.plan.evaluation_batch
     )
     chunk = (
-        int(overlap.chunk_16 if c == 2 else overlap.chunk) * 4 * a.vocab_size * _chunk(evaluated)
+        int(overlap.chunk_16 if c == 2 else overlap.chunk)
+        * 4
+        * a.vocab_size
+        * _chunk(step, evaluated)
     )
     stream += _rotations(step, evaluated)
     yield at("evaluation", 0, stream, 0, max(passing, chunk + 2 * stream))
@@ -109,7 +116,9 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
     gradient = 0 if step.frozen else step.gradient * step.head
     if step.plan.optimize.fused_loss:
         copies = overlap.chunk_16 if narrow else overlap.chunk
-        return int(copies * 4 * a.vocab_size * _chunk(t) + cast), gradient
+        if step.kind == "cpu":  # a chunk's part of the gradient exists before it is added
+            cast = (2 * step.head if step.compute == 2 else 0) + gradient
+        return int(copies * 4 * a.vocab_size * _chunk(step, t) + cast), gradient
     padded = step.kind == "gpu" and a.vocab_size % ALIGNED_ROWS > 0
     copies = overlap.logits
     if narrow:
@@ -133,9 +142,10 @@ def score_bytes(step: Step, rows: int) -> int:
     return row * -(-length // chunks)
 
 
-def _chunk(tokens: int) -> int:
-    """Tokens whose logits exist at a time: equal chunks of at most CHUNK_TOKENS."""
-    chunks = -(-tokens // CHUNK_TOKENS)
+def _chunk(step: Step, tokens: int) -> int:
+    """Tokens whose logits exist at a time: equal chunks of at most so many."""
+    most = CPU_CHUNK_TOKENS if step.kind == "cpu" else CHUNK_TOKENS
+    chunks = -(-tokens // most)
     return -(-tokens // chunks)
 
 

@@ -34,22 +34,30 @@ FAST = {"xla_backend_optimization_level": "0"}
 def uneven_chunks() -> Iterator[None]:
     """Three chunks of 86 tokens, the last one filled up from 84."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_loss, "CHUNK_TOKENS", 100)
+        patch.setattr(fused_loss, "CPU_CHUNK_TOKENS", 100)
         yield
 
 
-def one_step(checkpointing: str = "none", fused: bool = True, dtype: str = "fp32") -> Step:
-    return _one_step(checkpointing, fused, dtype)
+def one_step(
+    checkpointing: str = "none",
+    fused: bool = True,
+    dtype: str = "fp32",
+    cut: tuple[int, int] = (1, ROWS),
+) -> Step:
+    return _one_step(checkpointing, fused, dtype, cut)
 
 
 @cache
-def _one_step(checkpointing: str, fused: bool, dtype: str) -> Step:
-    """Weights and [loss, norm] after one step, temporary bytes and the program of the step."""
+def _one_step(checkpointing: str, fused: bool, dtype: str, cut: tuple[int, int]) -> Step:
+    """Weights and [loss, norm] after one step of rows `cut` into micro-batches, temporary bytes and the program of the
+    step."""
+    steps, rows = cut
     plan = replace(
         Plan(),
         {
-            "train.batch_size": ROWS,
+            "train.batch_size": rows,
             "train.weight_decay": 0.0,
+            "optimize.accumulation_steps": steps,
             "optimize.optimizer": "sgd",
             "optimize.gradient_checkpointing": checkpointing,
             "optimize.fused_loss": fused,
@@ -61,7 +69,7 @@ def _one_step(checkpointing: str, fused: bool, dtype: str) -> Step:
     weights = {n: jnp.asarray(s.gather(source.tensor)) for n, s in found.items()}
     update = transformation(plan, ARCHITECTURE)
     state = Trained(weights, update.init(weights))
-    batch = tiny_models.batch(1, ROWS, LENGTH, masked=0.2)
+    batch = tiny_models.batch(steps, rows, LENGTH, masked=0.2)
     arguments = (state, {}, batch.inputs, batch.targets, np.float32([1.0, 0.0]))
     traced = train_step(plan, ARCHITECTURE, update).trace(*arguments)
     compiled = traced.lower().compile(FAST)
@@ -91,6 +99,21 @@ def test_checkpointing_keeps_less_the_more_it_recomputes() -> None:
     assert none - full > 8 * residual
 
 
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_a_sum_of_gradients_is_their_only_copy(mode: str) -> None:
+    """Beside what one micro-batch needs, accumulation holds what lies outside of blocks, and no blocks' gradients."""
+    found = stacks(ARCHITECTURE).items()
+    blocks = sum(4 * np.prod(s.shape) for n, s in found if n.startswith("layers."))
+    outside = sum(4 * np.prod(s.shape) for n, s in found if not n.startswith("layers."))
+    one, several = (one_step(mode, cut=(steps, 1))[2] for steps in (1, ROWS))
+    assert several - one < outside + blocks / 4
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_accumulation_changes_no_number(mode: str) -> None:
+    assert_same(one_step(mode, cut=(ROWS, 1)), one_step(mode), 1e-5)
+
+
 def test_chunked_loss_changes_no_number() -> None:
     assert_same(one_step(), one_step(fused=False), 1e-5)
 
@@ -106,7 +129,7 @@ def chunk_program(tokens: int) -> tuple[Any, Any]:
 
 
 def test_the_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_loss, "CHUNK_TOKENS", 8)
+    monkeypatch.setattr(fused_loss, "CPU_CHUNK_TOKENS", 8)
 
     def widest(jaxpr: Any) -> int:
         shapes = [v.aval.shape for e in equations(jaxpr) for v in e.outvars if v.aval.shape]
@@ -120,7 +143,7 @@ def test_the_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_heads_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunks of bf16 states: the sum over chunks must not be rounded to bf16 each time."""
-    monkeypatch.setattr(fused_loss, "CHUNK_TOKENS", 8)
+    monkeypatch.setattr(fused_loss, "CPU_CHUNK_TOKENS", 8)
     random = np.random.default_rng(0)
     hidden = jnp.asarray(random.normal(size=(4, 128, 16)), jnp.bfloat16)
     head = jnp.asarray(random.normal(size=(70, 16)), jnp.float32)
