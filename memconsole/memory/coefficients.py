@@ -96,6 +96,8 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     product reads."""
     layer: float
     """One block's matrices, cut from their stacks, in its backward pass."""
+    rounded_blocks: float
+    """All blocks' matrices stored in fp32, in 16 bits: a loop that reads them rounded may be given a rounded copy."""
     slice: float
     """Everything one block kept, in the backward pass of a block that is not checkpointed."""
     source: str

@@ -44,8 +44,10 @@ def moments(step: Step) -> Iterator[Moment]:
     if step.accumulates and not o.lora_rank:  # added to their sum inside the backward pass
         blocks //= s.layers
 
+    copies = _rounded_blocks(step, overlap)
+
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
-        return Moment(phase, model, gradients, resident, live, loss, int(work), step.data)
+        return Moment(phase, model, gradients, resident, live, loss, int(work) + copies, step.data)
 
     scores = score_bytes(step, step.plan.train.batch_size)
     passing = block.passing * t + overlap.scores * scores
@@ -92,6 +94,15 @@ def moments(step: Step) -> Iterator[Moment]:
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
     )
+
+
+def _rounded_blocks(step: Step, overlap: Overlap) -> int:
+    """Bytes of a 16-bit copy of matrices that are stored in fp32."""
+    o = step.plan.optimize
+    narrow = step.frozen and (step.compute == 2 or o.base_storage != "bf16")
+    if narrow or step.rounded:
+        return 0
+    return int(overlap.rounded_blocks * 2 * step.sizes.layers * step.sizes.block_matrices)
 
 
 def _rotations(step: Step, tokens: int) -> int:

@@ -54,5 +54,6 @@ def test_the_first_screen_is_small_and_a_repaint_brings_it_again(
         terminal.send("ctrl+l")
         time.sleep(1)
         assert len(terminal.raw) - before > 3000
-        assert terminal.text.splitlines()[2:5] == seen.splitlines()[2:5]
+        rows = [text.replace("=", "~").splitlines()[2:5] for text in (terminal.text, seen)]
+        assert rows[0] == rows[1]  # a number may have become exact meanwhile
         assert psutil.Process(terminal.process.pid).memory_info().rss < 90 << 20
