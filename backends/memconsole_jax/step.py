@@ -162,12 +162,15 @@ def train_step(
                 new = {n: rounding(n, w, weights[n].dtype, state.precision) for n, w in new.items()}
             return new, after
 
+        def same(weights: Tree, optimizer: Any) -> tuple[Tree, Any]:
+            return weights, optimizer if places is None else offload.moved(optimizer, places[1])
+
         metrics = [total / scale, norm]
         if scaled:
             finite = jnp.isfinite(norm)
             before = state.weights, state.optimizer
             if in_slices:
-                weights, optimizer = lax.cond(finite, updated, lambda *same: same, *before)
+                weights, optimizer = lax.cond(finite, updated, same, *before)
             else:
                 weights, optimizer = jax.tree.map(
                     lambda new, old: jnp.where(finite, new, old), updated(*before), before

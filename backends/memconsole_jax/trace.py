@@ -73,6 +73,11 @@ def _planned(
     plan: Plan, architecture: Architecture, place: Target, interrupt: tracing.Interrupt
 ) -> Exact:
     programs = Programs.of(plan, architecture, place.kind, place.device)
+    if programs.host_place is not None and programs.host_place.memory_kind is None:
+        raise PlanError(
+            f"{place.name} is described to XLA without host memory, where this plan's optimizer state waits: "
+            "only the formula prices it"
+        )
     held = {
         "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
         "optimizer state": _bytes(programs.state_shapes) + _bytes(programs.average_shapes),

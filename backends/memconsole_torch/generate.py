@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 from memconsole_torch.decoder import Decoder
 
+ROW_TOKENS = 64
+"""Rows are filled up to multiples of this, which no earlier token sees: oneDNN keeps a kernel of its own for each
+shape of a 16-bit product."""
+
 
 @torch.no_grad()
 def generate(
@@ -32,8 +36,10 @@ def generate(
     device = decoder.embedding.weight.device
     sequence = list(prompt)
     for _ in range(tokens):
-        row = torch.tensor([sequence[-context:]], device=device)  # (1, T)
-        hidden = decoder(row)[0, -1]  # (H,)
+        seen = sequence[-context:]
+        length = min(context, -(-len(seen) // ROW_TOKENS) * ROW_TOKENS)
+        row = torch.tensor([seen + [0] * (length - len(seen))], device=device)  # (1, T)
+        hidden = decoder(row)[0, len(seen) - 1]  # (H,)
         logits = F.linear(hidden, decoder.head_weight).float().cpu().numpy()  # (V,)
         sequence.append(choose(logits, temperature, top_k, random))
     return sequence[len(prompt) :]

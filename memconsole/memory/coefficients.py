@@ -20,6 +20,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     thread pools, lazily loaded code and compiled programs."""
     packed_bytes: int = 0
     """Most that a CPU's fp32 matmuls keep of operands they repacked (MKL holds on to its buffers)."""
+    kernels_16_bytes: int = 0
+    """What a CPU's 16-bit matmuls keep instead: oneDNN's compiled kernels, one for each shape."""
     reserve_share: float
     """Held by the framework's allocator over the live peak, as a share of it."""
     reserve_share_16: float | None = None

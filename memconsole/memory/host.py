@@ -11,8 +11,10 @@ from memconsole.plan.plan import Plan
 
 def runtime_bytes(step: Step, costs: Runtime) -> int:
     """The framework's own bytes beside tensors: its workspace, and what fp32 matmuls keep of the largest
-    operand they repacked."""
-    if not costs.packed_bytes or step.compute != 4:
+    operand they repacked, or 16-bit ones of their kernels."""
+    if step.compute != 4:
+        return costs.workspace_bytes + costs.kernels_16_bytes
+    if not costs.packed_bytes:
         return costs.workspace_bytes
     a, tokens = step.architecture, max(step.tokens, step.evaluation_tokens)
     rows = tokens

@@ -46,8 +46,12 @@ def moments(step: Step) -> Iterator[Moment]:
 
     copies = _rounded_blocks(step, overlap)
 
+    # XLA for TPUs brings offloaded state back as soon as it can, long before the update.
+    brought = step.state.host if step.kind == "tpu" else 0
+
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
-        return Moment(phase, model, gradients, resident, live, loss, int(work) + copies, step.data)
+        state = resident if phase == "evaluation" else resident + brought
+        return Moment(phase, model, gradients, state, live, loss, int(work) + copies, step.data)
 
     scores = score_bytes(step, step.plan.train.batch_size)
     passing = block.passing * t + overlap.scores * scores

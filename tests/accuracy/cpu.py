@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,10 @@ def fit(backend: str, outcomes: list[Outcome]) -> None:
         for o, step in zip(outcomes, steps, strict=True)
     ]
 
-    def constant(packed: int) -> tuple[float, int]:
+    def constant(kept: tuple[int, int]) -> tuple[float, int]:
         """The mean relative error left, and the constant that leaves it."""
-        change = {"packed_bytes": packed, "workspace_bytes": 0}
+        packed, kernels = kept
+        change = {"packed_bytes": packed, "kernels_16_bytes": kernels, "workspace_bytes": 0}
         without = msgspec.structs.replace(costs, **change)
         rest = [u - runtime_bytes(s, without) for u, s in zip(unexplained, steps, strict=True)]
         middle = int(statistics.median(rest))
@@ -164,11 +166,14 @@ def fit(backend: str, outcomes: list[Outcome]) -> None:
         )
         return statistics.mean(errors), max(0, middle)
 
-    # Only torch's matmuls keep what they repack.
+    # Only torch's matmuls keep what they repack, and kernels of their own.
     sizes = range(0, 20 * MIB, MIB // 2) if backend == "torch" else (0,)
-    packed = min(sizes, key=constant)
+    packed, kernels = min(product(sizes, sizes), key=constant)
     changed = msgspec.structs.replace(
-        costs, packed_bytes=packed, workspace_bytes=constant(packed)[1]
+        costs,
+        packed_bytes=packed,
+        kernels_16_bytes=kernels,
+        workspace_bytes=constant((packed, kernels))[1],
     )
     host = statistics.median(
         o.measured["host_bytes"] - o.table.host_bytes + costs.host_bytes
@@ -179,13 +184,14 @@ def fit(backend: str, outcomes: list[Outcome]) -> None:
     document["runtime"][backend]["cpu"].update(
         workspace_bytes=changed.workspace_bytes,
         packed_bytes=packed,
+        kernels_16_bytes=kernels,
         host_bytes=int(host),
         source=f"fitted to {len(outcomes)} real runs by `python tests/accuracy/cpu.py --write`",
     )
     COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
     print(
         f"{backend}: workspace {changed.workspace_bytes / MIB:.1f} MiB, repacked operands at most "
-        f"{packed / MIB:.1f} MiB, idle trainer {host / MIB:.1f} MiB"
+        f"{packed / MIB:.1f} MiB, kernels in 16 bits {kernels / MIB:.1f} MiB, idle trainer {host / MIB:.1f} MiB"
     )
 
 
