@@ -18,6 +18,7 @@ from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_jax import offload as jax_offload
+from memconsole_jax import target
 from memconsole_jax.programs import Programs
 from memconsole_torch import offload as torch_offload
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
@@ -113,7 +114,9 @@ def test_torch_takes_the_same_steps_clipped_scheduled_and_accumulated(
     resumes(engine, "torch", changes)
 
 
-@pytest.mark.parametrize("changes", [{}, EVERYTHING | LORA], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimize.precision": "fp16"}, EVERYTHING | LORA], ids=str
+)
 def test_jax_takes_the_same_steps_through_pinned_memory(
     changes: dict[str, Any], moving: None
 ) -> None:
@@ -194,3 +197,16 @@ def test_xla_plans_the_state_outside_the_device(moving: None) -> None:
 def test_jax_refuses_host_memory_that_is_not_pinned() -> None:
     with pytest.raises(PlanError, match="pinned alone"):
         plan_with("jax", {KEY: "cpu"})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_in_jax_the_state_ends_a_step_in_host_memory_also_where_it_is_skipped(
+    precision: str,
+) -> None:
+    """As a GPU's program: JAX leaves the moves out of one for a CPU."""
+    plan = plan_with("jax", {KEY: "pinned", "optimize.precision": precision})
+    with target.absent("gpu"):
+        programs = Programs.of(plan, MODELS["llama"], "gpu", jax.devices("cpu")[0])
+        lowered = programs.lower_train().as_text()
+    moments = 2 * len(programs.trained)
+    assert lowered.count('"pinned_host"') >= moments
