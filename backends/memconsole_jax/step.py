@@ -5,7 +5,8 @@ Weights are flat dicts of stacked arrays; `trained` are differentiated, `kept` a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +24,9 @@ from memconsole_jax.rounding import Rounding
 from memconsole_trainer.loss_scale import is_scaled
 
 Tree = dict[str, Array]
-
-
-class Loss(Protocol):
-    """Summed nats of one micro-batch."""
-
-    def __call__(
-        self,
-        trained: Tree,
-        kept: Tree,
-        inputs: Array,
-        targets: Array,
-        documents: Array | None,
-        sums: Tree | None = None,
-    ) -> Array:
-        """Of inputs and targets (B, T), documents (B, T); with `sums`, see `accumulation.Sums`."""
+Loss = Callable[..., Array]
+"""Summed nats of one micro-batch: (trained, kept, inputs (B, T), targets (B, T), documents (B, T) or None,
+`accumulation.Sums` or None) -> scalar."""
 
 
 class Trained(NamedTuple):

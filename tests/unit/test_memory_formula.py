@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memconsole.memory import jax_moments
+from memconsole.memory.estimate import architecture_of
 from memconsole.memory.formula import memory_table
+from memconsole.memory.moments import step_of
 from memconsole.memory.sizes import sizes
 from memconsole.memory.table import COMPONENTS, PHASES, Budget, MemoryTable
 from memconsole.plan import plan as plans
@@ -274,3 +277,13 @@ def test_a_larger_shuffle_buffer_is_host_memory_not_device_memory() -> None:
     assert large.device_bytes == small.device_bytes
     rows = 99_000 * 1025 * 2  # two bytes a token
     assert rows < large.host_bytes - small.host_bytes < 1.15 * rows
+
+
+def test_offloaded_state_is_priced_on_a_tpu_as_its_compiler_moves_it() -> None:
+    """Back on the device during the forward pass, and the new state beside the old: nothing is saved."""
+    plan = plans.replace(Plan(), {"backend": "jax", "device.name": "tpu-v5e"})
+    moved = plans.replace(plan, {"optimize.optimizer_offload": "pinned"})
+    before, after = (step_of(p, architecture_of(p), "tpu") for p in (plan, moved))
+    peaks = [max(m.total for m in jax_moments.moments(step)) for step in (before, after)]
+    assert after.state.host == before.state.resident > 0
+    assert peaks[1] >= peaks[0]
