@@ -15,6 +15,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole_jax import target
+from memconsole_jax.recompute import recomputed_late
 
 SCORE_BYTES = 32 * 2**20
 """Aim for the float32 scores of one chunk; the backward pass holds about three times as much."""
@@ -51,9 +52,9 @@ def causal_attention(
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
     rows = chunk_rows(b, h, t)
     chunks = -(-t // rows)
-    one = jax.checkpoint(functools.partial(_chunk, scale=scale), prevent_cse=False)
+    one = functools.partial(_chunk, scale)
     if chunks == 1:
-        y = one(q, key, value, jnp.int32(0), window, documents, documents)
+        y = recomputed_late(one, (q, key, value), (jnp.int32(0), window, documents, documents))
     else:
         q = jnp.pad(q, ((0, 0), (0, chunks * rows - t), (0, 0), (0, 0), (0, 0)))
         parts = jnp.moveaxis(q.reshape(b, chunks, rows, *q.shape[2:]), 1, 0)  # (N, B, R, K, G, D)
@@ -63,13 +64,15 @@ def causal_attention(
             padded = jnp.pad(documents, ((0, 0), (0, chunks * rows - t)), mode="edge")
             own = jnp.moveaxis(padded.reshape(b, chunks, rows), 1, 0)  # (N, B, R)
         y = lax.map(
-            lambda xs: one(xs[0], key, value, xs[1], window, xs[2], documents), (parts, starts, own)
+            lambda xs: recomputed_late(one, (xs[0], key, value), (xs[1], window, xs[2], documents)),
+            (parts, starts, own),
         )
         y = jnp.moveaxis(y, 0, 1).reshape(b, chunks * rows, *q.shape[2:])[:, :t]
     return checkpoint_name(y.reshape(b, t, h * d), "attention")
 
 
 def _chunk(
+    scale: float,
     q: Array,
     key: Array,
     value: Array,
@@ -77,8 +80,6 @@ def _chunk(
     window: Array | None,
     own: Array | None,
     documents: Array | None,
-    *,
-    scale: float,
 ) -> Array:
     """q (B, R, K, G, D), the queries from position `start`, of documents `own` (B, R) -> (B, R, K, G, D)."""
     scores = jnp.einsum("brkgd,bskd->bkgrs", q, key, preferred_element_type=jnp.float32) * scale

@@ -27,10 +27,7 @@ def full(block: Function) -> Function:
 
 def selective(block: Function) -> Function:
     """Keep the outputs of matmuls and of attention; recompute norms, activations and rotations."""
-    policy = _policies.save_from_both_policies(
-        _policies.dots_with_no_batch_dims_saveable,
-        _policies.save_only_these_names("attention"),
-    )
+    policy = _policies.save_only_these_names("product", "attention")
     return jax.checkpoint(block, prevent_cse=False, policy=policy)
 
 

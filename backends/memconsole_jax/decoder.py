@@ -22,11 +22,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from memconsole.plan.architecture import Architecture, RopeScaling
 from memconsole_jax import accumulation
 from memconsole_jax.accumulation import Sums
 from memconsole_jax.attention import causal_attention
+from memconsole_jax.recompute import recomputed, recomputed_late
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Wraps one block's function, such as `checkpointing.full`."""
@@ -40,7 +42,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        y = recomputed(product, x, self.weight[...])
+        y = product(x, self.weight[...])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -244,6 +246,7 @@ class Decoder(nnx.Module):
     ) -> Array:
         """x after all layers, whose weights' gradients are added to `sums`."""
         paths = {".".join(("layers", *path)): path for path, _ in nnx.to_flat_state(weights)}
+        sums = {name: total for name, total in sums.items() if name in paths}
 
         def layer(carry: tuple[Array, Sums], xs: Any) -> tuple[Any, None]:
             x, carried = carry
@@ -258,6 +261,11 @@ class Decoder(nnx.Module):
         layers = jnp.arange(self.architecture.layers)
         (x, carried), _ = lax.scan(layer, (x, sums), (layers, weights, local))
         return accumulation.begun(x, carried, lax.stop_gradient(sums))
+
+    @property
+    def head_name(self) -> str:
+        """Where the matrix of the language-model head is."""
+        return "embedding.weight" if self.head is None else "head.weight"
 
     @property
     def head_weight(self) -> Array:
@@ -360,21 +368,21 @@ def layer_view(
 
 
 def activate(x: Array, name: str) -> Array:
-    """SiLU or tanh-approximated GELU; the backward pass keeps only x."""
-    return recomputed(_ACTIVATIONS[name], x)
+    """SiLU or tanh-approximated GELU, in float32 as torch's kernels; the backward pass keeps only x."""
+    return recomputed_late(functools.partial(_activated, name), (x,))
 
 
 def gated(gate: Array, up: Array, name: str) -> Array:
     """``activation(gate) · up``; the backward pass keeps only gate and up."""
-    return recomputed(lambda g, u: _ACTIVATIONS[name](g) * u, gate, up)
+    return recomputed_late(functools.partial(_gated, name), (gate, up))
 
 
-def product(x: Array, weight: Array) -> Array:
-    """``x @ W.T`` in the dtype of x (B, T, ...), whose last axes are taken as one. Under `recomputed` and without
-    a transposed copy, so that the backward pass keeps neither a cast nor a turned copy of every layer's
-    weights, nor joined heads beside the heads that attention keeps."""
-    joined = x.reshape(*x.shape[:2], -1)
-    return jnp.einsum("bti,oi->bto", joined, weight.astype(x.dtype))
+def _activated(name: str, x: Array) -> Array:
+    return _ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _gated(name: str, gate: Array, up: Array) -> Array:
+    return (_ACTIVATIONS[name](gate.astype(jnp.float32)) * up).astype(up.dtype)
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -383,6 +391,36 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def recomputed(function: Callable[..., Array], *inputs: Array | None) -> Array:
-    """`function` of `inputs`, an elementwise piece whose intermediates are not worth keeping."""
-    return jax.checkpoint(function, prevent_cse=False)(*inputs)
+def product(x: Array, weight: Array) -> Array:
+    """``x @ W.T`` in the dtype of x (B, T, ...), whose last axes are taken as one. The backward pass keeps x and the
+    weights as they came: neither a cast nor a turned copy of every layer's, nor joined heads beside the heads that
+    attention keeps."""
+    return checkpoint_name(_product(x, weight), "product")
+
+
+@jax.custom_vjp
+def _product(x: Array, weight: Array) -> Array:
+    return jnp.einsum("bti,oi->bto", _joined(x), weight.astype(x.dtype))
+
+
+def _product_forward(x: Array, weight: Array) -> tuple[Array, Any]:
+    return _product(x, weight), (x, weight)
+
+
+def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array]:
+    x, weight = kept
+    back = jnp.einsum("bto,oi->bti", gradient, weight.astype(x.dtype))
+    # XLA on a CPU copies what comes first with its axes turned: the narrower of the two.
+    joined = _joined(x)
+    if weight.shape[0] > weight.shape[1]:
+        turned = jnp.einsum("bti,bto->io", joined, gradient).T
+    else:
+        turned = jnp.einsum("bto,bti->oi", gradient, joined)
+    return back.reshape(x.shape), turned.astype(weight.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _joined(x: Array) -> Array:
+    return x.reshape(*x.shape[:2], -1)

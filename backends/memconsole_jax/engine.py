@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ class JaxEngine:
         if wanted and room > PROMPT_TOKENS + 1:
             tokens = min(wanted, room - PROMPT_TOKENS - 1)
             self._sampler(generate.cache_length(PROMPT_TOKENS, tokens))
+        gc.collect()  # what tracing and compiling left: 13 MiB
 
     def _sampler(self, positions: int) -> Any:
         if positions not in self._samplers:
@@ -387,11 +389,12 @@ def gradients(
     kept = {n: x for n, x in arrays.items() if not found[n].used}
 
     def loss(
-        trained: Any, kept: Any, inputs: Any, targets: Any, documents: Any, sums: Any = None
+        trained: Any, kept: Any, inputs: Any, targets: Any, documents: Any, sums: Any, share: Any
     ) -> jax.Array:
         decoder = assemble(architecture, {**trained, **kept})
         hidden = decoder.hidden(inputs, documents=documents, sums=sums)
-        return plain_nats(hidden, decoder.head_weight, targets)
+        begun = (sums or {}).get(decoder.head_name)
+        return plain_nats(hidden, decoder.head_weight, targets, share, begun)
 
     run = jax.jit(lambda *arguments: mean_gradients(loss, *arguments)[1])
     own = None if batch.documents is None else jnp.asarray(batch.documents)

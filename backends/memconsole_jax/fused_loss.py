@@ -33,42 +33,71 @@ def chunk_tokens(tokens: int) -> int:
     return -(-tokens // chunks)
 
 
-def plain_nats(hidden: Array, head: Array, targets: Array) -> Array:
-    """Summed nats of targets (B, T) under hidden (B, T, C) and head (V, C), through full logits."""
-    matrix = head.astype(hidden.dtype)
-    missing = -head.shape[0] % ALIGNED_ROWS if target.kind() == "gpu" else 0
-    if missing:
-        matrix = jnp.pad(matrix, ((0, missing), (0, 0)))
-    logits = (hidden @ matrix.T).astype(jnp.float32)  # (B, T, V)
-    if missing:
-        column = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-        logits = jnp.where(column < head.shape[0], logits, jnp.finfo(jnp.float32).min)
-    return jnp.sum(_nats(logits, targets))
+@jax.custom_vjp
+def plain_nats(
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    share: Array | float = 1.0,
+    begun: Array | None = None,
+) -> Array:
+    """Summed nats of targets (B, T) under hidden (B, T, C) and head (V, C), times `share`, through full logits.
+
+    With `begun` (V, C), float32, the gradient of the head is added to it and is what comes back for it; none comes
+    back for the head, and the result must be what is differentiated, itself.
+    """
+    return _plain_forward(hidden, head, targets, share, begun)[0]
 
 
-def _nats(logits: Array, targets: Array) -> Array:
-    """Nats per token (...), 0 where the target is masked; logits (..., V)."""
-    kept = targets != MASKED
-    # Comparing with every column fuses; gathering would make the backward pass scatter.
-    column = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    picked = jnp.sum(jnp.where(column == targets[..., None], logits, 0.0), axis=-1)
-    return jnp.where(kept, jax.nn.logsumexp(logits, axis=-1) - picked, 0.0)
+def _plain_forward(
+    hidden: Array, head: Array, targets: Array, share: Array | float, begun: Array | None
+) -> tuple[Array, Any]:
+    rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, C), (N,)
+    logits = rows @ _padded(head.astype(hidden.dtype)).T  # (N, V)
+    nats, picked = _nats(_of_vocabulary(logits, head.shape[0]), labels)
+    kept = hidden, head, labels, logits, (nats, picked), share, begun
+    return _total(nats, labels) * share, kept
+
+
+def _plain_backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
+    """The logits alone were kept, and become their own gradient."""
+    hidden, head, labels, logits, known, share, begun = kept
+    whole = _of_vocabulary(logits, head.shape[0])
+    slope = (_slope(whole, labels, *known) * (share * cotangent)).astype(logits.dtype)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    # In this order XLA on a CPU turns a copy of the rows, in the other one of all slopes.
+    head_gradient = jnp.matmul(rows.T, slope).T[: head.shape[0]]
+    hidden_gradient = (slope @ _padded(head.astype(hidden.dtype))).reshape(hidden.shape)
+    if begun is None:
+        return hidden_gradient, head_gradient.astype(head.dtype), None, None, None
+    return hidden_gradient, None, None, None, begun + head_gradient.astype(jnp.float32)
+
+
+plain_nats.defvjp(_plain_forward, _plain_backward)
 
 
 @jax.custom_vjp
-def chunked_nats(hidden: Array, head: Array, targets: Array) -> Array:
+def chunked_nats(
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    share: Array | float = 1.0,
+    begun: Array | None = None,
+) -> Array:
     """`plain_nats` without the full logits."""
     parts, labels = _chunks(hidden, targets)
 
     def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
         h, target = part
-        return total + jnp.sum(_nats(_logits(h, head), target)), None
+        return total + _total(_nats(_logits(h, head), target)[0], target), None
 
     total, _ = lax.scan(step, jnp.float32(0.0), (parts, labels))
-    return total
+    return total * share
 
 
-def _forward(hidden: Array, head: Array, targets: Array) -> tuple[Array, Any]:
+def _forward(
+    hidden: Array, head: Array, targets: Array, share: Array | float, begun: Array | None
+) -> tuple[Array, Any]:
     parts, labels = _chunks(hidden, targets)
     matrix = head.astype(hidden.dtype)
 
@@ -76,29 +105,60 @@ def _forward(hidden: Array, head: Array, targets: Array) -> tuple[Array, Any]:
         total, head_gradient = carry
         h, target = part  # (R, C), (R,)
         logits = _logits(h, head)  # (R, V)
-        nats = _nats(logits, target)
-        hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == target[:, None]
-        slope = jax.nn.softmax(logits, axis=-1) - hit.astype(jnp.float32)
-        slope = jnp.where((target != MASKED)[:, None], slope, 0.0).astype(h.dtype)
+        nats, picked = _nats(logits, target)
+        slope = (_slope(logits, target, nats, picked) * share).astype(h.dtype)
         head_gradient += jnp.matmul(slope.T, h, preferred_element_type=jnp.float32)
-        return (total + jnp.sum(nats), head_gradient), slope @ matrix
+        return (total + _total(nats, target), head_gradient), slope @ matrix
 
-    start = (jnp.float32(0.0), jnp.zeros(head.shape, jnp.float32))
-    (total, head_gradient), slopes = lax.scan(step, start, (parts, labels))
+    start = jnp.zeros(head.shape, jnp.float32) if begun is None else begun
+    (total, head_gradient), slopes = lax.scan(step, (jnp.float32(0.0), start), (parts, labels))
     b, t, c = hidden.shape
-    return total, (slopes.reshape(-1, c)[: b * t].reshape(b, t, c), head_gradient)
+    hidden_gradient = slopes.reshape(-1, c)[: b * t].reshape(b, t, c)
+    of_head = (head_gradient, None) if begun is None else (None, head_gradient)
+    return total * share, (hidden_gradient, *of_head)
 
 
-def _backward(kept: Any, cotangent: Array) -> tuple[Array, Array, None]:
-    hidden_gradient, head_gradient = kept
-    return (
-        (hidden_gradient * cotangent).astype(hidden_gradient.dtype),
-        head_gradient * cotangent,
-        None,
-    )
+def _backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
+    hidden_gradient, head_gradient, begun = kept
+    scaled = (hidden_gradient * cotangent).astype(hidden_gradient.dtype)
+    return scaled, None if begun is not None else head_gradient * cotangent, None, None, begun
 
 
 chunked_nats.defvjp(_forward, _backward)
+
+
+def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:
+    """Nats per token (N,), and the logits of the targets (N,), from float32 logits (N, V)."""
+    picked = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=-1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=-1) - picked, picked
+
+
+def _total(nats: Array, targets: Array) -> Array:
+    """The sum of those whose targets are not masked."""
+    return jnp.sum(jnp.where(targets != MASKED, nats, 0.0))
+
+
+def _slope(logits: Array, targets: Array, nats: Array, picked: Array) -> Array:
+    """Gradient of nats with respect to logits (N, V). From both, so that XLA can overwrite the logits: nothing reads
+    them later."""
+    hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == targets[:, None]
+    shares = jnp.exp(logits - (nats + picked)[:, None])
+    return jnp.where((targets != MASKED)[:, None], shares - hit, 0.0)
+
+
+def _padded(matrix: Array) -> Array:
+    """The head (V, C) with the rows that XLA for GPUs would add for itself."""
+    missing = -matrix.shape[0] % ALIGNED_ROWS if target.kind() == "gpu" else 0
+    return jnp.pad(matrix, ((0, missing), (0, 0))) if missing else matrix
+
+
+def _of_vocabulary(logits: Array, vocabulary: int) -> Array:
+    """Logits (N, V or more) in float32, the least where they are of no token."""
+    whole = logits.astype(jnp.float32)
+    if logits.shape[-1] == vocabulary:
+        return whole
+    column = lax.broadcasted_iota(jnp.int32, whole.shape, 1)
+    return jnp.where(column < vocabulary, whole, jnp.finfo(jnp.float32).min)
 
 
 def _logits(h: Array, head: Array) -> Array:

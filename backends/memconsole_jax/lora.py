@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from memconsole.plan.architecture import Architecture
-from memconsole_jax.decoder import Decoder, Linear, assemble, product, recomputed
+from memconsole_jax.decoder import Decoder, Linear, assemble, product
 from memconsole_jax.quantized_base import QuantizedLinear
 from memconsole_jax.stacking import stacks
 from memconsole_trainer.adapters import SCALE
@@ -37,8 +37,8 @@ class Adapted(nnx.Module):
         self.lora_b = nnx.Param(b)
 
     def __call__(self, x: Array) -> Array:
-        low = recomputed(product, x, self.lora_a[...]) * SCALE
-        return self.base(x) + recomputed(product, low, self.lora_b[...])
+        low = product(x, self.lora_a[...]) * SCALE
+        return self.base(x) + product(low, self.lora_b[...])
 
 
 def assembled(a: Architecture, weights: Mapping[str, Any]) -> Decoder:

@@ -16,7 +16,8 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import BaseStorage
-from memconsole_jax.decoder import Linear, product, recomputed
+from memconsole_jax.decoder import Linear, product
+from memconsole_jax.recompute import recomputed
 from memconsole_jax.stacking import Stack
 from memconsole_trainer.base_storage import BLOCK, SCALES, blocks_of, code_bytes, pairs, quantize
 

@@ -26,7 +26,7 @@ from memconsole_trainer.loss_scale import is_scaled
 Tree = dict[str, Array]
 Loss = Callable[..., Array]
 """Summed nats of one micro-batch: (trained, kept, inputs (B, T), targets (B, T), documents (B, T) or None,
-`accumulation.Sums` or None) -> scalar."""
+`accumulation.Sums` or None, share) -> scalar, times the share."""
 
 
 class Trained(NamedTuple):
@@ -54,10 +54,12 @@ def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Los
         targets: Array,
         documents: Array | None,
         sums: Tree | None = None,
+        share: Array | float = 1.0,
     ) -> Array:
         decoder = assembled(architecture, {**trained, **kept})
         hidden = decoder.hidden(inputs, dtype, around, documents, sums)
-        return nats(hidden, decoder.head_weight, targets)
+        begun = (sums or {}).get(decoder.head_name)
+        return nats(hidden, decoder.head_weight, targets, share, begun)
 
     return loss
 
@@ -75,34 +77,37 @@ def mean_gradients(
     over micro-batches, else in the weights' dtypes.
 
     Micro-batches run one after another; each contributes its sum divided by the count of the whole
-    effective batch, so the result does not depend on how the rows were cut. The gradients of blocks are summed
-    inside the backward pass; adapters, small as they are, after it.
+    effective batch, so the result does not depend on how the rows were cut. The gradients of blocks and of the head
+    are summed inside the backward pass; adapters, small as they are, and looked-up rows after it.
     """
     share = scale / jnp.maximum(jnp.sum(targets != MASKED), 1).astype(jnp.float32)
     if inputs.shape[0] == 1:
         own = None if documents is None else documents[0]
-        return jax.value_and_grad(
-            lambda w: loss(w, kept, inputs[0], targets[0], own, None) * share
-        )(trained)
-    blocks = {n: w for n, w in trained.items() if n.startswith("layers.") and not is_adapter(n)}
-    outer = {n: w for n, w in trained.items() if n not in blocks}
+        return jax.value_and_grad(lambda w: loss(w, kept, inputs[0], targets[0], own, None, share))(
+            trained
+        )
+    head = "head.weight" if "head.weight" in trained | kept else "embedding.weight"
+    inside = {n: w for n, w in trained.items() if is_block(n) or n == head}
+    outside = {n: w for n, w in trained.items() if n not in inside or n == "embedding.weight"}
 
-    def of_one(outer: Tree, sums: Tree, rows: Any) -> Array:
+    def of_one(outside: Tree, sums: Tree, rows: Any) -> Array:
         inputs, targets, documents = rows
-        whole = {**outer, **blocks}
-        return loss(whole, kept, inputs, targets, documents, sums or None) * share
+        return loss({**inside, **outside}, kept, inputs, targets, documents, sums or None, share)
 
-    def add(total: tuple[Array, Tree, Tree], rows: Any) -> tuple[Any, None]:
-        nats, whole, sums = total
-        more, (gradients, sums) = jax.value_and_grad(of_one, (0, 1))(outer, sums, rows)
-        return (nats + more, jax.tree.map(jnp.add, whole, gradients), sums), None
+    def add(total: tuple[Array, Tree], rows: Any) -> tuple[Any, None]:
+        nats, sums = total
+        begun = {n: sums[n] for n in inside}
+        more, (gradients, added) = jax.value_and_grad(of_one, (0, 1))(outside, begun, rows)
+        sums = sums | added
+        return (nats + more, sums | {n: sums[n] + g for n, g in gradients.items()}), None
 
-    zeros, sums = (
-        {n: jnp.zeros(w.shape, jnp.float32) for n, w in tree.items()} for tree in (outer, blocks)
-    )
-    start = jnp.float32(0.0), zeros, sums
-    (nats, whole, sums), _ = lax.scan(add, start, (inputs, targets, documents))
-    return nats, {n: (sums if n in blocks else whole)[n] for n in trained}
+    zeros = {n: jnp.zeros(w.shape, jnp.float32) for n, w in trained.items()}
+    return lax.scan(add, (jnp.float32(0.0), zeros), (inputs, targets, documents))[0]
+
+
+def is_block(name: str) -> bool:
+    """Whether a trained array is of the blocks themselves, not of their adapters."""
+    return name.startswith("layers.") and not is_adapter(name)
 
 
 def train_step(

@@ -43,6 +43,7 @@ def moments(step: Step) -> Iterator[Moment]:
     blocks = max(0, step.gradients - (head + (looked_up if s.head else 0)) // step.shards)
     if step.accumulates and not o.lora_rank:  # added to their sum inside the backward pass
         blocks //= s.layers
+        head = made_head = 0
 
     copies = _rounded_blocks(step, overlap)
 
@@ -57,7 +58,8 @@ def moments(step: Step) -> Iterator[Moment]:
     passing = block.passing * t + overlap.scores * scores
     yield at("forward", standing, kept + stream, 0, passing)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
-    yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream)
+    beside = overlap.loss_stream * stream + library_bytes(step)
+    yield at("loss", standing + early, kept, logits, beside)
     # A block without checkpointing has some of what it kept twice: the slice that is worked on.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
     inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
@@ -129,10 +131,13 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
     narrow = step.compute == 2 and step.kind != "cpu"
     cast = overlap.cast_head * 2 * step.head if narrow and not step.rounded else 0
     gradient = 0 if step.frozen else step.gradient * step.head
-    if step.plan.optimize.fused_loss:
+    chunked = step.plan.optimize.fused_loss
+    if step.kind == "cpu":
+        cast = 4 * step.head if step.compute == 2 else 0
+        # The gradient exists before it is added to what chunks summed, or while the states' own is being made.
+        cast += gradient if not chunked or _chunk(step, t) < t else 0
+    if chunked:
         copies = overlap.chunk_16 if narrow else overlap.chunk
-        if step.kind == "cpu":  # a chunk's part of the gradient exists before it is added
-            cast = (2 * step.head if step.compute == 2 else 0) + gradient
         return int(copies * 4 * a.vocab_size * _chunk(step, t) + cast), gradient
     padded = step.kind == "gpu" and a.vocab_size % ALIGNED_ROWS > 0
     copies = overlap.logits
@@ -141,6 +146,13 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
         gradient = min(gradient, 2 * step.head)
     pads = overlap.padded_head * (2 if narrow else 4) * step.head if padded else 0
     return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
+
+
+def library_bytes(step: Step) -> int:
+    """What XLA's matrix library on a CPU takes for itself, beside what XLA plans: with a frozen head only one product
+    reads the logits' gradient, which it then makes within."""
+    alone = step.kind == "cpu" and step.frozen and not step.plan.optimize.fused_loss
+    return 4 * step.architecture.vocab_size * step.tokens if alone else 0
 
 
 def score_bytes(step: Step, rows: int) -> int:

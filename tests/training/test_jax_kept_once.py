@@ -6,15 +6,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
+import pytest
 import tiny_models
 
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import Checkpointing, Plan, replace
 from memconsole_jax import target
 from memconsole_jax.decoder import looked_up
 from memconsole_jax.fused_loss import MASKED, plain_nats
 from memconsole_jax.programs import Programs
-from memconsole_jax.step import summed_loss
+from memconsole_jax.stacking import stacks
+from memconsole_jax.step import mean_gradients, summed_loss
 
 RANDOM = np.random.default_rng(0)
 
@@ -71,6 +74,73 @@ def test_the_output_of_fused_attention_is_kept_in_one_shape_only() -> None:
     assert (a.layers, b, t, a.heads, a.head_size) in stacked
     assert a.query_width != a.hidden_size
     assert (a.layers, b, t, a.query_width) not in stacked
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_logits_become_their_own_gradient(rows: int) -> None:
+    hidden, head = (jax.ShapeDtypeStruct(s, np.float32) for s in ((rows, 256, 16), (4096, 16)))
+    targets = jax.ShapeDtypeStruct((rows, 256), np.int32)
+    program = jax.jit(jax.value_and_grad(plain_nats, argnums=(0, 1)))
+    logits = 4 * rows * 256 * 4096
+    assert logits <= temporaries(program.lower(hidden, head, targets)) < 1.2 * logits
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_sum_of_the_heads_gradients_is_their_only_copy(tied: bool) -> None:
+    """Until the end of the backward pass, when nothing else is left, looked-up rows are added to it."""
+    head = 4 * 4096 * tiny_models.ARCHITECTURES["llama"].hidden_size
+    shape: dict[str, Any] = {"vocab_size": 4096, "intermediate_size": 512, "tied_embeddings": tied}
+    long = {"data.sequence_length": 256}
+    one, several = (gradient_bytes(long, (steps, 1), **shape) for steps in (1, 4))
+    assert several - one < 0.5 * head + 2**16
+
+
+def test_scores_are_not_there_while_the_mlp_runs_backwards() -> None:
+    """A block that is run again whole makes its scores twice: for its output, and for their own gradients."""
+    length = 256
+    full = {"optimize.gradient_checkpointing": "full", "data.sequence_length": length}
+    scores = 4 * 4 * length * length
+    few, many = (
+        gradient_bytes(full, (1, 1), heads=heads, kv_heads=1, head_size=8, intermediate_size=4096)
+        for heads in (1, 4)
+    )
+    assert many - few < 0.5 * scores
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_no_checkpointing_keeps_scores(mode: Checkpointing) -> None:
+    a, (b, t) = tiny_models.ARCHITECTURES["gemma3"], (3, 24)
+    plan = replace(Plan(), {"backend": "jax", "optimize.gradient_checkpointing": mode})
+    trained = {n: jax.ShapeDtypeStruct(s.shape, np.float32) for n, s in stacks(a).items()}
+    rows = jax.ShapeDtypeStruct((b, t), np.int32)
+    loss = summed_loss(plan, a, chunked=False)
+    program = jax.make_jaxpr(jax.grad(loss))(trained, {}, rows, rows, None)
+    forward = next(
+        e for e in program.jaxpr.eqns if e.primitive.name == "scan" and not e.params["reverse"]
+    )
+    stacked = [v.aval.shape for v in forward.outvars if v.aval.shape[:1] == (a.layers,)]
+    assert (a.layers, b, t, a.hidden_size) in stacked
+    assert not [shape for shape in stacked if shape[-2:] == (t, t)]
+    matmuls = [shape for shape in stacked if shape == (a.layers, b, t, a.intermediate_size)]
+    assert len(matmuls) == {"none": 3, "selective": 2, "full": 0}[mode]
+
+
+def gradient_bytes(changes: dict[str, Any], cut: tuple[int, int], **shape: Any) -> int:
+    """Temporary bytes of the gradients of rows `cut` into micro-batches, of a Llama of a `shape`."""
+    a = msgspec.structs.replace(tiny_models.ARCHITECTURES["llama"], **shape)
+    plan = replace(
+        Plan(),
+        {"backend": "jax", "optimize.fused_loss": True, "data.sequence_length": 64, **changes},
+    )
+    trained = {n: jax.ShapeDtypeStruct(s.shape, np.float32) for n, s in stacks(a).items()}
+    rows = jax.ShapeDtypeStruct((*cut, plan.data.sequence_length), np.int32)
+    loss = summed_loss(plan, a, chunked=True)
+    return temporaries(jax.jit(lambda *x: mean_gradients(loss, *x)).lower(trained, {}, rows, rows))
+
+
+def temporaries(lowered: Any) -> int:
+    found: int = lowered.compile().memory_analysis().temp_size_in_bytes
+    return found
 
 
 def _values(jaxpr: Any) -> list[Any]:

@@ -247,6 +247,8 @@ def test_the_environment_fits_the_device_and_keeps_what_a_person_set(tmp_path: P
     made = trainer_environment(plan, {"MALLOC_ARENA_MAX": "8", "PATH": "/bin"}, "id", 3)
     assert made["MALLOC_ARENA_MAX"] == "8"
     assert made["MALLOC_TRIM_THRESHOLD_"] == "131072"
+    by_jax = trainer_environment(plans.replace(plan, {"backend": "jax"}), {})
+    assert by_jax["MALLOC_ARENA_MAX"] == "1"
     assert made["PATH"] == "/bin"
     assert (made["MEMCONSOLE_RUN_ID"], made["MEMCONSOLE_ATTEMPT"]) == ("id", "3")
     assert made["PYTHONUNBUFFERED"] == "1"

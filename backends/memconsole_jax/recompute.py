@@ -1,0 +1,43 @@
+"""Pieces of a block that the backward pass computes again, from their inputs alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array
+
+
+def recomputed(function: Callable[..., Array], *inputs: Array | None) -> Array:
+    """`function` of `inputs`, an elementwise piece whose intermediates are not worth keeping."""
+    return jax.checkpoint(function, prevent_cse=False)(*inputs)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def recomputed_late(
+    function: Callable[..., Array], inputs: tuple[Array, ...], rest: tuple[Any, ...] = ()
+) -> Array:
+    """`function` of `inputs`, which are differentiated, and `rest`, computed again only when its gradient is there.
+
+    Where a whole block is computed again for its backward pass, XLA would share this piece's intermediates between
+    both and keep them until then; `jax.checkpoint` cannot forbid it, since XLA for CPUs ignores its barriers.
+    """
+    return function(*inputs, *rest)
+
+
+def _forward(
+    function: Callable[..., Array], inputs: tuple[Array, ...], rest: tuple[Any, ...]
+) -> tuple[Array, Any]:
+    return function(*inputs, *rest), (inputs, rest)
+
+
+def _backward(function: Callable[..., Array], kept: Any, gradient: Array) -> tuple[Any, Any]:
+    (first, *others), rest = kept
+    first += (0 * gradient.reshape(-1)[0]).astype(first.dtype)
+    _, pull = jax.vjp(lambda *inputs: function(*inputs, *rest), first, *others)
+    return pull(gradient), jax.tree.map(lambda _: None, rest)
+
+
+recomputed_late.defvjp(_forward, _backward)
