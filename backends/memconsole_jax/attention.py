@@ -63,8 +63,10 @@ def causal_attention(
         if documents is not None:
             padded = jnp.pad(documents, ((0, 0), (0, chunks * rows - t)), mode="edge")
             own = jnp.moveaxis(padded.reshape(b, chunks, rows), 1, 0)  # (N, B, R)
+        # Loops share nothing by themselves, and a rule of our own would keep keys and values of every chunk.
+        again = jax.checkpoint(one, prevent_cse=False)
         y = lax.map(
-            lambda xs: recomputed_late(one, (xs[0], key, value), (xs[1], window, xs[2], documents)),
+            lambda xs: again(xs[0], key, value, xs[1], window, xs[2], documents),
             (parts, starts, own),
         )
         y = jnp.moveaxis(y, 0, 1).reshape(b, chunks * rows, *q.shape[2:])[:, :t]

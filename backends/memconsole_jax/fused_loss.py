@@ -129,7 +129,11 @@ chunked_nats.defvjp(_forward, _backward)
 
 def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:
     """Nats per token (N,), and the logits of the targets (N,), from float32 logits (N, V)."""
-    picked = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=-1)[:, 0]
+    if target.kind() == "cpu":
+        picked = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=-1)[:, 0]
+    else:  # comparing with every column fuses, also with what made the logits
+        column = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+        picked = jnp.sum(jnp.where(column == targets[:, None], logits, 0.0), axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - picked, picked
 
 

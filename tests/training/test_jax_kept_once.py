@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 
 from memconsole.plan.plan import Checkpointing, Plan, replace
-from memconsole_jax import target
+from memconsole_jax import attention, target
 from memconsole_jax.decoder import looked_up
 from memconsole_jax.fused_loss import MASKED, plain_nats
 from memconsole_jax.programs import Programs
@@ -105,6 +105,24 @@ def test_scores_are_not_there_while_the_mlp_runs_backwards() -> None:
         for heads in (1, 4)
     )
     assert many - few < 0.5 * scores
+
+
+def test_keys_are_kept_once_for_all_chunks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SCORE_BYTES", 1)
+    a, (b, t) = tiny_models.ARCHITECTURES["llama"], (2, 2 * attention.FEWEST_ROWS)
+    query, key = (
+        jax.ShapeDtypeStruct((b, t, heads, a.head_size), np.float32)
+        for heads in (a.heads, a.kv_heads)
+    )
+
+    def mixed(*x: Any) -> Any:
+        return jnp.sum(attention.causal_attention(*x, 1.0, None) ** 2)
+
+    program = jax.make_jaxpr(jax.grad(mixed, argnums=(0, 1, 2)))(query, key, key)
+    scans = [e for e in program.jaxpr.eqns if e.primitive.name == "scan"]
+    assert len(scans) == 2
+    assert scans[0].params["length"] == 2
+    assert not [v for v in scans[0].outvars if v.aval.shape == (2, *key.shape)]
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
