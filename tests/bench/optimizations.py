@@ -222,7 +222,9 @@ def table(results: dict[str, Any]) -> str:
 
 def _cells(rows: dict[str, Any], case: str, backend: str, name: str) -> list[str]:
     one = rows.get(name)
-    if one is None or "refused" in one:
+    if one is None:
+        return ["not measured", *[""] * 6]
+    if "refused" in one:
         return ["–", *[""] * 6]
     wanted = expected(case, backend, name)
     plain = rows["plain"]
