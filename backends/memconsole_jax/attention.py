@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole_jax import target
-from memconsole_jax.recompute import recomputed_late
+from memconsole_jax.recompute import recomputed
 
 SCORE_BYTES = 32 * 2**20
 """Aim for the float32 scores of one chunk; the backward pass holds about three times as much."""
@@ -54,7 +54,7 @@ def causal_attention(
     chunks = -(-t // rows)
     one = functools.partial(_chunk, scale)
     if chunks == 1:
-        y = recomputed_late(one, (q, key, value), (jnp.int32(0), window, documents, documents))
+        y = recomputed(one, (q, key, value), (jnp.int32(0), window, documents, documents))
     else:
         q = jnp.pad(q, ((0, 0), (0, chunks * rows - t), (0, 0), (0, 0), (0, 0)))
         parts = jnp.moveaxis(q.reshape(b, chunks, rows, *q.shape[2:]), 1, 0)  # (N, B, R, K, G, D)

@@ -28,7 +28,7 @@ from memconsole.plan.architecture import Architecture, RopeScaling
 from memconsole_jax import accumulation
 from memconsole_jax.accumulation import Sums
 from memconsole_jax.attention import causal_attention
-from memconsole_jax.recompute import recomputed, recomputed_late
+from memconsole_jax.recompute import recomputed
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Wraps one block's function, such as `checkpointing.full`."""
@@ -42,8 +42,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        y = product(x, self.weight[...])
-        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+        return product(x, self.weight[...], None if self.bias is None else self.bias[...])
 
 
 class Embedding(nnx.Module):
@@ -89,7 +88,7 @@ class Norm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         bias = None if self.bias is None else self.bias[...]
-        return recomputed(self._normed, x, self.weight[...], bias)
+        return recomputed(self._normed, (x, self.weight[...], bias))
 
     def _normed(self, x: Array, weight: Array, bias: Array | None) -> Array:
         y = x.astype(jnp.float32)
@@ -263,11 +262,6 @@ class Decoder(nnx.Module):
         return accumulation.begun(x, carried, lax.stop_gradient(sums))
 
     @property
-    def head_name(self) -> str:
-        """Where the matrix of the language-model head is."""
-        return "embedding.weight" if self.head is None else "head.weight"
-
-    @property
     def head_weight(self) -> Array:
         """The matrix of the language-model head, (V, C)."""
         return self.embedding.weight[...] if self.head is None else self.head.weight[...]
@@ -369,12 +363,12 @@ def layer_view(
 
 def activate(x: Array, name: str) -> Array:
     """SiLU or tanh-approximated GELU, in float32 as torch's kernels; the backward pass keeps only x."""
-    return recomputed_late(functools.partial(_activated, name), (x,))
+    return recomputed(functools.partial(_activated, name), (x,))
 
 
 def gated(gate: Array, up: Array, name: str) -> Array:
     """``activation(gate) · up``; the backward pass keeps only gate and up."""
-    return recomputed_late(functools.partial(_gated, name), (gate, up))
+    return recomputed(functools.partial(_gated, name), (gate, up))
 
 
 def _activated(name: str, x: Array) -> Array:
@@ -391,32 +385,34 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def product(x: Array, weight: Array) -> Array:
-    """``x @ W.T`` in the dtype of x (B, T, ...), whose last axes are taken as one. The backward pass keeps x and the
-    weights as they came: neither a cast nor a turned copy of every layer's, nor joined heads beside the heads that
-    attention keeps."""
-    return checkpoint_name(_product(x, weight), "product")
+def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """``x @ W.T + b`` in the dtype of x (B, T, ...), whose last axes are taken as one. The backward pass keeps x and
+    the weights as they came: neither a cast nor a turned copy of every layer's, nor joined heads beside the heads
+    that attention keeps."""
+    return checkpoint_name(_product(x, weight, bias), "product")
 
 
 @jax.custom_vjp
-def _product(x: Array, weight: Array) -> Array:
-    return jnp.einsum("bti,oi->bto", _joined(x), weight.astype(x.dtype))
+def _product(x: Array, weight: Array, bias: Array | None) -> Array:
+    y = jnp.einsum("bti,oi->bto", _joined(x), weight.astype(x.dtype))
+    return y if bias is None else y + bias.astype(x.dtype)
 
 
-def _product_forward(x: Array, weight: Array) -> tuple[Array, Any]:
-    return _product(x, weight), (x, weight)
+def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Any]:
+    return _product(x, weight, bias), (x, weight, bias)
 
 
-def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array]:
-    x, weight = kept
-    back = jnp.einsum("bto,oi->bti", gradient, weight.astype(x.dtype))
+def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
+    x, weight, bias = kept
+    rows = gradient.reshape(-1, gradient.shape[-1])  # (N, outputs)
+    joined = x.reshape(len(rows), -1)  # (N, inputs)
+    back = rows @ weight.astype(x.dtype)
     # XLA on a CPU copies what comes first with its axes turned: the narrower of the two.
-    joined = _joined(x)
-    if weight.shape[0] > weight.shape[1]:
-        turned = jnp.einsum("bti,bto->io", joined, gradient).T
-    else:
-        turned = jnp.einsum("bto,bti->oi", gradient, joined)
-    return back.reshape(x.shape), turned.astype(weight.dtype)
+    wide = weight.shape[0] > weight.shape[1]
+    turned = (joined.T @ rows).T if wide else rows.T @ joined
+    # As a product, too: for a sum XLA on a CPU would widen 16-bit rows a second time.
+    summed = None if bias is None else (jnp.ones(len(rows), x.dtype) @ rows).astype(bias.dtype)
+    return back.reshape(x.shape), turned.astype(weight.dtype), summed
 
 
 _product.defvjp(_product_forward, _product_backward)

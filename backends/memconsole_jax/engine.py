@@ -22,11 +22,11 @@ from memconsole.plan.plan import Plan
 from memconsole_jax import devices, generate, quantized_base
 from memconsole_jax.average import first
 from memconsole_jax.decoder import assemble
-from memconsole_jax.fused_loss import MASKED, plain_nats
+from memconsole_jax.fused_loss import MASKED
 from memconsole_jax.profiling import Recording
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import Stack, stacks
-from memconsole_jax.step import Trained, mean_gradients
+from memconsole_jax.step import Trained, mean_gradients, summed_loss
 from memconsole_trainer import adapters, average, loss_scale
 from memconsole_trainer.adapters import InitialAdapters
 from memconsole_trainer.engine import (
@@ -382,20 +382,13 @@ def logits(
 def gradients(
     architecture: Architecture, weights: WeightSource, batch: Batch
 ) -> dict[str, NDArray[np.generic]]:
-    """Gradients of the mean loss over the batch's unmasked targets, by canonical name."""
+    """Gradients of the mean loss over the batch's unmasked targets in float32, by canonical name."""
     found = stacks(architecture)
     arrays = {n: jnp.asarray(s.gather(weights.tensor)) for n, s in found.items()}
     trained = {n: x for n, x in arrays.items() if found[n].used}
     kept = {n: x for n, x in arrays.items() if not found[n].used}
 
-    def loss(
-        trained: Any, kept: Any, inputs: Any, targets: Any, documents: Any, sums: Any, share: Any
-    ) -> jax.Array:
-        decoder = assemble(architecture, {**trained, **kept})
-        hidden = decoder.hidden(inputs, documents=documents, sums=sums)
-        begun = (sums or {}).get(decoder.head_name)
-        return plain_nats(hidden, decoder.head_weight, targets, share, begun)
-
+    loss = summed_loss(Plan(), architecture, chunked=False)
     run = jax.jit(lambda *arguments: mean_gradients(loss, *arguments)[1])
     own = None if batch.documents is None else jnp.asarray(batch.documents)
     rows = jnp.asarray(batch.inputs), jnp.asarray(batch.targets)

@@ -95,16 +95,19 @@ def chunked_nats(
     return total * share
 
 
-def _forward(
+def _chunked_forward(
     hidden: Array, head: Array, targets: Array, share: Array | float, begun: Array | None
 ) -> tuple[Array, Any]:
     parts, labels = _chunks(hidden, targets)
-    matrix = head.astype(hidden.dtype)
+    matrix = head
+    if matrix.dtype != hidden.dtype:
+        # Without a need for these very rows XLA would narrow the head once for all micro-batches, and keep it.
+        matrix = (matrix + 0 * hidden[0, 0, 0]).astype(hidden.dtype)
 
     def step(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[Any, Array]:
         total, head_gradient = carry
         h, target = part  # (R, C), (R,)
-        logits = _logits(h, head)  # (R, V)
+        logits = _logits(h, matrix)  # (R, V)
         nats, picked = _nats(logits, target)
         slope = (_slope(logits, target, nats, picked) * share).astype(h.dtype)
         head_gradient += jnp.matmul(slope.T, h, preferred_element_type=jnp.float32)
@@ -118,13 +121,13 @@ def _forward(
     return total * share, (hidden_gradient, *of_head)
 
 
-def _backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
+def _chunked_backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
     hidden_gradient, head_gradient, begun = kept
     scaled = (hidden_gradient * cotangent).astype(hidden_gradient.dtype)
     return scaled, None if begun is not None else head_gradient * cotangent, None, None, begun
 
 
-chunked_nats.defvjp(_forward, _backward)
+chunked_nats.defvjp(_chunked_forward, _chunked_backward)
 
 
 def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:

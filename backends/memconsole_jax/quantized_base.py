@@ -31,7 +31,7 @@ class QuantizedLinear(nnx.Module):
         self.shape = shape
 
     def __call__(self, x: Array) -> Array:
-        y = recomputed(self._product, x, self.weight[...], self.weight_scales[...])
+        y = recomputed(self._product, (x,), (self.weight[...], self.weight_scales[...]))
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
     def _product(self, x: Array, codes: Array, scales: Array) -> Array:

@@ -10,14 +10,9 @@ import jax
 from jax import Array
 
 
-def recomputed(function: Callable[..., Array], *inputs: Array | None) -> Array:
-    """`function` of `inputs`, an elementwise piece whose intermediates are not worth keeping."""
-    return jax.checkpoint(function, prevent_cse=False)(*inputs)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def recomputed_late(
-    function: Callable[..., Array], inputs: tuple[Array, ...], rest: tuple[Any, ...] = ()
+def recomputed(
+    function: Callable[..., Array], inputs: tuple[Array | None, ...], rest: tuple[Any, ...] = ()
 ) -> Array:
     """`function` of `inputs`, which are differentiated, and `rest`, computed again only when its gradient is there.
 
@@ -28,16 +23,16 @@ def recomputed_late(
 
 
 def _forward(
-    function: Callable[..., Array], inputs: tuple[Array, ...], rest: tuple[Any, ...]
+    function: Callable[..., Array], inputs: tuple[Array | None, ...], rest: tuple[Any, ...]
 ) -> tuple[Array, Any]:
     return function(*inputs, *rest), (inputs, rest)
 
 
-def _backward(function: Callable[..., Array], kept: Any, gradient: Array) -> tuple[Any, Any]:
+def _backward(function: Callable[..., Array], kept: Any, gradient: Array) -> tuple[Any, None]:
     (first, *others), rest = kept
     first += (0 * gradient.reshape(-1)[0]).astype(first.dtype)
     _, pull = jax.vjp(lambda *inputs: function(*inputs, *rest), first, *others)
-    return pull(gradient), jax.tree.map(lambda _: None, rest)
+    return pull(gradient), None
 
 
-recomputed_late.defvjp(_forward, _backward)
+recomputed.defvjp(_forward, _backward)

@@ -58,7 +58,7 @@ def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Los
     ) -> Array:
         decoder = assembled(architecture, {**trained, **kept})
         hidden = decoder.hidden(inputs, dtype, around, documents, sums)
-        begun = (sums or {}).get(decoder.head_name)
+        begun = (sums or {}).get(head_name(trained | kept))
         return nats(hidden, decoder.head_weight, targets, share, begun)
 
     return loss
@@ -86,7 +86,7 @@ def mean_gradients(
         return jax.value_and_grad(lambda w: loss(w, kept, inputs[0], targets[0], own, None, share))(
             trained
         )
-    head = "head.weight" if "head.weight" in trained | kept else "embedding.weight"
+    head = head_name(trained | kept)
     inside = {n: w for n, w in trained.items() if is_block(n) or n == head}
     outside = {n: w for n, w in trained.items() if n not in inside or n == "embedding.weight"}
 
@@ -103,6 +103,11 @@ def mean_gradients(
 
     zeros = {n: jnp.zeros(w.shape, jnp.float32) for n, w in trained.items()}
     return lax.scan(add, (jnp.float32(0.0), zeros), (inputs, targets, documents))[0]
+
+
+def head_name(weights: Tree) -> str:
+    """Which of them is the matrix of the language-model head."""
+    return "head.weight" if "head.weight" in weights else "embedding.weight"
 
 
 def is_block(name: str) -> bool:

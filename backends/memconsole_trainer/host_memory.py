@@ -7,7 +7,6 @@ step runs, memory-mapped weights and datasets) are left out, because nothing was
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import threading
@@ -15,6 +14,8 @@ import time
 import weakref
 from dataclasses import dataclass
 from typing import ClassVar
+
+from memconsole_trainer import heap
 
 _CLEAR_REFS = "/proc/self/clear_refs"
 
@@ -66,13 +67,13 @@ class HostMemory:
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Take the baseline, give freed heap back to the system first, and start watching."""
+        """Take the baseline, with no free heap in it, and start watching."""
         before = HostMemory._watched() if HostMemory._watched is not None else None
         if before is not None:
             before.close()
         HostMemory._watched = weakref.ref(self)
         gc.collect()
-        _trim()
+        heap.close_gaps()
         with self._lock:
             self._baseline = resident().anonymous
         self.reset_peak()
@@ -100,7 +101,8 @@ class HostMemory:
         return self._peak_tree
 
     def reset_peak(self) -> None:
-        """Start measuring the peak anew."""
+        """Start measuring the peak anew, without what the heap holds free."""
+        heap.trim()
         self._sample_tree()
         with self._lock:
             self._peak_tree = max(self._peak_tree, resident().high)
@@ -183,9 +185,3 @@ def _kib(text: bytes, key: bytes) -> int:
     """The value of a line ``Key:   123 kB`` in bytes. Raises ValueError when there is none."""
     start = text.index(b"\n" + key) + 1 + len(key)
     return int(text[start : text.index(b"kB", start)]) * 1024
-
-
-def _trim() -> None:
-    """Return free heap pages to the system, where the C library can (glibc's malloc_trim)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

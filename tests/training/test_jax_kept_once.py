@@ -13,7 +13,7 @@ import tiny_models
 
 from memconsole.plan.plan import Checkpointing, Plan, replace
 from memconsole_jax import attention, target
-from memconsole_jax.decoder import looked_up
+from memconsole_jax.decoder import Norm, looked_up, product
 from memconsole_jax.fused_loss import MASKED, plain_nats
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import stacks
@@ -105,6 +105,46 @@ def test_scores_are_not_there_while_the_mlp_runs_backwards() -> None:
         for heads in (1, 4)
     )
     assert many - few < 0.5 * scores
+
+
+def test_a_narrowed_head_is_not_kept_for_all_micro_batches() -> None:
+    head = 4 * 4096 * tiny_models.ARCHITECTURES["llama"].hidden_size
+    plan = {
+        "data.sequence_length": 256,
+        "optimize.precision": "bf16",
+        "optimize.gradient_checkpointing": "full",
+    }
+    small, large = (
+        gradient_bytes(plan, (4, 1), vocab_size=rows, intermediate_size=8192) for rows in (64, 4096)
+    )
+    assert large - small < 0.5 * head
+
+
+def test_the_gradient_of_a_bias_widens_nothing_again() -> None:
+    """XLA on a CPU computes 16-bit products in float32."""
+    shapes = ((4, 64, 16), jnp.bfloat16), ((1024, 16), np.float32), ((1024,), np.float32)
+    x, weight, bias = (jax.ShapeDtypeStruct(shape, np.dtype(kind)) for shape, kind in shapes)
+    gradient = jax.ShapeDtypeStruct((4, 64, 1024), jnp.bfloat16)
+
+    def back(gradient: Any, *arrays: Any) -> Any:
+        return jax.vjp(product, *arrays)[1](gradient)
+
+    with_bias, without = (
+        temporaries(jax.jit(back).lower(gradient, *arrays))
+        for arrays in ((x, weight, bias), (x, weight))
+    )
+    assert with_bias - without < 0.5 * (4 * 4 * 64 * 1024)
+
+
+def test_what_norms_compute_is_not_there_while_the_mlp_runs_backwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = {"optimize.gradient_checkpointing": "full", "data.sequence_length": 1024}
+    shape: dict[str, Any] = {"hidden_size": 256, "heads": 1, "kv_heads": 1, "head_size": 8}
+    normed = gradient_bytes(full, (1, 1), intermediate_size=1024, **shape)
+    monkeypatch.setattr(Norm, "__call__", lambda self, x: x * self.weight[...])
+    scaled = gradient_bytes(full, (1, 1), intermediate_size=1024, **shape)
+    assert normed - scaled < 4 * 1024 * 256  # one residual stream
 
 
 def test_keys_are_kept_once_for_all_chunks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
