@@ -54,8 +54,8 @@ def moments(step: Step) -> Iterator[Moment]:
         state = resident if phase == "evaluation" else resident + brought
         return Moment(phase, model, gradients, state, live, loss, int(work) + copies, step.data)
 
-    scores = score_bytes(step, step.plan.train.batch_size)
-    passing = block.passing * t + overlap.scores * scores
+    scores = _score_copies(step, overlap, step.plan.train.batch_size)
+    passing = block.passing * t + scores
     yield at("forward", standing, kept + stream, 0, passing)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
     beside = overlap.loss_stream * stream + library_bytes(step)
@@ -69,9 +69,7 @@ def moments(step: Step) -> Iterator[Moment]:
     of_attention += overlap.heads * c * a.query_width
     layer = overlap.layer * c * s.block_matrices
     through_mlp = of_mlp * t + overlap.mlp_stream * stream + layer
-    through_attention = (
-        of_attention * t + overlap.scores * scores + overlap.heads_stream * stream + layer
-    )
+    through_attention = of_attention * t + scores + overlap.heads_stream * stream + layer
     summed = standing + blocks + made_head
     yield at("backward", summed, kept, 0, through_mlp)
     yield at("backward", summed, kept, 0, through_attention)
@@ -86,9 +84,7 @@ def moments(step: Step) -> Iterator[Moment]:
     )
     evaluated = step.evaluation_tokens
     stream = 4 * a.hidden_size * evaluated
-    passing = block.passing * evaluated + overlap.scores * score_bytes(
-        step, step.plan.evaluation_batch
-    )
+    passing = block.passing * evaluated + _score_copies(step, overlap, step.plan.evaluation_batch)
     chunk = (
         int(overlap.chunk_16 if c == 2 else overlap.chunk)
         * 4
@@ -153,6 +149,13 @@ def library_bytes(step: Step) -> int:
     reads the logits' gradient, which it then makes within."""
     alone = step.kind == "cpu" and step.frozen and not step.plan.optimize.fused_loss
     return 4 * step.architecture.vocab_size * step.tokens if alone else 0
+
+
+def _score_copies(step: Step, overlap: Overlap, rows: int) -> float:
+    """Bytes of scores, shares, their gradients and what of them is turned: on a CPU a single row, which gives
+    products one axis less, has its gradients turned both ways."""
+    once_more = step.kind == "cpu" and rows == 1
+    return (overlap.scores + once_more) * score_bytes(step, rows)
 
 
 def score_bytes(step: Step, rows: int) -> int:
