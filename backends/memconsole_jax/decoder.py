@@ -25,7 +25,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole.plan.architecture import Architecture, RopeScaling
-from memconsole_jax import accumulation
+from memconsole_jax import accumulation, target
 from memconsole_jax.accumulation import Sums
 from memconsole_jax.attention import causal_attention
 from memconsole_jax.recompute import recomputed
@@ -88,7 +88,11 @@ class Norm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         bias = None if self.bias is None else self.bias[...]
-        return recomputed(self._normed, (x, self.weight[...], bias))
+        inputs = x, self.weight[...], bias
+        if target.kind() == "cpu":
+            return recomputed(self._normed, inputs)
+        # Elsewhere XLA fuses all of it, and would hold a second x for the rule.
+        return jax.checkpoint(self._normed, prevent_cse=False)(*inputs)
 
     def _normed(self, x: Array, weight: Array, bias: Array | None) -> Array:
         y = x.astype(jnp.float32)
@@ -404,14 +408,16 @@ def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array
 
 def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
     x, weight, bias = kept
-    rows = gradient.reshape(-1, gradient.shape[-1])  # (N, outputs)
-    joined = x.reshape(len(rows), -1)  # (N, inputs)
-    back = rows @ weight.astype(x.dtype)
+    joined = _joined(x)
+    back = jnp.einsum("bto,oi->bti", gradient, weight.astype(x.dtype))
     # XLA on a CPU copies what comes first with its axes turned: the narrower of the two.
-    wide = weight.shape[0] > weight.shape[1]
-    turned = (joined.T @ rows).T if wide else rows.T @ joined
-    # As a product, too: for a sum XLA on a CPU would widen 16-bit rows a second time.
-    summed = None if bias is None else (jnp.ones(len(rows), x.dtype) @ rows).astype(bias.dtype)
+    if weight.shape[0] > weight.shape[1]:
+        turned = jnp.einsum("bti,bto->io", joined, gradient).T
+    else:
+        turned = jnp.einsum("bto,bti->oi", gradient, joined)
+    # As a product, too: for a sum it would widen 16-bit gradients a second time.
+    ones = jnp.ones(gradient.shape[:2], x.dtype)
+    summed = None if bias is None else jnp.einsum("bt,bto->o", ones, gradient).astype(bias.dtype)
     return back.reshape(x.shape), turned.astype(weight.dtype), summed
 
 

@@ -99,15 +99,15 @@ def _chunked_forward(
     hidden: Array, head: Array, targets: Array, share: Array | float, begun: Array | None
 ) -> tuple[Array, Any]:
     parts, labels = _chunks(hidden, targets)
-    matrix = head
-    if matrix.dtype != hidden.dtype:
-        # Without a need for these very rows XLA would narrow the head once for all micro-batches, and keep it.
-        matrix = (matrix + 0 * hidden[0, 0, 0]).astype(hidden.dtype)
+    if target.kind() == "cpu" and head.dtype != hidden.dtype:
+        # Else XLA would narrow the head once for all micro-batches, and keep it: it must need these very rows.
+        head += 0 * hidden[0, 0, 0]
+    matrix = head.astype(hidden.dtype)
 
     def step(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[Any, Array]:
         total, head_gradient = carry
         h, target = part  # (R, C), (R,)
-        logits = _logits(h, matrix)  # (R, V)
+        logits = _logits(h, head)  # (R, V)
         nats, picked = _nats(logits, target)
         slope = (_slope(logits, target, nats, picked) * share).astype(h.dtype)
         head_gradient += jnp.matmul(slope.T, h, preferred_element_type=jnp.float32)
