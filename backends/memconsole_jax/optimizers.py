@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
@@ -89,7 +90,8 @@ def per_tensor(
 ) -> optax.GradientTransformation:
     """`inner` applied to each layer's tensor of a stack by itself.
 
-    For rules that look at a tensor's shape or norm: a stack (L, out, in) is L matrices, not one tensor.
+    For rules that look at a tensor's shape or norm: a stack (L, out, in) is L matrices, not one tensor. A layer's
+    update takes its gradients' place before the next one's is made.
     """
 
     def divide(tree: Tree) -> tuple[Tree, Tree]:
@@ -106,7 +108,13 @@ def per_tensor(
         assert parameters is not None
         stacked, rest = divide(updates)
         stacked_parameters, rest_parameters = divide(parameters)
-        stacked, first = jax.vmap(inner.update)(stacked, state[0], stacked_parameters)
+
+        def one(layer: jax.Array, carry: tuple[Tree, Any]) -> tuple[Tree, Any]:
+            at = jax.tree.map(lambda x: x[layer], (*carry, stacked_parameters))
+            return jax.tree.map(lambda x, new: x.at[layer].set(new), carry, inner.update(*at))
+
+        layers = next((len(x) for x in stacked.values()), 0)
+        stacked, first = lax.fori_loop(0, layers, one, (stacked, state[0]))
         rest, second = inner.update(rest, state[1], rest_parameters)
         return {n: (stacked if n in layered else rest)[n] for n in updates}, (first, second)
 

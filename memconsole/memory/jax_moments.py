@@ -46,20 +46,21 @@ def moments(step: Step) -> Iterator[Moment]:
         head = made_head = 0
 
     copies = _rounded_blocks(step, overlap)
+    library = library_bytes(step)
 
     # XLA for TPUs brings offloaded state back as soon as it can, long before the update.
     brought = step.state.host if step.kind == "tpu" else 0
 
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
         state = resident if phase == "evaluation" else resident + brought
-        return Moment(phase, model, gradients, state, live, loss, int(work) + copies, step.data)
+        work += copies if phase == "evaluation" else copies + library
+        return Moment(phase, model, gradients, state, live, loss, int(work), step.data)
 
     scores = _score_copies(step, overlap, step.plan.train.batch_size)
     passing = block.passing * t + scores
     yield at("forward", standing, kept + stream, 0, passing)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
-    beside = overlap.loss_stream * stream + library_bytes(step)
-    yield at("loss", standing + early, kept, logits, beside)
+    yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream)
     # A block without checkpointing has some of what it kept twice: the slice that is worked on.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
     inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
@@ -146,9 +147,10 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
 
 def library_bytes(step: Step) -> int:
     """What XLA's matrix library on a CPU takes for itself, beside what XLA plans: with a frozen head only one product
-    reads the logits' gradient, which it then makes within."""
+    reads the logits' gradient, which it then makes within. In the first of several micro-batches, as where there is
+    but one, pages that only the backward pass needs have not been touched yet, and make up for it."""
     alone = step.kind == "cpu" and step.frozen and not step.plan.optimize.fused_loss
-    return 4 * step.architecture.vocab_size * step.tokens if alone else 0
+    return 4 * step.architecture.vocab_size * step.tokens if alone and step.accumulates else 0
 
 
 def _score_copies(step: Step, overlap: Overlap, rows: int) -> float:
