@@ -15,6 +15,7 @@ from memconsole.plan.plan import Checkpointing, Plan, replace
 from memconsole_jax import attention, target
 from memconsole_jax.decoder import Norm, looked_up, product
 from memconsole_jax.fused_loss import MASKED, plain_nats
+from memconsole_jax.optimizers import transformation
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import stacks
 from memconsole_jax.step import mean_gradients, summed_loss
@@ -145,6 +146,17 @@ def test_what_norms_compute_is_not_there_while_the_mlp_runs_backwards(
     monkeypatch.setattr(Norm, "__call__", lambda self, x: x * self.weight[...])
     scaled = gradient_bytes(full, (1, 1), intermediate_size=1024, **shape)
     assert normed - scaled < 4 * 1024 * 256  # one residual stream
+
+
+def test_adafactor_makes_the_update_of_a_layer_at_a_time() -> None:
+    a = msgspec.structs.replace(tiny_models.ARCHITECTURES["llama"], layers=64)
+    plan = replace(Plan(), {"backend": "jax", "optimize.optimizer": "adafactor"})
+    weights = {n: jax.ShapeDtypeStruct(s.shape, np.float32) for n, s in stacks(a).items()}
+    rule = transformation(plan, a)
+    state = jax.eval_shape(rule.init, weights)
+    program = jax.jit(rule.update, donate_argnums=(0, 1))
+    blocks = sum(4 * w.size for n, w in weights.items() if n.startswith("layers."))
+    assert temporaries(program.lower(weights, state, weights)) < blocks / 4
 
 
 def test_keys_are_kept_once_for_all_chunks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
