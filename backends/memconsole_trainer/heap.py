@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 LARGEST, SMALLEST = 1 << 19, 1 << 16
+"""Bytes of what gaps are filled with: whatever finds no gap is given back."""
 _aside: list[int] = []
 
 

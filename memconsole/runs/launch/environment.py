@@ -26,7 +26,7 @@ MALLOC_RETURNS = {
 """glibc gives freed memory back to the system, so that resident memory shows tensors and not its own
 caches. At its own threshold of 128 KiB torch's tensors of small models leave a heap in pieces: 11 MiB unexplained of
 28 against 5 at 64 KiB, which costs a few per cent of their time. XLA holds few arrays, and scratch of its matrix
-library that comes and goes many times a step: 1 MiB gives as much back, 4 MiB leaves up to 33 MiB more."""
+library that comes and goes many times a step: 1 MiB gives as much back."""
 
 
 def device_kind(plan: Plan, devices: Path = Path("/dev"), platform: str = sys.platform) -> str:
