@@ -17,6 +17,7 @@ from jax import lax
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
+from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax.compressed import Place, compressed
 from memconsole_jax.muon import scale_by_muon
 from memconsole_jax.quantized_adam import scale_by_quantized_adam
@@ -43,8 +44,8 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
     kept = _compressed(plan, architecture) if is_compressed(plan) else _as_it_is
     if name == "adamw":
         return optax.chain(kept(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)), decay)
-    if name == "adamw-8bit":
-        narrow = {s.name: s.layered for s in trained if is_quantized(s.members[0])}
+    if name in EIGHT_BIT:
+        narrow = {s.name: s.layered for s in trained if is_quantized(name, s.members[0])}
         rule = scale_by_quantized_adam(t.beta1, t.beta2, t.epsilon, narrow)
         return optax.chain(rule, decay)
     if name == "muon":

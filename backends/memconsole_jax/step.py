@@ -15,6 +15,7 @@ from jax import Array, lax
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
+from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax import checkpointing, offload, precision
 from memconsole_jax.average import followed
 from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
@@ -132,7 +133,7 @@ def train_step(
     # Where a step is skipped element by element, XLA updates arrays in place; a branch copies them whole. A loop
     # over slices overwrites what would be chosen.
     o = plan.optimize
-    in_slices = o.optimizer == "adamw-8bit" or o.optimizer_offload != "none"
+    in_slices = o.optimizer in EIGHT_BIT or o.optimizer_offload != "none"
 
     def step(
         state: Trained,

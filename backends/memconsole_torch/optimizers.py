@@ -131,7 +131,7 @@ def _over(
         return Adafactor(groups)
     else:
         own = dict(decoder.named_parameters())
-        narrow = [own[p.name] for p in weights if is_quantized(p)]
+        narrow = [own[p.name] for p in weights if is_quantized(name, p)]
         return QuantizedAdamW(groups, (t.beta1, t.beta2), t.epsilon, narrow)
     for p in _trained(optimizer):
         optimizer.state[p].update({s: torch.zeros_like(p, dtype=torch.float32) for s in slots})

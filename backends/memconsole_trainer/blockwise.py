@@ -20,7 +20,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Parameter
+from memconsole.plan.architecture import TABLES, Parameter
 
 BLOCK = 256
 """Elements that share a scale."""
@@ -36,12 +36,14 @@ UInt8 = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
 
-def is_quantized(parameter: Parameter) -> bool:
-    """Whether a weight's moments are stored in 8 bits: matrices inside the blocks, unless small.
+def is_quantized(optimizer: str, parameter: Parameter) -> bool:
+    """Whether a weight's moments are stored in 8 bits: matrices inside the blocks, unless small; with
+    `adamw8-all` embedding, positions and head, too.
 
-    Embedding, head, norms and biases stay in 32: 8-bit embeddings train unstably (§2.3).
+    Without it they stay in 32, as norms and biases always do: 8-bit embeddings train unstably (§2.3).
     """
-    return parameter.role == "matrix" and parameter.size >= SMALLEST
+    tables = TABLES if optimizer == "adamw8-all" else ()
+    return parameter.role in ("matrix", *tables) and parameter.size >= SMALLEST
 
 
 def scales_of(size: int) -> int:

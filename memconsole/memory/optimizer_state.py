@@ -8,6 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from memconsole.memory.sizes import QUANTIZED_FROM, Group
+from memconsole.plan.sections import EIGHT_BIT
 
 BLOCK = 256
 """Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
@@ -54,10 +55,9 @@ def state_bytes(optimizer: str, trained: Group, *, compressed: bool = False) -> 
     n = trained.elements
     if optimizer == "adamw":
         return 8 * n
-    if optimizer == "adamw-8bit":
-        small = n - trained.quantizable
-        scales = 2 * 4 * -(-trained.quantizable // BLOCK)
-        return 2 * trained.quantizable + scales + 8 * small
+    if optimizer in EIGHT_BIT:
+        narrow = trained.quantizable + (trained.tables if optimizer == "adamw8-all" else 0)
+        return 2 * narrow + 2 * 4 * -(-narrow // BLOCK) + 8 * (n - narrow)
     if optimizer == "adafactor":
         return 4 * trained.factored
     if optimizer == "muon":
@@ -79,7 +79,7 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
         return 4 * max(trained.pair_twice, 2 * trained.largest) if unfused else 0
     if optimizer == "sgd":
         return 4 * trained.largest if unfused else 0
-    if optimizer == "adamw-8bit":
+    if optimizer in EIGHT_BIT:
         most = SLICE if kind == "cpu" else 8 * SLICE
         # torch's buffers have a slice's size whatever the weights, and tables of codes beside them.
         widened = min(trained.largest, most) if backend == "jax" else most
@@ -124,10 +124,12 @@ def update_bytes(
     `compressed`: in bf16. `outside`: of the blocks."""
     size = math.prod(shape)
     matrix = len(shape) > 1
+    large = matrix and size >= QUANTIZED_FROM
     one = Group(
         elements=size,
         factored=sum(shape) if matrix else size,
-        quantizable=size if matrix and not outside and size >= QUANTIZED_FROM else 0,
+        quantizable=size if large and not outside else 0,
+        tables=size if large and outside else 0,
         orthogonal=size,
         largest=size,
         pair=size,

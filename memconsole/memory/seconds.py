@@ -18,6 +18,7 @@ from memconsole.memory.torch_program import kept_per_token
 from memconsole.plan.architecture import Architecture, layer_parameters
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions
+from memconsole.plan.sections import EIGHT_BIT
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
 """Bytes per second of a device that does not tell."""
@@ -202,6 +203,6 @@ def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> floa
     if o.optimizer == "muon":
         update = _orthogonalizing_flops(architecture, o.lora_rank)
         seconds += update / (peak_flops(budget, "fp32", plan.backend) * costs.flops_share)
-    if o.optimizer == "adamw-8bit":
+    if o.optimizer in EIGHT_BIT:
         seconds += 12e-9 * sizes(architecture).used.elements if budget.kind == "cpu" else 0.0
     return seconds

@@ -8,6 +8,7 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.plan.architecture import (
+    TABLES,
     Architecture,
     Parameter,
     Role,
@@ -32,7 +33,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     pair_twice: int = 0
     """The same, the matrix counted twice."""
     quantizable: int = 0
-    """Elements whose 8-bit optimizer state is really 8-bit: matrices of at least 4096 elements."""
+    """Elements of the blocks' matrices of at least 4096, whose 8-bit optimizer state is really 8-bit."""
+    tables: int = 0
+    """The same of embedding, positions and head, which keep 32 bits unless asked otherwise."""
     orthogonal: int = 0
     """Elements of matrices that Muon orthogonalizes."""
     orthogonalizing: int = 0
@@ -58,6 +61,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             pair=max(self.pair, other.pair),
             pair_twice=max(self.pair_twice, other.pair_twice),
             quantizable=self.quantizable + times * other.quantizable,
+            tables=self.tables + times * other.tables,
             orthogonal=self.orthogonal + times * other.orthogonal,
             orthogonalizing=max(self.orthogonalizing, other.orthogonalizing),
             coded_blocks=self.coded_blocks + times * other.coded_blocks,
@@ -143,7 +147,7 @@ def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
     """Totals of weights that follow a matrix of `before` elements."""
     total = Group()
     for p in weights:
-        matrix = p.role == "matrix"
+        matrix, large = p.role == "matrix", p.size >= QUANTIZED_FROM
         total = total.plus(
             Group(
                 elements=p.size,
@@ -151,7 +155,8 @@ def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 largest=p.size,
                 pair=p.size + before if len(p.shape) > 1 else 0,
                 pair_twice=2 * p.size + before if len(p.shape) > 1 else 0,
-                quantizable=p.size if matrix and p.size >= QUANTIZED_FROM else 0,
+                quantizable=p.size if matrix and large else 0,
+                tables=p.size if p.role in TABLES and large else 0,
                 orthogonal=p.size if matrix else 0,
                 orthogonalizing=2 * p.size + min(p.shape) ** 2 if matrix else 0,
                 coded_blocks=-(-p.size // STORAGE_BLOCK) if matrix else 0,

@@ -30,6 +30,7 @@ from memconsole.plan.check import check
 from memconsole.plan.conflicts import conflict
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan
+from memconsole.plan.sections import EIGHT_BIT
 
 Price = Callable[[Plan, Budget], MemoryTable]
 
@@ -62,7 +63,7 @@ def result_class(key: str, before: Any, after: Any) -> int | None:
     if key == "optimize.optimizer_offload":
         return 1 if "compressed" in (before, after) else None
     if key == "optimize.optimizer":
-        return 2 if {before, after} == {"adamw", "adamw-8bit"} else 3
+        return 2 if {before, after} <= {"adamw", *EIGHT_BIT} else 3
     if key == "optimize.base_storage":
         return 4
     return 5 if key == "optimize.lora_rank" else None

@@ -19,6 +19,8 @@ Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "silu"]
 Positions = Literal["learned", "rope"]
 Role = Literal["embedding", "position", "norm", "bias", "matrix", "head", "auxiliary", "adapter"]
+TABLES: tuple[Role, ...] = ("embedding", "position", "head")
+"""Matrices outside the blocks."""
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

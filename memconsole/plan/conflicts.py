@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.plan.sections import Plan, PlanError, quote
+from memconsole.plan.sections import EIGHT_BIT, Plan, PlanError, quote
 
 
 def conflict(plan: Plan) -> tuple[str, str] | None:
@@ -41,8 +41,11 @@ def conflict(plan: Plan) -> tuple[str, str] | None:
     return None
 
 
+_NARROW = (
+    "its state already has 8 bits; set optimize.optimizer = adamw, or optimizer_offload = pinned"
+)
 _COMPACT = {
-    "adamw-8bit": "its state already has 8 bits; set optimize.optimizer = adamw, or optimizer_offload = pinned",
+    **dict.fromkeys(EIGHT_BIT, _NARROW),
     "adafactor": "its state is a row and a column of each matrix, too little to compress; set optimizer_offload = pinned",
 }
 """Optimizers whose state is not made smaller, and why."""

@@ -151,9 +151,9 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     Optimization(
         key="optimize.optimizer",
         label="optimizer",
-        help="state per parameter: adamw 8 bytes, 8-bit 2, lion, sgd and muon's matrices 4, adafactor none",
-        costs="other update rules train differently",
-        values=_fixed("adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd"),
+        help="bytes of state per parameter: adamw 8, 8-bit 2 (in blocks; -all: tables too), lion, sgd, muon's matrices 4, adafactor none",
+        costs="other update rules train differently; 8-bit embeddings less stably",
+        values=_fixed("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"),
         trains=EVERYWHERE,
     ),
     Optimization(

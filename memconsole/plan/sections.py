@@ -16,7 +16,9 @@ MOST = 1_000_000_000_000
 Precision = Literal["fp32", "bf16", "fp16", "bf16-sr"]
 Checkpointing = Literal["none", "selective", "full"]
 BaseStorage = Literal["bf16", "int8", "nf4"]
-OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd"]
+OptimizerName = Literal["adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"]
+EIGHT_BIT: tuple[OptimizerName, ...] = ("adamw-8bit", "adamw8-all")
+"""Those whose moments are stored in 8 bits."""
 OptimizerOffload = Literal["none", "cpu", "pinned", "compressed"]
 Sharding = Literal["none", "fsdp"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
@@ -211,7 +213,9 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     accumulation_steps: Annotated[
         int, about("micro-batches per optimizer step", ge=1, le=1_048_576)
     ] = 1
-    optimizer: Annotated[OptimizerName, about("update rule and its state")] = "adamw"
+    optimizer: Annotated[
+        OptimizerName, about("update rule and its state; adamw8-all: that of embedding and head in 8 bits, too")
+    ] = "adamw"
     optimizer_offload: Annotated[
         OptimizerOffload,
         about("where the optimizer state waits between steps; compressed: there in 16 bits"),

@@ -161,7 +161,7 @@ def test_jax_keeps_it_in_pinned_memory(moving: None) -> None:
         assert x.ndim == 0 or (x.dtype == jnp.bfloat16 and jnp.any(x != 0))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw-8bit", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "adamw8-all", "adafactor"])
 def test_what_is_small_already_is_refused(optimizer: str) -> None:
     for backend in BACKENDS:
         with pytest.raises(PlanError, match="its state"):

@@ -26,7 +26,7 @@ from tests.accuracy.wide_plans import Case
 torch.set_num_threads(1)
 KEY = "optimize.optimizer_in_backward"
 STEPS = 6
-OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd")
+OPTIMIZERS = ("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd")
 
 
 def plan_with(changes: dict[str, Any]) -> Plan:

@@ -168,7 +168,7 @@ def test_torch_holds_the_state_of_two_weights_at_a_time(moving: None) -> None:
     assert state.at_step < state.host / 4
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw-8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw-8bit", "adamw8-all"])
 @pytest.mark.parametrize("more", [{}, IN_BACKWARD], ids=["behind", "in backward"])
 def test_every_phase_is_priced_as_it_is_traced(optimizer: str, more: dict[str, Any]) -> None:
     a = Architecture(

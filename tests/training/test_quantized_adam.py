@@ -24,6 +24,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
+from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax import engine as jax_engine
 from memconsole_jax import quantized_adam as in_jax
 from memconsole_torch import engine as torch_engine
@@ -229,9 +230,10 @@ def forget() -> Iterator[None]:
     long_run.cache_clear()
 
 
-def test_two_hundred_steps_end_where_32_bit_adamw_ends() -> None:
+@pytest.mark.parametrize("optimizer", EIGHT_BIT)
+def test_two_hundred_steps_end_where_32_bit_adamw_ends(optimizer: str) -> None:
     exact = long_run("torch", "adamw")[1]
-    narrow = long_run("torch", "adamw-8bit")[1]
+    narrow = long_run("torch", optimizer)[1]
     assert narrow != exact
     assert exact[0] > 4.0
     assert np.mean(exact[-20:]) < 2.0  # it learned the chain, whose entropy is at most log 4
@@ -239,10 +241,13 @@ def test_two_hundred_steps_end_where_32_bit_adamw_ends() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("narrow", EIGHT_BIT)
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_a_thousand_steps_end_within_half_a_percent_of_32_bit_adamw(backend: str) -> None:
+def test_a_thousand_steps_end_within_half_a_percent_of_32_bit_adamw(
+    backend: str, narrow: str
+) -> None:
     ends = []
-    for optimizer in ("adamw", "adamw-8bit"):
+    for optimizer in ("adamw", narrow):
         plan = plan_with(backend, optimize__optimizer=optimizer)
         losses = trained(built(plan, 1000), plan, 1000)
         ends.append(np.mean(losses[-50:]))
@@ -251,8 +256,9 @@ def test_a_thousand_steps_end_within_half_a_percent_of_32_bit_adamw(backend: str
     assert abs(ends[1] / ends[0] - 1) < 0.005, ends
 
 
-def test_both_backends_take_the_same_200_steps() -> None:
-    ours, theirs = long_run("torch", "adamw-8bit")[1], long_run("jax", "adamw-8bit")[1]
+@pytest.mark.parametrize("optimizer", EIGHT_BIT)
+def test_both_backends_take_the_same_200_steps(optimizer: str) -> None:
+    ours, theirs = long_run("torch", optimizer)[1], long_run("jax", optimizer)[1]
     assert np.abs(np.array(ours) / np.array(theirs) - 1).max() < 0.01
 
 
@@ -263,19 +269,26 @@ def test_it_composes_with_accumulation_checkpointing_bf16_and_the_chunked_loss()
     assert np.abs(np.array(ours) / np.array(plain[:12]) - 1).max() < 0.02
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "roles"),
+    [("adamw-8bit", ("matrix",)), ("adamw8-all", ("matrix", "embedding"))],
+)
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_state_is_two_bytes_where_it_should_be_and_what_the_estimate_says(backend: str) -> None:
+def test_state_is_two_bytes_where_it_should_be_and_what_the_estimate_says(
+    backend: str, optimizer: str, roles: tuple[str, ...]
+) -> None:
     moments: dict[str, int] = {}
-    for name, array in stored_items(long_run(backend, "adamw-8bit")[0]):
+    for name, array in stored_items(long_run(backend, optimizer)[0]):
         owner = next((p.name for p in parameters(MODEL) if p.name in name), None)
         if name.startswith("optimizer.") and owner:
             moments[owner] = moments.get(owner, 0) + array.nbytes
-    narrow = {p.name for p in parameters(MODEL) if p.role == "matrix" and p.size >= 4096}
+    narrow = {p.name for p in parameters(MODEL) if p.role in roles and p.size >= 4096}
+    assert {p.role for p in parameters(MODEL) if p.name in narrow} == set(roles)
     assert 0 < len(narrow) < len(moments)
     for p in parameters(MODEL):
         most = 2.1 * p.size if p.name in narrow else 8 * p.size
         assert 0.9 * most < moments[p.name] <= most, p.name
-    estimate = state_bytes("adamw-8bit", sizes(MODEL).used)
+    estimate = state_bytes(optimizer, sizes(MODEL).used)
     assert sum(moments.values()) == pytest.approx(estimate, rel=1e-3)
     assert blockwise.SMALLEST == QUANTIZED_FROM
 

@@ -108,7 +108,9 @@ def test_the_trace_agrees_with_pytorchs_own_tracker(seed: int) -> None:
         assert abs(case.error) <= 0.01, case
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adafactor", "lion", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "sgd"]
+)
 def test_every_step_is_like_the_first_and_remembering_changes_nothing(optimizer: str) -> None:
     architecture, plan = tiny(optimize__optimizer=optimizer)
     once = trace_step.trace(plan, architecture, "gpu").peaks

@@ -88,7 +88,7 @@ def choices(draw: st.DrawFn) -> Plan:
             "optimize.gradient_checkpointing": draw(st.sampled_from(("none", "selective", "full"))),
             "optimize.accumulation_steps": draw(st.sampled_from((1, 4))),
             "optimize.optimizer": draw(
-                st.sampled_from(("adamw", "adamw-8bit", "adafactor", "lion", "sgd"))
+                st.sampled_from(("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "sgd"))
             ),
             "optimize.optimizer_offload": draw(st.sampled_from(("none", "cpu", "pinned"))),
             "optimize.activation_offload": draw(st.booleans()),
@@ -213,17 +213,19 @@ def test_weights_the_loss_never_reaches_have_neither_gradient_nor_state() -> Non
         assert component(with_auxiliary, name)["optimizer step"] == before + bytes_each * added
 
 
-@given(architectures())
+@given(architectures(), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_eight_bit_state_is_two_bytes_and_a_scale_on_large_matrices_only(
-    architecture: Architecture,
+    architecture: Architecture, everywhere: bool
 ) -> None:
+    roles = ["matrix", *(("embedding", "position", "head") if everywhere else ())]
+    optimizer = "adamw8-all" if everywhere else "adamw-8bit"
     quantized = [
-        p.size for p in parameters(architecture) if p.used and p.role == "matrix" and p.size >= 4096
+        p.size for p in parameters(architecture) if p.used and p.role in roles and p.size >= 4096
     ]
     full = sum(p.size for p in parameters(architecture) if p.used) - sum(quantized)
     expected = 8 * full + sum(2 * n + 2 * 4 * math.ceil(n / 256) for n in quantized)
-    table = memory_table(plan_with(optimize__optimizer="adamw-8bit"), architecture, budget())
+    table = memory_table(plan_with(optimize__optimizer=optimizer), architecture, budget())
     state = component(table, "optimizer state")["optimizer step"]
     assert state == pytest.approx(expected, rel=1e-3)
 
