@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from memconsole_jax import target
 from memconsole_jax.rounding import random_bits
-from memconsole_trainer.compressed import slot_index
+from memconsole_trainer.compressed import SLOTS, slot_index
 from memconsole_trainer.rounding import threefry
 
 CPU_SLICE = 2**17
@@ -38,7 +38,8 @@ class CompressedState(NamedTuple):
 class Place(NamedTuple):
     """Where the tensors of one stack are in `trained_parameters`."""
 
-    indices: tuple[int, ...]
+    indices: Any
+    """uint32 (L,)."""
     layered: bool
     whole: bool
     """The rule looks at a whole tensor, not at each element alone."""
@@ -161,7 +162,7 @@ def _rounded(wide: Array, key: tuple[Array, Array], start: Array) -> Array:
 
 def _keys(seeds: tuple[Any, Any], count: Array, place: Place, slot: int) -> tuple[Array, Array]:
     """Two words (L,): the key of one moment of each tensor of a stack."""
-    which = np.array([slot_index(i, slot) for i in place.indices], np.uint32)
+    which = np.uint32(slot_index(0, slot)) + np.uint32(SLOTS) * place.indices
     found: tuple[Array, Array] = threefry(seeds, (jnp.full(which.shape, count), which))
     return found
 

@@ -343,9 +343,14 @@ class JaxEngine:
         found = []
         for path, array in jax.tree_util.tree_flatten_with_path(self._trained.optimizer)[0]:
             words = [_word(key) for key in path]
-            stack = self._stacks.get(words[-1]) if words else None
-            prefix = ".".join(["optimizer", *(words[:-1] if stack else words)])
-            found.append(OptimizerLeaf(prefix, stack, array))
+            own = next((self._stacks[w] for w in words[-2:] if w in self._stacks), None)
+            if own is None:
+                found.append(OptimizerLeaf(".".join(["optimizer", *words]), None, array))
+                continue
+            before = words.index(own.name)
+            layer = words[before + 1 :]  # of a state that waits on the host
+            stack = own.layer(int(layer[0])) if layer else own
+            found.append(OptimizerLeaf(".".join(["optimizer", *words[:before]]), stack, array))
         return found
 
 

@@ -1,16 +1,35 @@
-"""Optimizer state in pinned host memory: a step moves it to the device before the update, and back behind it.
+"""Optimizer state in pinned host memory: it visits the device a layer's weight at a time.
 
-XLA plans the copies, and when each runs. Where the device is the host's processor nothing moves.
+A step is one program for the gradients, then one for the update of each layer of each stack. While that runs, the
+next state arrives and the last one leaves, copied beside the computation. The host waits for the gradients before
+it fetches the first state, and for one to have left before it fetches the next but one: two are on the device at
+most. A single program would leave that to XLA, which for TPUs brings the whole state back during the forward pass.
+Where the device is the host's processor nothing moves.
+
+State that waits has the structure of the optimizer's own, but an array of a stack is a tuple over its layers, each
+(1, …). Its arrays of no weight count steps, and stay on the device.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
+from jax.tree_util import DictKey, SequenceKey
 
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
+from memconsole_jax import precision
+from memconsole_jax.average import followed
+from memconsole_jax.optimizers import Part, transformation
+from memconsole_jax.stacking import Stack
+from memconsole_jax.step import Backward, Trained, Tree, backward_pass, chosen, counted
 
 PINNED = "pinned_host"
 
@@ -25,11 +44,276 @@ def waits_on_host(plan: Plan, kind: str) -> bool:
     return plan.optimize.optimizer_offload != "none" and not same_memory(kind)
 
 
-def on_host(device: Any) -> SingleDeviceSharding:
-    """Where `device` finds what waits in host memory."""
-    return SingleDeviceSharding(device, memory_kind=PINNED)
+def divided(state: Any, stacks: Mapping[str, Stack]) -> Any:
+    """The shapes of the optimizer's `state` as it waits."""
+
+    def layers(path: Any, x: Any) -> Any:
+        if not _is_moment(path) or not stacks[path[-1].key].layered:
+            return x
+        return tuple(jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for _ in range(x.shape[0]))
+
+    return jax.tree_util.tree_map_with_path(layers, state)
 
 
-def moved(state: Any, place: Any) -> Any:
-    """The state's arrays at `place`, within a program; its counts stay on the device."""
-    return jax.tree.map(lambda x: jax.device_put(x, place) if x.ndim else x, state)
+def gradient_step(plan: Plan, architecture: Architecture) -> Any:
+    """Jitted (weights, `Trained.precision`, counts, kept, inputs (A, B, T), targets, documents or None) ->
+    `Backward`, and precision and counts behind the step."""
+    backward = backward_pass(plan, architecture)
+
+    def step(
+        weights: Tree,
+        state: Array | None,
+        counts: list[Array],
+        kept: Tree,
+        inputs: Array,
+        targets: Array,
+        documents: Array | None = None,
+    ) -> tuple[Backward, Array | None, list[Array]]:
+        found = backward(weights, state, kept, inputs, targets, documents)
+        after = [c + 1 if found.finite is None else c + found.finite for c in counts]
+        return found, precision.adapted(state, found.finite), after
+
+    return jax.jit(step)
+
+
+def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
+    """Jitted (`Visited`, gradients of the stack, `Backward.factor`, `Backward.finite`, counts before the step,
+    rates (2,), layer) -> `Visited`; donates the first argument."""
+
+    def part(x: Array, layer: Array) -> Array:
+        return lax.dynamic_index_in_dim(x, layer) if stack.layered else x
+
+    def replaced(x: Array, new: Array, layer: Array) -> Array:
+        if not stack.layered:
+            return new.astype(x.dtype)
+        return lax.dynamic_update_index_in_dim(x, new.astype(x.dtype), layer, 0)
+
+    def step(
+        visited: Visited,
+        gradients: Array,
+        factor: Array,
+        finite: Array | None,
+        counts: list[Array],
+        rates: Array,
+        layer: Array,
+    ) -> Visited:
+        rate, share = rates
+        name, weight = stack.name, part(visited.weights, layer)
+        one = precision.in_float32(transformation(plan, architecture, Part(name, layer)))
+        state = _of_part(jax.eval_shape(one.init, {name: weight}), visited.moments, counts, layer)
+        clipped = part(gradients, layer) * factor
+        updates, after = one.update({name: clipped}, state, {name: weight})
+        new = weight.astype(jnp.float32) - rate * updates[name], _moments(after)
+        if finite is not None:
+            new = chosen(finite, new, (weight, visited.moments))
+        average = visited.average
+        if average is not None:
+            old = {name: part(average, layer)}
+            whole = followed(old, {name: new[0]}, counted(share, finite))
+            average = replaced(average, whole[name], layer)
+        return Visited(replaced(visited.weights, new[0], layer), average, new[1])
+
+    return jax.jit(step, donate_argnums=0)
+
+
+@dataclass(frozen=True)
+class FirstState:
+    """The optimizer's state before the first step, made layer by layer on the host's processor: the device never
+    has it whole."""
+
+    plan: Plan
+    architecture: Architecture
+    stacks: Mapping[str, Stack]
+    waiting: Waiting
+
+    def compile(self) -> FirstState:
+        """There is nothing to compile."""
+        return self
+
+    def __call__(self, weights: Tree) -> Any:
+        """For weights of any values: moments begin at zero."""
+        waiting = self.waiting
+        leaves, structure = jax.tree.flatten(waiting.state)
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            moments = {name: self._of_a_layer(stack) for name, stack in self.stacks.items()}
+        for i in waiting.counts:
+            leaves[i] = jnp.zeros(leaves[i].shape, leaves[i].dtype, device=waiting.device)
+        for visit in waiting.visits:
+            for i, moment in zip(visit.places, moments[visit.name], strict=True):
+                leaves[i] = jax.device_put(moment, waiting.host)
+        return jax.tree.unflatten(structure, leaves)
+
+    def _of_a_layer(self, stack: Stack) -> list[Array]:
+        rule = transformation(self.plan, self.architecture, Part(stack.name, jnp.int32(0)))
+        shape = (1, *stack.shape[1:]) if stack.layered else stack.shape
+        return _moments(rule.init({stack.name: jnp.zeros(shape)}))
+
+
+class Visited(NamedTuple):
+    """What the update of one layer replaces."""
+
+    weights: Array
+    """The whole stack."""
+    average: Array | None
+    """Likewise, where there is one."""
+    moments: list[Array]
+    """Of the layer, (1, …) each; those of an array that is not layered in its shape."""
+
+
+class Visit(NamedTuple):
+    """One layer of one stack, and where its moments are among the leaves of the state."""
+
+    name: str
+    layer: int
+    places: list[int]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The optimizer's state as it waits for a device: shapes, and whose they are."""
+
+    state: Any
+    names: tuple[str, ...]
+    """The trained stacks in order."""
+    device: Any
+
+    @property
+    def host(self) -> SingleDeviceSharding:
+        """Where the device finds what waits in host memory."""
+        return SingleDeviceSharding(self.device, memory_kind=PINNED)
+
+    @property
+    def here(self) -> SingleDeviceSharding:
+        """The device's own memory."""
+        return SingleDeviceSharding(self.device)
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Where the counts are among the leaves."""
+        leaves = jax.tree_util.tree_flatten_with_path(self.state)[0]
+        return [i for i, (path, _) in enumerate(leaves) if not _is_moment(path)]
+
+    @cached_property
+    def visits(self) -> list[Visit]:
+        """Every layer of every stack, in order."""
+        places: dict[tuple[str, int], list[int]] = {}
+        for i, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(self.state)[0]):
+            if _is_moment(path):
+                places.setdefault(_place_of(path), []).append(i)
+        found = [Visit(name, layer, held) for (name, layer), held in places.items()]
+        return sorted(found, key=lambda visit: (self.names.index(visit.name), visit.layer))
+
+    def bytes_of(self, visit: Visit) -> int:
+        """What a visit brings to the device."""
+        leaves = jax.tree.leaves(self.state)
+        return sum(leaves[i].size * leaves[i].dtype.itemsize for i in visit.places)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The programs of a step whose optimizer state waits on the host."""
+
+    gradients: Any
+    updates: Mapping[str, Any]
+    """By stack."""
+    waiting: Waiting
+
+    def compile(self) -> Step:
+        """For the device they were lowered for."""
+        updates = {name: one.compile() for name, one in self.updates.items()}
+        return Step(self.gradients.compile(), updates, self.waiting)
+
+
+class Step:
+    """A compiled step, called as `memconsole_jax.step.train_step` is."""
+
+    def __init__(self, gradients: Any, updates: Mapping[str, Any], waiting: Waiting) -> None:
+        self._gradients, self._updates, self._waiting = gradients, updates, waiting
+        layers = max(visit.layer for visit in waiting.visits) + 1
+        self._layers = list(jnp.arange(layers, dtype=jnp.int32, device=waiting.device))
+
+    def __call__(
+        self,
+        trained: Trained,
+        kept: Tree,
+        inputs: Array,
+        targets: Array,
+        rates: Array,
+        documents: Array | None,
+    ) -> tuple[Trained, Array]:
+        leaves, structure = jax.tree.flatten(trained.optimizer)
+        counts = [leaves[i] for i in self._waiting.counts]
+        found, after, counted = self._gradients(
+            trained.weights, trained.precision, counts, kept, inputs, targets, documents
+        )
+        for i, count in zip(self._waiting.counts, counted, strict=True):
+            leaves[i] = count
+        jax.block_until_ready(found.metrics)
+        weights, gradients = dict(trained.weights), found.gradients
+        averages = None if trained.average is None else dict(trained.average)
+        visits = self._waiting.visits
+        arriving = self._fetched(leaves, visits[0])
+        leaving: list[Array] = []
+        gone: list[Array] = []
+        for visit, following in zip(visits, [*visits[1:], None], strict=True):
+            name, here = visit.name, arriving
+            jax.block_until_ready(leaving)
+            for moment in gone:
+                moment.delete()
+            arriving = [] if following is None else self._fetched(leaves, following)
+            new = self._updates[name](
+                Visited(weights[name], None if averages is None else averages[name], here),
+                gradients[name],
+                found.factor,
+                found.finite,
+                counts,
+                rates,
+                self._layers[visit.layer],
+            )
+            weights[name] = new.weights
+            if averages is not None:
+                averages[name] = new.average
+            if following is None or following.name != name:
+                del gradients[name]
+            leaving = jax.device_put(new.moments, self._waiting.host)
+            gone = [leaves[i] for i in visit.places]
+            for i, moment in zip(visit.places, leaving, strict=True):
+                leaves[i] = moment
+            del new, here
+        for moment in gone:
+            moment.delete()
+        state = jax.tree.unflatten(structure, leaves)
+        return Trained(weights, state, after, averages), found.metrics
+
+    def _fetched(self, leaves: Sequence[Array], visit: Visit) -> list[Array]:
+        place = self._waiting.here
+        found: list[Array] = jax.device_put([leaves[i] for i in visit.places], place)
+        return found
+
+
+def _is_moment(path: Sequence[Any]) -> bool:
+    return any(isinstance(key, DictKey) for key in path)
+
+
+def _place_of(path: Sequence[Any]) -> tuple[str, int]:
+    """Stack and layer of a moment."""
+    *_, key, last = path
+    return (key.key, last.idx) if isinstance(last, SequenceKey) else (last.key, 0)
+
+
+def _moments(state: Any) -> list[Array]:
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return [x for path, x in leaves if _is_moment(path)]
+
+
+def _of_part(shapes: Any, moments: Sequence[Array], counts: Sequence[Array], layer: Array) -> Any:
+    """The state of a part: its own moments, and the counts as it sees them."""
+    left, counted = iter(moments), iter(counts)
+
+    def one(path: Any, shape: Any) -> Array:
+        if _is_moment(path):
+            return next(left)
+        count = next(counted)
+        return count if count.shape == shape.shape else lax.dynamic_index_in_dim(count, layer)
+
+    return jax.tree_util.tree_map_with_path(one, shapes)

@@ -8,10 +8,11 @@ the gradient as in the original and in torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -30,10 +31,21 @@ from memconsole_trainer.muon import is_orthogonalized
 Tree = dict[str, jax.Array]
 
 
-def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTransformation:
-    """The update rule of `optimize.optimizer` over stacked arrays."""
+class Part(NamedTuple):
+    """One layer (1, …) of a stack; all of an array that is not layered."""
+
+    name: str
+    layer: jax.Array
+
+
+def transformation(
+    plan: Plan, architecture: Architecture, part: Part | None = None
+) -> optax.GradientTransformation:
+    """The update rule of `optimize.optimizer` over stacked arrays, or of a part of one."""
     t, name = plan.train, plan.optimize.optimizer
     trained = list(stacked(trained_parameters(plan, architecture)).values())
+    if part is not None:
+        trained = [s for s in trained if s.name == part.name]
     decays = {s.name: s.decays for s in trained}
     layered = {s.name for s in trained if s.layered}
     decay = (
@@ -41,7 +53,7 @@ def transformation(plan: Plan, architecture: Architecture) -> optax.GradientTran
         if t.weight_decay
         else optax.identity()
     )
-    kept = _compressed(plan, architecture) if is_compressed(plan) else _as_it_is
+    kept = _compressed(plan, architecture, part) if is_compressed(plan) else _as_it_is
     if name == "adamw":
         return optax.chain(kept(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)), decay)
     if name in EIGHT_BIT:
@@ -69,7 +81,7 @@ def _as_it_is(rule: optax.GradientTransformation) -> optax.GradientTransformatio
 
 
 def _compressed(
-    plan: Plan, architecture: Architecture
+    plan: Plan, architecture: Architecture, part: Part | None
 ) -> Callable[[optax.GradientTransformation], optax.GradientTransformation]:
     """What keeps a rule's moments in bf16."""
     found = trained_parameters(plan, architecture)
@@ -77,13 +89,18 @@ def _compressed(
     muon = plan.optimize.optimizer == "muon"
     places = {
         name: Place(
-            tuple(indices[p.name] for p in stack.members),
+            _of(part, np.array([indices[p.name] for p in stack.members], np.uint32)),
             stack.layered,
             whole=muon and is_orthogonalized(stack.members[0]),
         )
         for name, stack in stacked(found).items()
     }
     return lambda rule: compressed(rule, places, plan.train.seed)
+
+
+def _of(part: Part | None, members: Any) -> Any:
+    """What of a stack's `members` (L,) are in the part of it, (1,)."""
+    return members if part is None else jnp.asarray(members)[part.layer][None]
 
 
 def per_tensor(
@@ -103,7 +120,8 @@ def per_tensor(
 
     def init(parameters: Tree) -> Any:
         stacked, rest = divide(parameters)
-        return jax.vmap(inner.init)(stacked), inner.init(rest)
+        layers = next((len(x) for x in stacked.values()), 1)
+        return jax.vmap(inner.init, axis_size=layers)(stacked), inner.init(rest)
 
     def update(updates: Tree, state: Any, parameters: Tree | None = None) -> tuple[Tree, Any]:
         assert parameters is not None

@@ -30,8 +30,10 @@ def compute_dtype(plan: Plan) -> Any:
     return COMPUTE[plan.optimize.precision]
 
 
-def adapted(state: Array, finite: Array) -> Array:
-    """The loss scale's state (3,) after a step whose gradients were `finite`, or not."""
+def adapted(state: Array | None, finite: Array | None) -> Array | None:
+    """The loss scale's state (3,) after a step whose gradients were `finite`, or not; None where there is none."""
+    if state is None or finite is None:
+        return None
     scale, good, skipped = state
     grown = finite & (good + 1 >= loss_scale.GROWTH_STEPS)
     more = jnp.minimum(scale * loss_scale.GROWTH, loss_scale.MOST)

@@ -92,20 +92,16 @@ class Programs:
 
     @property
     def state_shapes(self) -> Any:
-        """The optimizer's state."""
+        """The optimizer's state, as it waits on the host where it does."""
         state = jax.eval_shape(self._update.init, self.trained_shapes)
-        shapes = jax.tree.map(lambda x: self._shape(x.shape, x.dtype), state)
-        host = self.host_place
-        if host is None:
-            return shapes
-        return jax.tree.map(lambda x: x.update(sharding=host) if x.ndim else x, shapes)
+        if self.waits_on_host:
+            state = offload.divided(state, self.trained)
+        return jax.tree.map(lambda x: self._shape(x.shape, x.dtype), state)
 
     @property
-    def host_place(self) -> Any:
-        """Where the optimizer's state waits in host memory; None where it stays on the device."""
-        waits = offload.waits_on_host(self.plan, self.kind)
-        (device,) = self.sharding.device_set
-        return offload.on_host(device) if waits else None
+    def waits_on_host(self) -> bool:
+        """Whether the optimizer's state is in host memory between steps."""
+        return offload.waits_on_host(self.plan, self.kind)
 
     @property
     def row_shape(self) -> Any:
@@ -118,24 +114,51 @@ class Programs:
         return self._shape((self.plan.evaluation_batch, self.plan.data.sequence_length), jnp.int32)
 
     def lower_initialize(self) -> Any:
-        """The optimizer's first state."""
-        host, init = self.host_place, self._update.init
-        if host is None:
-            return jax.jit(init).lower(self.trained_shapes)
-        first = jax.jit(lambda weights: offload.moved(init(weights), host))
-        return first.lower(self.trained_shapes)
+        """The optimizer's first state, of the trained weights."""
+        if self.waits_on_host:
+            return offload.FirstState(self.plan, self.architecture, self.trained, self._waiting)
+        return jax.jit(self._update.init).lower(self.trained_shapes)
 
     def lower_train(self) -> Any:
         """One optimizer step."""
         rows = self.row_shape
         many = self._shape((self.plan.optimize.accumulation_steps, *rows.shape), jnp.int32)
+        documents = many if self.plan.data.isolate_documents else None
+        if self.waits_on_host:
+            return self._lower_apart(many, documents)
         state = Trained(
             self.trained_shapes, self.state_shapes, self.precision_shape, self.average_shapes
         )
-        places = None if self.host_place is None else (self.sharding, self.host_place)
-        step = train_step(self.plan, self.architecture, self._update, places)
-        documents = many if self.plan.data.isolate_documents else None
+        step = train_step(self.plan, self.architecture, self._update)
         return step.lower(state, self.kept_shapes, many, many, self._shape((2,)), documents)
+
+    def _lower_apart(self, rows: Any, documents: Any) -> offload.Lowered:
+        """The gradients of a step, and the updates of the weights whose state comes from the host."""
+        weights, waiting, averages = self.trained_shapes, self._waiting, self.average_shapes or {}
+        leaves = jax.tree.leaves(waiting.state)
+        counts = [leaves[i] for i in waiting.counts]
+        backward = offload.gradient_step(self.plan, self.architecture).lower(
+            weights, self.precision_shape, counts, self.kept_shapes, rows, rows, documents
+        )
+        one, scaled = self._shape(()), loss_scale.is_scaled(self.plan.optimize.precision)
+        control = one, self._shape((), jnp.bool_) if scaled else None, counts
+        updates = {}
+        for visit in waiting.visits:
+            name = visit.name
+            if name not in updates:
+                moments = [leaves[i] for i in visit.places]
+                visited = offload.Visited(weights[name], averages.get(name), moments)
+                gradient = self._shape(weights[name].shape)
+                step = offload.update_step(self.plan, self.architecture, self.trained[name])
+                layer = self._shape((), jnp.int32)
+                updates[name] = step.lower(visited, gradient, *control, self._shape((2,)), layer)
+        return offload.Lowered(backward, updates, waiting)
+
+    @property
+    def _waiting(self) -> offload.Waiting:
+        (device,) = self.sharding.device_set
+        names = tuple(self.trained)
+        return offload.Waiting(self.state_shapes, names, device)
 
     def lower_evaluate(self) -> Any:
         """One evaluation batch."""

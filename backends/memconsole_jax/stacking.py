@@ -36,6 +36,10 @@ class Stack:
     def decays(self) -> bool:
         return self.members[0].decays
 
+    def layer(self, index: int) -> Stack:
+        """One layer of it, an array (1, …)."""
+        return Stack(self.name, self.members[index : index + 1], self.layered)
+
     def gather(self, tensor: Callable[[str], NDArray[np.generic]]) -> NDArray[np.float32]:
         """The float32 array on the host, filled one canonical tensor at a time."""
         array = np.empty(self.shape, dtype=np.float32)

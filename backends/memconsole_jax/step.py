@@ -16,12 +16,14 @@ from jax import Array, lax
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
-from memconsole_jax import checkpointing, offload, precision
+from memconsole_jax import checkpointing, precision
 from memconsole_jax.average import followed
 from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
 from memconsole_jax.lora import assembled, is_adapter
 from memconsole_jax.optimizers import clip_factor
+from memconsole_jax.precision import adapted
 from memconsole_jax.rounding import Rounding
+from memconsole_trainer.compressed import is_compressed
 from memconsole_trainer.loss_scale import is_scaled
 
 Tree = dict[str, Array]
@@ -116,24 +118,57 @@ def is_block(name: str) -> bool:
     return name.startswith("layers.") and not is_adapter(name)
 
 
-def train_step(
-    plan: Plan,
-    architecture: Architecture,
-    transformation: optax.GradientTransformation,
-    places: tuple[Any, Any] | None = None,
-) -> Any:
-    """Jitted (Trained, kept, inputs (A, B, T), targets, rates, documents or None) -> Trained and [loss, gradient
-    norm and, where there is one, loss scale]; donates the first argument. `rates` (2,): the learning rate, and the
-    share of the new weights in their average. `places`: the device and its host memory, where the optimizer's state
-    waits there."""
+class Backward(NamedTuple):
+    """What a step's micro-batches leave for the update of the weights."""
+
+    gradients: Tree
+    """Of the mean loss, times the loss scale."""
+    factor: Array
+    """What they are multiplied by: clipping over the loss scale."""
+    finite: Array | None
+    """With fp16, whether they are finite; a step whose gradients are not changes nothing but the scale."""
+    metrics: Array
+    """Loss, gradient norm and, where there is one, loss scale."""
+
+
+def backward_pass(plan: Plan, architecture: Architecture) -> Callable[..., Backward]:
+    """(weights, `Trained.precision`, kept, inputs (A, B, T), targets, documents or None) -> `Backward`."""
     loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss)
     scaled = is_scaled(plan.optimize.precision)
+
+    def backward(
+        weights: Tree,
+        state: Array | None,
+        kept: Tree,
+        inputs: Array,
+        targets: Array,
+        documents: Array | None,
+    ) -> Backward:
+        scale = 1.0 if state is None or not scaled else state[0]
+        total, gradients = mean_gradients(loss, weights, kept, inputs, targets, scale, documents)
+        squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
+        norm = jnp.sqrt(sum(squares)) / scale
+        factor = clip_factor(norm, plan.train.grad_clip) / scale
+        metrics = [total / scale, norm, *([scale] if scaled else [])]
+        return Backward(
+            gradients, factor, jnp.isfinite(norm) if scaled else None, jnp.stack(metrics)
+        )
+
+    return backward
+
+
+def train_step(
+    plan: Plan, architecture: Architecture, transformation: optax.GradientTransformation
+) -> Any:
+    """Jitted (Trained, kept, inputs (A, B, T), targets, rates, documents or None) -> Trained and
+    `Backward.metrics`; donates the first argument. `rates` (2,): the learning rate, and the share of the new
+    weights in their average."""
+    backward = backward_pass(plan, architecture)
     rounds = plan.optimize.precision == "bf16-sr"
     rounding = Rounding(plan, architecture)
     # Where a step is skipped element by element, XLA updates arrays in place; a branch copies them whole. A loop
     # over slices overwrites what would be chosen.
-    o = plan.optimize
-    in_slices = o.optimizer in EIGHT_BIT or o.optimizer_offload != "none"
+    in_slices = plan.optimize.optimizer in EIGHT_BIT or is_compressed(plan)
 
     def step(
         state: Trained,
@@ -144,46 +179,40 @@ def train_step(
         documents: Array | None = None,
     ) -> tuple[Trained, Array]:
         rate, share = rates
-        scale = state.precision[0] if scaled else 1.0
-        total, gradients = mean_gradients(
-            loss, state.weights, kept, inputs, targets, scale, documents
+        gradients, factor, finite, metrics = backward(
+            state.weights, state.precision, kept, inputs, targets, documents
         )
-        squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
-        norm = jnp.sqrt(sum(squares)) / scale
-        factor = clip_factor(norm, plan.train.grad_clip) / scale
 
         def updated(weights: Tree, optimizer: Any) -> tuple[Tree, Any]:
             clipped = jax.tree.map(lambda g: g * factor, gradients)
-            before = optimizer if places is None else offload.moved(optimizer, places[0])
-            updates, after = transformation.update(clipped, before, weights)
-            after = after if places is None else offload.moved(after, places[1])
+            updates, after = transformation.update(clipped, optimizer, weights)
             new = {n: w.astype(jnp.float32) - rate * updates[n] for n, w in weights.items()}
             if rounds:
                 new = {n: rounding(n, w, weights[n].dtype, state.precision) for n, w in new.items()}
             return new, after
 
-        def same(weights: Tree, optimizer: Any) -> tuple[Tree, Any]:
-            return weights, optimizer if places is None else offload.moved(optimizer, places[1])
-
-        metrics = [total / scale, norm]
-        if scaled:
-            finite = jnp.isfinite(norm)
-            before = state.weights, state.optimizer
-            if in_slices:
-                weights, optimizer = lax.cond(finite, updated, same, *before)
-            else:
-                weights, optimizer = jax.tree.map(
-                    lambda new, old: jnp.where(finite, new, old), updated(*before), before
-                )
-            after = precision.adapted(state.precision, finite)
-            averages = followed(state.average, weights, jnp.where(finite, share, 0.0))
-            return Trained(weights, optimizer, after, averages), jnp.stack([*metrics, scale])
-        weights, optimizer = updated(state.weights, state.optimizer)
-        after = state.precision + 1 if rounds else None
-        averages = followed(state.average, weights, share)
-        return Trained(weights, optimizer, after, averages), jnp.stack(metrics)
+        before = state.weights, state.optimizer
+        if finite is None:
+            weights, optimizer = updated(*before)
+        elif in_slices:
+            weights, optimizer = lax.cond(finite, updated, lambda *same: same, *before)
+        else:
+            weights, optimizer = chosen(finite, updated(*before), before)
+        after = state.precision + 1 if rounds else adapted(state.precision, finite)
+        averages = followed(state.average, weights, counted(share, finite))
+        return Trained(weights, optimizer, after, averages), metrics
 
     return jax.jit(step, donate_argnums=0)
+
+
+def chosen(finite: Array, new: Any, old: Any) -> Any:
+    """`new` where the step's gradients are `finite`, else `old`."""
+    return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
+
+
+def counted(share: Array, finite: Array | None) -> Array:
+    """`share`, or none in a step that is skipped."""
+    return share if finite is None else jnp.where(finite, share, 0.0)
 
 
 def evaluation_step(plan: Plan, architecture: Architecture) -> Any:

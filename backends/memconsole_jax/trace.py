@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -65,27 +66,22 @@ def planned(
 def planned_step(plan: Plan, architecture: Architecture, place: Target) -> Needed:
     """What the training step alone needs."""
     with targets.absent(place.kind):
-        programs = Programs.of(plan, architecture, place.kind, place.device)
-        return _compiled(programs.lower_train(), place)
+        return _step(Programs.of(plan, architecture, place.kind, place.device), place)
 
 
 def _planned(
     plan: Plan, architecture: Architecture, place: Target, interrupt: tracing.Interrupt
 ) -> Exact:
     programs = Programs.of(plan, architecture, place.kind, place.device)
-    if programs.host_place is not None and programs.host_place.memory_kind is None:
-        raise PlanError(
-            f"{place.name} is described to XLA without host memory, where this plan's optimizer state waits: "
-            "only the formula prices it"
-        )
+    state = 0 if programs.waits_on_host else _bytes(programs.state_shapes)
     held = {
         "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
-        "optimizer state": _bytes(programs.state_shapes) + _bytes(programs.average_shapes),
+        "optimizer state": state + _bytes(programs.average_shapes),
     }
     arrays = 3 if plan.data.isolate_documents else 2
     rows = arrays * _bytes(programs.row_shape)
     source = f"{place.compiler}, for {place.name}"
-    step = _compiled(programs.lower_train(), place)
+    step = _step(programs, place, interrupt)
     steps = plan.optimize.accumulation_steps
     phases = {
         STEP: ExactPhase(total_bytes=step.needed, components={**held, "data": steps * rows}),
@@ -104,7 +100,7 @@ def _planned(
     evaluation = _compiled(programs.lower_evaluate(), place)
     phases["evaluation"] = ExactPhase(
         # The optimizer's state is no argument of it, but there; so are weights whose average is evaluated.
-        total_bytes=evaluation.needed + _bytes((programs.state_shapes, aside)),
+        total_bytes=evaluation.needed + state + _bytes(aside),
         components={**held, "data": arrays * _bytes(programs.evaluation_row_shape)},
     )
     return Exact(
@@ -115,6 +111,30 @@ def _planned(
         caveat=place.caveat,
         out_of_memory=evaluation.refused,
     )
+
+
+def _step(programs: Programs, place: Target, interrupt: tracing.Interrupt = lambda: None) -> Needed:
+    """What an optimizer step needs, of one program or of several."""
+    lowered = programs.lower_train()
+    if not programs.waits_on_host:
+        return _compiled(lowered, place)
+    averages = _bytes(programs.average_shapes)
+    backward = _compiled(lowered.gradients, place)
+    largest = backward.needed + averages
+    held = backward.arguments + averages  # gradients are its outputs
+    waiting, refused = lowered.waiting, backward.refused
+    arriving: dict[str, int] = {}
+    for visit, following in pairwise(waiting.visits):
+        arriving[visit.name] = max(arriving.get(visit.name, 0), waiting.bytes_of(following))
+    for name, update in lowered.updates.items():
+        interrupt()
+        one = _compiled(update, place)
+        own = 2 * _bytes(programs.trained_shapes[name])  # weights and gradients
+        own += _bytes((programs.average_shapes or {}).get(name))
+        largest = max(largest, held + one.needed - own + arriving.get(name, 0))
+        refused |= one.refused
+    host = backward.host + _bytes(programs.state_shapes)
+    return Needed(largest, host, backward.arguments, refused)
 
 
 class Needed(msgspec.Struct, frozen=True):

@@ -48,13 +48,9 @@ def moments(step: Step) -> Iterator[Moment]:
     copies = _rounded_blocks(step, overlap)
     library = library_bytes(step)
 
-    # XLA for TPUs brings offloaded state back as soon as it can, long before the update.
-    brought = step.state.host if step.kind == "tpu" else 0
-
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
-        state = resident if phase == "evaluation" else resident + brought
         work += copies if phase == "evaluation" else copies + library
-        return Moment(phase, model, gradients, state, live, loss, int(work), step.data)
+        return Moment(phase, model, gradients, resident, live, loss, int(work), step.data)
 
     scores = _score_copies(step, overlap, step.plan.train.batch_size)
     passing = block.passing * t + scores

@@ -183,10 +183,9 @@ def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
     if compressed:
         temporaries = max(compressed_temporaries(backend, kind, optimizer, one) for one in order)
     if rule.offload != "none" and kind not in ("cpu", "apple"):
-        at_step = 2 * whole if kind == "tpu" else whole  # there the new state lies beside the old
-        if backend == "torch":  # one weight's in use, the next one's on its way
-            each = [state_bytes(optimizer, one, compressed=compressed) for one in order]
-            at_step = max(map(sum, pairwise(each)), default=whole)
-            temporaries = max(one_by_one(backend, kind, optimizer, _alone(one)) for one in order)
+        # one weight's in use, the next one's on its way
+        each = [state_bytes(optimizer, one, compressed=compressed) for one in order]
+        at_step = max(map(sum, pairwise(each)), default=whole)
+        temporaries = max(one_by_one(backend, kind, optimizer, _alone(one)) for one in order)
         return State(resident=0, at_step=at_step, host=whole, temporaries=temporaries)
     return State(resident=whole, at_step=whole, host=0, temporaries=temporaries)

@@ -214,7 +214,8 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
         int, about("micro-batches per optimizer step", ge=1, le=1_048_576)
     ] = 1
     optimizer: Annotated[
-        OptimizerName, about("update rule and its state; adamw8-all: that of embedding and head in 8 bits, too")
+        OptimizerName,
+        about("update rule and its state; adamw8-all: that of embedding and head in 8 bits, too"),
     ] = "adamw"
     optimizer_offload: Annotated[
         OptimizerOffload,
