@@ -10,10 +10,13 @@ from memconsole.plan.plan import DataChoice, Plan, PlanError
 ROW_OVERHEAD_BYTES = 152
 """An array object and its place in the window, per row held."""
 
+AHEAD_BYTES = 64 << 20
+"""Most bytes of rows waiting for the device: `memconsole_trainer.data.stream.AHEAD_BYTES`."""
+
 
 def data_bytes(plan: Plan, vocab_size: int) -> int:
-    """Host bytes of the text: the shuffle buffer's rows when streaming, else every token (twice, while the
-    parts are joined); and two effective batches of int32 inputs and targets."""
+    """Host bytes of the text: the shuffle buffer's rows when streaming and as many ahead of the device, else every
+    token (twice, while the parts are joined); and two effective batches of int32 inputs and targets."""
     token = 2 if vocab_size <= 65_536 else 4
     tokens = dataset_tokens(plan)
     arrays = 3 if plan.data.isolate_documents else 2
@@ -23,7 +26,8 @@ def data_bytes(plan: Plan, vocab_size: int) -> int:
     rows = plan.data.shuffle_buffer
     if tokens is not None:
         rows = min(rows, tokens // plan.stride + 1)
-    return batches + rows * (token * (plan.data.sequence_length + 1) + ROW_OVERHEAD_BYTES)
+    row = token * (plan.data.sequence_length + 1)
+    return batches + rows * (row + ROW_OVERHEAD_BYTES) + min(rows * row, AHEAD_BYTES)
 
 
 def training_tokens(plan: Plan) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -191,6 +192,24 @@ def test_short_and_missing_rows_are_masked_and_inputs_precede_targets() -> None:
         [[10, 11, 12, MASKED], masked],
     ]
     assert batch.inputs.dtype == batch.targets.dtype == np.int32
+
+
+def test_what_waits_for_the_device_takes_the_bytes_of_its_tokens() -> None:
+    """A batch, whose inputs and targets are int32, takes four times as many where tokens have 16 bits."""
+    shape = BatchShape(2, 8, 64)
+    stream = BatchStream(Blocks([20_000] * 3, 64, 64), shape, 1, 512)
+    wanted = stream._queue.maxsize
+    until = time.monotonic() + 30
+    while stream._queue.qsize() < wanted and time.monotonic() < until:
+        time.sleep(0.01)
+    held = [ahead for ahead in stream._queue.queue if not isinstance(ahead, BaseException)]
+    size = held[0].rows.dtype.itemsize
+    assert len(held) == wanted == 512 // shape.rows
+    assert sum(ahead.rows.nbytes for ahead in held) == wanted * shape.rows * 65 * size
+    batch = stream.next().batch
+    assert batch is not None
+    assert batch.inputs.shape == (2, 8, 64)
+    stream.close()
 
 
 def test_what_the_source_raises_reaches_the_loop_and_waiting_may_stop_it() -> None:

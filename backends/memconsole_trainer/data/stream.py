@@ -48,6 +48,24 @@ class Item:
     state: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """What an item is made of, in the bytes that tokens take: a quarter of a batch's."""
+
+    epoch: int
+    rows: Tokens
+    """Joined."""
+    lengths: tuple[int, ...]
+    state: dict[str, Any]
+
+    def item(self, shape: BatchShape) -> Item:
+        """The batch that the rows fill."""
+        if not self.lengths:
+            return Item(self.epoch, None, 0, self.state)
+        rows = np.split(self.rows, np.cumsum(self.lengths[:-1]))
+        return Item(self.epoch, *make_batch(rows, shape), self.state)
+
+
 def make_batch(rows: list[Tokens], shape: BatchShape) -> tuple[Batch, int]:
     """Rows (≤ rows, ≤ sequence_length + 1) as a batch, and its number of unmasked targets.
 
@@ -97,7 +115,7 @@ class BatchStream:
         row_bytes = 2 * blocks.row_tokens * shape.rows
         window = 0 if held is not None else shuffle_buffer // shape.rows
         ahead = min(max(window, AHEAD_BATCHES), max(AHEAD_BYTES // row_bytes, 2))
-        self._queue: queue.Queue[Item | BaseException] = queue.Queue(maxsize=ahead)
+        self._queue: queue.Queue[_Ahead | BaseException] = queue.Queue(maxsize=ahead)
         self._first: Item | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="data", daemon=True)
@@ -113,14 +131,14 @@ class BatchStream:
             return first
         while True:
             try:
-                item = self._queue.get(timeout=0.2)
+                ahead = self._queue.get(timeout=0.2)
             except queue.Empty:
                 if waiting is not None:
                     waiting()
                 continue
-            if isinstance(item, BaseException):
-                raise item
-            return item
+            if isinstance(ahead, BaseException):
+                raise ahead
+            return ahead.item(self._shape)
 
     def peek(self, waiting: Callable[[], None] | None = None) -> Item:
         """The next item, which stays the next one. `waiting` and what is raised are as for `next`."""
@@ -168,11 +186,12 @@ class BatchStream:
             if self._closing.is_set():
                 return False
             if rows:
-                batch, tokens = make_batch(rows, self._shape)
                 state = {"epoch": epoch, "rows": iterator.get_state()}
-                if not self._put(Item(epoch, batch, tokens, state)):
+                lengths = tuple(map(len, rows))
+                if not self._put(_Ahead(epoch, np.concatenate(rows), lengths, state)):
                     return False
-        return self._put(Item(epoch, None, 0, {"epoch": epoch + 1, "rows": None}))
+        nothing = np.empty(0, np.int32)
+        return self._put(_Ahead(epoch, nothing, (), {"epoch": epoch + 1, "rows": None}))
 
     def _dataset(self, epoch: int) -> Any:
         b = self._blocks
@@ -180,10 +199,10 @@ class BatchStream:
             return array_rows(self._tokens, b.row_tokens, b.stride, self._seed, epoch)
         return streamed_rows(b, self._seed, epoch, self._shuffle_buffer)
 
-    def _put(self, item: Item | BaseException) -> bool:
+    def _put(self, ahead: _Ahead | BaseException) -> bool:
         while not self._closing.is_set():
             try:
-                self._queue.put(item, timeout=0.2)
+                self._queue.put(ahead, timeout=0.2)
                 return True
             except queue.Full:
                 continue
