@@ -243,10 +243,10 @@ class Step:
     ) -> tuple[Trained, Array]:
         leaves, structure = jax.tree.flatten(trained.optimizer)
         counts = [leaves[i] for i in self._waiting.counts]
-        found, after, counted = self._gradients(
+        found, after, advanced = self._gradients(
             trained.weights, trained.precision, counts, kept, inputs, targets, documents
         )
-        for i, count in zip(self._waiting.counts, counted, strict=True):
+        for i, count in zip(self._waiting.counts, advanced, strict=True):
             leaves[i] = count
         jax.block_until_ready(found.metrics)
         weights, gradients = dict(trained.weights), found.gradients
@@ -308,12 +308,12 @@ def _moments(state: Any) -> list[Array]:
 
 def _of_part(shapes: Any, moments: Sequence[Array], counts: Sequence[Array], layer: Array) -> Any:
     """The state of a part: its own moments, and the counts as it sees them."""
-    left, counted = iter(moments), iter(counts)
+    left, steps = iter(moments), iter(counts)
 
     def one(path: Any, shape: Any) -> Array:
         if _is_moment(path):
             return next(left)
-        count = next(counted)
+        count = next(steps)
         return count if count.shape == shape.shape else lax.dynamic_index_in_dim(count, layer)
 
     return jax.tree_util.tree_map_with_path(one, shapes)

@@ -154,7 +154,7 @@ def speed(kind: str) -> Speed:
     return speeds[kind] if kind in speeds else speeds["cpu"]
 
 
-def xla(kind: str) -> Overlap:
-    """How XLA's temporaries overlap on a `kind` of device."""
+def xla(kind: str, device: str = "") -> Overlap:
+    """How XLA's temporaries overlap on a `kind` of device; on some devices of the catalog otherwise."""
     overlaps = coefficients().xla
-    return overlaps[kind] if kind in overlaps else overlaps["gpu"]
+    return overlaps.get(device) or overlaps.get(kind) or overlaps["gpu"]

@@ -28,7 +28,7 @@ ALIGNED_ROWS = 16
 def moments(step: Step) -> Iterator[Moment]:
     """Every moment of a step, an evaluation and a checkpoint that can be the largest of its phase."""
     a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
-    overlap = xla(step.kind)
+    overlap = xla(step.kind, step.plan.device.name)
     block = jax_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
     c, stream = block.element, 4 * a.hidden_size * t
     one_kept = block.kept * t
