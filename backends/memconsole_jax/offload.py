@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import DictKey, SequenceKey
@@ -118,12 +119,8 @@ def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
 
 @dataclass(frozen=True)
 class FirstState:
-    """The optimizer's state before the first step, made layer by layer on the host's processor: the device never
-    has it whole."""
+    """The optimizer's state before the first step: zeros, which the device never has as a whole."""
 
-    plan: Plan
-    architecture: Architecture
-    stacks: Mapping[str, Stack]
     waiting: Waiting
 
     def compile(self) -> FirstState:
@@ -131,22 +128,19 @@ class FirstState:
         return self
 
     def __call__(self, weights: Tree) -> Any:
-        """For weights of any values: moments begin at zero."""
-        waiting = self.waiting
-        leaves, structure = jax.tree.flatten(waiting.state)
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            moments = {name: self._of_a_layer(stack) for name, stack in self.stacks.items()}
-        for i in waiting.counts:
-            leaves[i] = jnp.zeros(leaves[i].shape, leaves[i].dtype, device=waiting.device)
-        for visit in waiting.visits:
-            for i, moment in zip(visit.places, moments[visit.name], strict=True):
-                leaves[i] = jax.device_put(moment, waiting.host)
-        return jax.tree.unflatten(structure, leaves)
-
-    def _of_a_layer(self, stack: Stack) -> list[Array]:
-        rule = transformation(self.plan, self.architecture, Part(stack.name, jnp.int32(0)))
-        shape = (1, *stack.shape[1:]) if stack.layered else stack.shape
-        return _moments(rule.init({stack.name: jnp.zeros(shape)}))
+        """For weights of any values."""
+        leaves, structure = jax.tree.flatten(self.waiting.state)
+        counts = set(self.waiting.counts)
+        return jax.tree.unflatten(
+            structure,
+            [
+                jax.device_put(
+                    np.zeros(x.shape, x.dtype),
+                    self.waiting.here if i in counts else self.waiting.host,
+                )
+                for i, x in enumerate(leaves)
+            ],
+        )
 
 
 class Visited(NamedTuple):
@@ -284,6 +278,10 @@ class Step:
             moment.delete()
         state = jax.tree.unflatten(structure, leaves)
         return Trained(weights, state, after, averages), found.metrics
+
+    def memory_analysis(self) -> Any:
+        """Of the program for the gradients, as its compiler tells it."""
+        return self._gradients.memory_analysis()
 
     def _fetched(self, leaves: Sequence[Array], visit: Visit) -> list[Array]:
         place = self._waiting.here

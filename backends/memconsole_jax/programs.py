@@ -116,7 +116,7 @@ class Programs:
     def lower_initialize(self) -> Any:
         """The optimizer's first state, of the trained weights."""
         if self.waits_on_host:
-            return offload.FirstState(self.plan, self.architecture, self.trained, self._waiting)
+            return offload.FirstState(self._waiting)
         return jax.jit(self._update.init).lower(self.trained_shapes)
 
     def lower_train(self) -> Any:

@@ -15,6 +15,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import BY_KEY
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.sections import EIGHT_BIT
 
 ORDER = (
     "data.streaming",
@@ -96,7 +97,7 @@ def _changes(plan: Plan, key: str) -> list[tuple[dict[str, Any], str]]:
     if key == "optimize.accumulation_steps":
         values = [v for v in values if v > present]
     if key == "optimize.optimizer":
-        values = [v for v in values if v in ("adamw-8bit", "adafactor")]
+        values = [v for v in values if v in (*EIGHT_BIT, "adafactor")]
     found = []
     for value in values:
         changes = row.changes(plan, value) if row.changes else {key: value}

@@ -143,6 +143,18 @@ def test_jax_takes_the_same_steps_through_pinned_memory(
     assert waits(engine)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "lion", "adafactor"])
+def test_jax_ends_in_the_same_bits_layer_by_layer_where_no_rule_divides_by_what_is_small(
+    optimizer: str, moving: None
+) -> None:
+    changes = {"optimize.optimizer": optimizer, "train.ema_decay": 0.9}
+    plain, expected = stepped("jax", changes)
+    engine, found = stepped("jax", changes | {KEY: "pinned"})
+    assert engine.compiled_memory()["output_bytes"] >= 4 * engine.trainable_parameters
+    assert found == expected
+    assert_same(engine, plain)
+
+
 def waits(engine: Any) -> bool:
     """Whether all moments are in pinned memory."""
     paths = jax.tree_util.tree_flatten_with_path(engine._trained.optimizer)[0]

@@ -1,0 +1,222 @@
+"""16-bit training: stochastically rounded bf16 weights, fp16's loss scale, and what they save and leave the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_lora
+import test_optimizer_offload
+import torch
+from test_lora import LENGTH, MODELS, batch, built
+
+from memconsole.memory.moments import step_of
+from memconsole.plan import plan as plans
+from memconsole.plan.architecture import parameters
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan
+from memconsole.plan.processor import missing_instructions
+from memconsole_jax import precision as jax_precision
+from memconsole_jax.programs import Programs
+from memconsole_jax.rounding import Rounding
+from memconsole_torch.stochastic import round_into
+from memconsole_trainer import loss_scale, rounding
+
+torch.set_num_threads(1)
+BACKENDS = ("torch", "jax")
+STEPS = 30
+NARROW = {"optimize.precision": "bf16-sr"}
+EVERYTHING = {
+    "optimize.gradient_checkpointing": "full",
+    "optimize.fused_loss": True,
+    "optimize.accumulation_steps": 2,
+    "optimize.optimizer": "adamw8-all",
+    "train.batch_size": 2,
+    "train.ema_decay": 0.9,
+}
+
+
+def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
+    base = {
+        "backend": backend,
+        "device.name": "cpu",
+        "data.sequence_length": LENGTH,
+        "train.batch_size": 4,
+        "train.learning_rate": 3e-3,
+        "train.warmup_steps": 2,
+        "train.sample_tokens": 0,
+    }
+    plan = plans.replace(Plan(), base | changes)
+    check_trainable(plan)
+    return plan
+
+
+def trained(backend: str, changes: dict[str, Any], steps: int = STEPS) -> tuple[Any, list[float]]:
+    plan = plan_with(backend, changes)
+    engine = built(plan)
+    for step in range(steps):
+        engine.train_step(batch(plan, step))
+    return engine, [m.loss for m in engine.take_metrics()]
+
+
+def in_numpy(array: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    bits = rounding.random_bits(key, array.size)
+    return rounding.rounded(array.reshape(-1), bits).reshape(array.shape)
+
+
+def test_both_backends_round_a_weight_to_the_bits_of_the_specification() -> None:
+    plan, model = plan_with("jax", NARROW), MODELS["llama"]
+    index, weight = next(
+        (i, p) for i, p in enumerate(parameters(model)) if p.name == "embedding.weight"
+    )
+    array = np.random.default_rng(0).standard_normal(weight.shape).astype(np.float32)
+    key = rounding.tensor_key(plan.train.seed, 7, index)
+    expected = in_numpy(array, key)
+    found = Rounding(plan, model)(weight.name, jnp.asarray(array), jnp.float32, jnp.uint32(7))
+    np.testing.assert_array_equal(np.asarray(found), expected)
+    target = torch.empty(array.size, dtype=torch.bfloat16)
+    round_into(target, torch.from_numpy(array.reshape(-1).copy()), key, 0)
+    np.testing.assert_array_equal(target.float().numpy(), expected.reshape(-1))
+    other = in_numpy(array, rounding.tensor_key(plan.train.seed, 8, index))
+    assert 0.2 < np.mean(other != expected) < 0.8  # each step has bits of its own
+
+
+def test_rounding_is_right_on_average_and_to_one_of_the_two_neighbours() -> None:
+    value, times = np.float32(1.0 + 0.3 * 2**-7), 4096
+    found = in_numpy(np.full(times, value), rounding.tensor_key(1, 2, 3))
+    assert set(found.tolist()) == {1.0, 1.0 + 2**-7}
+    deviation = 2**-7 * math.sqrt(0.3 * 0.7 / times)
+    assert abs(found.mean() - value) < 4 * deviation
+
+
+def test_small_updates_vanish_to_nearest_and_add_up_when_rounded_stochastically() -> None:
+    update, steps = np.float32(2**-12), 512
+    nearest = torch.ones(64, dtype=torch.bfloat16)
+    ours = np.ones(4096, np.float32)
+    for step in range(steps):
+        nearest = (nearest.float() + float(update)).bfloat16()
+        ours = in_numpy(ours + update, rounding.tensor_key(0, step, 0))
+    assert (nearest == 1).all()
+    assert ours.mean() == pytest.approx(1 + steps * update, rel=2e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rounded_weights_train_as_fp32_does_and_begin_alike(backend: str) -> None:
+    narrow, wide = trained(backend, NARROW)[1], trained(backend, {})[1]
+    assert wide[-1] < wide[0] - 0.5
+    assert narrow != wide
+    np.testing.assert_allclose(narrow, wide, rtol=0.02)
+
+
+@pytest.mark.parametrize("changes", [NARROW, NARROW | EVERYTHING], ids=["alone", "composed"])
+def test_both_backends_train_rounded_weights_alike(changes: dict[str, Any]) -> None:
+    (ours, losses), (theirs, others) = (trained(b, changes) for b in BACKENDS)
+    np.testing.assert_allclose(losses, others, rtol=0.01)
+    for engine in (ours, theirs):
+        for p in parameters(MODELS["llama"]):
+            stored = test_lora.State(engine).tensor(f"model.{p.name}")
+            wide = np.asarray(stored, np.float32)
+            is_narrow = (
+                wide == np.asarray(jnp.asarray(wide).astype(jnp.bfloat16), np.float32)
+            ).all()
+            assert is_narrow or p.role in ("norm", "bias"), p.name
+
+
+@pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["alone", "composed"])
+@pytest.mark.parametrize("precision", ["bf16-sr", "fp16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_resumed_run_goes_on_to_the_bit(
+    backend: str, precision: str, changes: dict[str, Any]
+) -> None:
+    changes = {"optimize.precision": precision, **changes}
+    engine, _ = trained(backend, changes, 5)
+    test_optimizer_offload.resumes(engine, backend, changes)
+
+
+def test_rounded_weights_and_gradients_take_half_where_they_are_stored_so() -> None:
+    plan, wide = plan_with("torch", NARROW), plan_with("torch", {})
+    engine, _ = trained("torch", NARROW, 1)
+    matrices = [p for p in parameters(MODELS["llama"]) if p.role not in ("norm", "bias")]
+    stored = dict(engine._decoder.named_parameters())
+    assert {stored[p.name].dtype for p in matrices} == {torch.bfloat16}
+    assert {stored[p.name].element_size() for p in matrices} == {2}
+    saved = sum(2 * p.size for p in matrices)
+    for kind, backend in (("cpu", "torch"), ("gpu", "torch"), ("gpu", "jax")):
+        steps = [
+            step_of(plans.replace(p, {"backend": backend}), MODELS["llama"], kind)
+            for p in (wide, plan)
+        ]
+        assert steps[0].weights - steps[1].weights == saved, (kind, backend)
+        assert steps[0].gradients - steps[1].gradients == saved, (kind, backend)
+    device = jax.devices("cpu")[0]
+    shapes = [
+        Programs.of(plans.replace(p, {"backend": "jax"}), MODELS["llama"], "gpu", device)
+        for p in (wide, plan)
+    ]
+    held = [sum(x.size * x.dtype.itemsize for x in s.trained_shapes.values()) for s in shapes]
+    assert held[0] - held[1] == saved
+
+
+def test_fp16_trains_as_fp32_does_in_both_backends() -> None:
+    exact = trained("torch", {})[1]
+    for backend in BACKENDS:
+        losses = trained(backend, {"optimize.precision": "fp16"})[1]
+        assert losses != exact
+        np.testing.assert_allclose(losses, exact, rtol=5e-3)
+
+
+def test_both_backends_scale_the_loss_alike_after_overflows_and_good_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
+    monkeypatch.setattr(loss_scale, "START", 2.0**40)
+    paths = []
+    for backend in BACKENDS:
+        plan = plan_with(backend, {"optimize.precision": "fp16"})
+        engine = built(plan)
+        for step in range(50):
+            engine.train_step(batch(plan, step))
+        paths.append([m.loss_scale for m in engine.take_metrics()])
+    assert paths[0] == paths[1]
+    assert paths[0][0] == 2.0**40
+    assert paths[0][1] == 2.0**39
+    changes = np.diff(np.log2(np.array(paths[0], np.float64)))
+    assert set(changes.tolist()) == {-1.0, 0.0, 1.0}
+
+
+def test_the_scale_doubles_after_so_many_good_steps_and_halves_after_a_bad_one() -> None:
+    state = jnp.array([8.0, loss_scale.GROWTH_STEPS - 1, 2.0])
+    grown = jax_precision.adapted(state, jnp.bool_(True))
+    assert grown is not None
+    assert grown.tolist() == [16.0, 0.0, 2.0]
+    halved = jax_precision.adapted(state, jnp.bool_(False))
+    assert halved is not None
+    assert halved.tolist() == [4.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("precision", "line", "missing"),
+    [
+        ("bf16", "flags : fpu avx512_bf16 sse", ""),
+        ("bf16", "flags : fpu amx_bf16", ""),
+        ("bf16", "flags : fpu avx2", "avx512_bf16"),
+        ("bf16-sr", "flags : fpu avx2", "avx512_bf16"),
+        ("fp16", "flags : fpu avx512_bf16", "avx512_fp16"),
+        ("fp16", "Features : fp asimdhp", ""),
+        ("bf16", "Features : fp asimd", "bf16"),
+        ("fp32", "flags : fpu", ""),
+        ("bf16", "nothing of the kind", ""),
+    ],
+)
+def test_a_processor_without_the_instructions_is_told(
+    precision: str, line: str, missing: str, tmp_path: Path
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor : 0\n{line}\n")
+    assert missing_instructions(precision, info) == missing
+    assert missing_instructions(precision, tmp_path / "absent") == ""
