@@ -44,7 +44,7 @@ SMALL: Settings = {
     "train.sample_tokens": 0,
     "device.name": "cpu",
 }
-ALONE = ("optimizer in backward", "activation offload")
+ALONE = ("optimizer in backward", "activation offload", "torch.compile")
 """What torch alone trains."""
 
 
