@@ -65,6 +65,8 @@ def _specific(key: str, backend: str, value: object, changed: Plan, kind: str) -
         return "on a CPU the state already waits in host memory"
     if kind == "cpu" and key == "optimize.activation_offload" and backend == "jax":
         return "XLA on a CPU has no other memory to move activations to; torch moves them to disk"
+    if key == "optimize.compile" and kind == "cpu":
+        return "its compiler takes memory in the trainer, which this estimate does not count yet"
     if key == "optimize.compile":
         return "blocks compile to fewer temporaries, which this estimate does not count yet"
     if key == "optimize.lora_rank" and value == 0:
