@@ -20,6 +20,7 @@ RUN = (
     "train.max_steps=240", "train.epochs=3", "train.evaluate_every=60", "data.max_examples=40",
     "data.sequence_length=64", "train.batch_size=8", "train.sample_tokens=32", "device.name=cpu",
 )  # fmt: skip
+LONG = (*RUN, "train.max_steps=900", "train.epochs=9", "train.evaluate_every=150")
 SHORT = (*RUN, "train.max_steps=90", "train.evaluate_every=15")
 ALLOWED_BYTES = 60 * 2**20
 
@@ -51,12 +52,13 @@ async def exact(folder: Path) -> None:
 
 async def training(folder: Path) -> None:
     """A run from its middle to its end."""
-    run = launched("stories on the standard library", RUN)
-    await until(run, lambda snapshot: snapshot.step >= 150)
+    run = launched("stories on the standard library", LONG)
+    await until(run, lambda snapshot: snapshot.step >= 320)
     for size in SIZES:
         await watched(run, folder, size, "run-live")
     await watched(run, folder, SIZES[1], "run-live-light", "memconsole-light")
-    await until(run)
+    if not await until(run):
+        raise RuntimeError("the run ended before its pictures were taken: make it longer")
     for size in SIZES:
         await watched(run, folder, size, "run-finished", keys={"a": "runs"})
 
@@ -121,15 +123,18 @@ def launched(name: str, settings: tuple[str, ...], *options: str) -> str:
     return done.stdout.strip()
 
 
-async def until(run: str, far_enough: Callable[[Any], bool] = lambda _: False) -> None:
-    """Wait until the run is far enough, or has ended."""
+async def until(run: str, far_enough: Callable[[Any], bool] = lambda _: False) -> bool:
+    """Wait until the run is far enough, or has ended. Whether it went on for a moment."""
     from memconsole.runs.directory import find_run
     from memconsole.runs.follow import Follower
     from memconsole.runs.snapshot import LIVE
 
     follower = Follower(find_run(run))
+    waited = False
     while (snapshot := follower.poll()).state in LIVE and not far_enough(snapshot):
+        waited = True
         await asyncio.sleep(0.5)
+    return waited
 
 
 async def watched(

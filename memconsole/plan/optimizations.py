@@ -151,7 +151,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     Optimization(
         key="optimize.optimizer",
         label="optimizer",
-        help="bytes of state per parameter: adamw 8, 8-bit 2 (in blocks; -all: tables too), lion, sgd, muon's matrices 4, adafactor none",
+        help="bytes of state per parameter: adamw 8, 8-bit 2 (blocks; -all: embedding, head too), lion, sgd, muon's matrices 4, adafactor none",
         costs="other update rules train differently; 8-bit embeddings less stably",
         values=_fixed("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"),
         trains=EVERYWHERE,

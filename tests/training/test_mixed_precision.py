@@ -13,12 +13,11 @@ import pytest
 import test_lora
 import test_optimizer_offload
 import torch
-from test_lora import LENGTH, MODELS, batch, built
+from test_lora import MODELS, batch, built
 
 from memconsole.memory.moments import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import parameters
-from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions
 from memconsole_jax import precision as jax_precision
@@ -42,18 +41,7 @@ EVERYTHING = {
 
 
 def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
-    base = {
-        "backend": backend,
-        "device.name": "cpu",
-        "data.sequence_length": LENGTH,
-        "train.batch_size": 4,
-        "train.learning_rate": 3e-3,
-        "train.warmup_steps": 2,
-        "train.sample_tokens": 0,
-    }
-    plan = plans.replace(Plan(), base | changes)
-    check_trainable(plan)
-    return plan
+    return test_optimizer_offload.plan_with(backend, {"train.learning_rate": 3e-3, **changes})
 
 
 def trained(backend: str, changes: dict[str, Any], steps: int = STEPS) -> tuple[Any, list[float]]:
