@@ -44,7 +44,6 @@ _CAVEATS = {
     "rocm": "ROCm's kernels were taken to allocate as CUDA's do",
     "apple": "MPS was traced by PyTorch's operators: what its graphs allocate inside is not seen",
 }
-_COMPILED = "torch.compile's fusions are not traced: it needs less"
 _KEPT = 32
 """Structures whose recordings are remembered."""
 
@@ -151,13 +150,12 @@ def _recording(
 ) -> Recording:
     found = coefficients(live, sizes, evaluated, kind)
     own = (plan.train.batch_size, plan.data.sequence_length)
-    caveats = (_CAVEATS[kind], _COMPILED if plan.optimize.compile else "")
     timeline = Timeline(
         key=affine.structure_key(plan, architecture, kind),
         phases=moments(live, found),
         only=None if sizes else own,
         source=f"torch {torch.__version__.partition('+')[0]}, traced",
-        caveat="; ".join(filter(None, caveats)),
+        caveat=_CAVEATS[kind],
     )
     phases = [storage.phase for storage in live.storages]
     return Recording(timeline, _several_steps(live), found, phases)

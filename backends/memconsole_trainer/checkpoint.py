@@ -32,7 +32,7 @@ MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 SHARD_BYTES = 64 << 20
 """Tensors written together; the host holds one shard at a time, or one larger tensor."""
-_BLOCK = 16 << 20
+_BLOCK = 1 << 20
 _NAME = re.compile(r"step-(\d{9,})")
 
 Named = tuple[str, NDArray[np.generic]]
@@ -272,10 +272,10 @@ def _validation_loss(path: Path) -> float | None:
 
 
 def _sha256(path: Path, beat: Callable[[], None] | None) -> str:
-    digest = hashlib.sha256()
+    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+        while read := file.readinto(block):
+            digest.update(block[:read])
             if beat is not None:
                 beat()
     return digest.hexdigest()

@@ -165,7 +165,7 @@ def answer_of(
     device = found.after.budget
     fitted = found.plan
     if fitted.optimize.compile:
-        notes += ("torch.compile is priced like the uncompiled step; the first steps compile",)
+        notes += ("the first steps compile",)
     if fitted.optimize.lora_rank and plan.model.name in catalog.models():
         notes += ("adapters here train on a base of new weights, which learns little",)
     for row in OPTIMIZATIONS:

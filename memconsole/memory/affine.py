@@ -69,7 +69,6 @@ def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
         f"fused_loss={o.fused_loss}",
         f"freeze={o.freeze_base}",
         f"rank={o.lora_rank} base={o.base_storage}",
-        f"compile={o.compile}",
         f"offload={o.optimizer_offload},{o.activation_offload}",
         f"sharding={o.sharding},{plan.device.count}",
         # A CPU holds the whole step's rows; elsewhere all micro-batches after the first are alike.

@@ -30,6 +30,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Held besides, whatever the peak: pages in part used."""
     host_bytes: int
     """Resident memory of the trainer's process tree before the model is built."""
+    compiler_bytes: int = 0
+    """Host memory that torch.compile's modules and what it compiled take in the trainer."""
     context_range: tuple[int, int] | None = None
     """Least and most that drivers were seen to charge; None: the band is of them, too."""
     band: tuple[float, float]

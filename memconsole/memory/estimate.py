@@ -13,14 +13,14 @@ from memconsole.memory.data import training_tokens
 from memconsole.memory.formula import memory_table
 from memconsole.memory.reasons import nothing_saved
 from memconsole.memory.seconds import peak_tokens_per_second, step_seconds
-from memconsole.memory.sharpen import Known, alike, saved, sharpened
+from memconsole.memory.sharpen import Known, alike, compiled, saved, sharpened
 from memconsole.memory.sizes import sizes
 from memconsole.memory.table import Budget, Estimate, MemoryTable, Saving
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
-from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError
+from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, uncompiled
 
 Lookup = Callable[[Plan, Budget], Known | None]
 """What is known exactly of a plan on a device, at once; None where nothing is."""
@@ -76,7 +76,11 @@ def table_of(
     known = lookup(plan, budget) if lookup is not None else None
     if known is None:
         return memory_table(plan, architecture, budget, parts=parts)
-    return sharpened(memory_table(plan, architecture, budget), known)
+    table = memory_table(plan, architecture, budget)
+    if plan.backend != "torch" or not plan.optimize.compile:
+        return sharpened(table, known)
+    plain = memory_table(uncompiled(plan), architecture, budget)
+    return compiled(table, sharpened(plain, known))
 
 
 def training_floor(plan: Plan, budget: Budget) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memconsole.memory import jax_moments, torch_moments
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.host import host_bytes, runtime_bytes, saved_bytes
+from memconsole.memory.host import compiler_bytes, host_bytes, runtime_bytes, saved_bytes
 from memconsole.memory.moments import Moment, step_of
 from memconsole.memory.table import COMPONENTS, PHASES, Budget, Component, MemoryTable, Tier
 from memconsole.plan.architecture import Architecture
@@ -29,11 +29,11 @@ def memory_table(
         total = moment.total
         if total > totals[moment.phase]:
             totals[moment.phase], largest[moment.phase] = total, moment
-    own = runtime_bytes(step, costs)
+    on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
+    own = runtime_bytes(step, costs) + (compiler if on_cpu else 0)
     phases = {phase: total + own for phase, total in totals.items()}
     peak_phase = max(phases, key=phases.__getitem__)
     peak = phases[peak_phase]
-    on_cpu = budget.kind == "cpu"
     sixteen_bit = plan.optimize.precision != "fp32"
     reserved = peak if on_cpu else costs.reserved_bytes(peak, sixteen_bit=sixteen_bit)
     device = reserved if on_cpu else reserved + costs.context_bytes
@@ -53,7 +53,7 @@ def memory_table(
             architecture.vocab_size,
             costs,
             step.state.host,
-            peak if on_cpu else saved_bytes(step),
+            peak if on_cpu else saved_bytes(step) + compiler,
         ),
         band_bytes=costs.band_bytes(reserved * low, reserved * high),
     )

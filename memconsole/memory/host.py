@@ -26,6 +26,11 @@ def runtime_bytes(step: Step, costs: Runtime) -> int:
     return costs.workspace_bytes + min(costs.packed_bytes, 4 * largest)
 
 
+def compiler_bytes(plan: Plan, costs: Runtime) -> int:
+    """Of torch.compile, in the trainer's host memory."""
+    return costs.compiler_bytes if plan.optimize.compile else 0
+
+
 SHARD_BYTES = 64 * 2**20
 """`memconsole_trainer.checkpoint.SHARD_BYTES`."""
 

@@ -12,7 +12,7 @@ from memconsole.memory.table import Budget
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan, PlanError, uncompiled
 
 
 class Matter(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,8 @@ class Matter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def matter_of(plan: Plan, budget: Budget) -> Matter:
-    """What to ask about `plan` on the device of `budget`. Raises `PlanError`."""
+    """What to ask about `plan` on the device of `budget`: as it runs without torch.compile. Raises `PlanError`."""
+    plan = uncompiled(plan)
     architecture = architecture_of(plan)
     structure = f"{plan.backend} {affine.structure_key(plan, architecture, budget.kind)}"
     target = "" if budget.local else plan.device.name

@@ -66,9 +66,9 @@ def _specific(key: str, backend: str, value: object, changed: Plan, kind: str) -
     if kind == "cpu" and key == "optimize.activation_offload" and backend == "jax":
         return "XLA on a CPU has no other memory to move activations to; torch moves them to disk"
     if key == "optimize.compile" and kind == "cpu":
-        return "its compiler takes memory in the trainer, which this estimate does not count yet"
+        return "the compiler takes more in the trainer than compiled blocks save"
     if key == "optimize.compile":
-        return "blocks compile to fewer temporaries, which this estimate does not count yet"
+        return "at the peak, a compiled block holds what it holds without"
     if key == "optimize.lora_rank" and value == 0:
         return "without adapters the whole model has gradients and optimizer state"
     return ""

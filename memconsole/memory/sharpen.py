@@ -14,6 +14,9 @@ _RUNTIME = "runtime"
 _PROGRAM = "one number for the whole step: parts and phases marked ~ are the formula's"
 
 
+_COMPILED = "traced without torch.compile, whose effect is the formula's"
+
+
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """What is known exactly of one plan."""
 
@@ -78,6 +81,48 @@ def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
         out_of_memory=exact.out_of_memory,
         formula=table,
     )
+
+
+def compiled(table: MemoryTable, traced: MemoryTable) -> MemoryTable:
+    """`table`, by formula and of a plan with torch.compile, with the bytes that `traced` has of the same plan without it:
+    what the compiler changes is by formula, the rest is not."""
+    plain = traced.formula
+    assert plain is not None
+    costs = runtime(table.backend, table.budget.kind)
+    rows, totals = _rows(table), dict(table.phases)
+    for phase, total in table.phases.items():
+        totals[phase] = total + traced.phases[phase] - plain.phases[phase]
+        parts = {
+            c.name: max(0, c.at(phase) + _at(traced, c.name, phase) - _at(plain, c.name, phase))
+            for c in table.components
+        }
+        # What the compiler is thought to save of a part may be more than was traced.
+        parts[max(parts, key=parts.__getitem__)] += totals[phase] - sum(parts.values())
+        for name, size in parts.items():
+            rows[name][phase] = (size, Tier.FORMULA)
+    peak_phase = max(totals, key=totals.__getitem__)
+    peak = totals[peak_phase]
+    reserved = traced.reserved_bytes * peak // traced.peak_bytes
+    on_cpu = table.budget.kind == "cpu"
+    low, high = costs.band
+    return msgspec.structs.replace(
+        table,
+        components=_components(rows),
+        phases=totals,
+        peak_phase=peak_phase,
+        peak_bytes=peak,
+        reserved_bytes=reserved,
+        device_bytes=reserved if on_cpu else reserved + costs.context_bytes,
+        host_bytes=table.host_bytes + (peak - table.peak_bytes if on_cpu else 0),
+        band_bytes=costs.band_bytes(reserved * low, reserved * high),
+        source=traced.source,
+        caveat="; ".join(filter(None, (_COMPILED, traced.caveat))),
+        formula=table,
+    )
+
+
+def _at(table: MemoryTable, name: str, phase: str) -> int:
+    return next((c.at(phase) for c in table.components if c.name == name), 0)
 
 
 def alike(now: MemoryTable, before: MemoryTable) -> tuple[MemoryTable, MemoryTable]:

@@ -15,6 +15,7 @@ import msgspec
 
 from memconsole.memory.moments import Moment, Step
 from memconsole.memory.optimizer_state import update_bytes
+from memconsole.memory.torch_compiled import compiled_block, compiled_evaluation
 from memconsole.memory.torch_operations import Kernels
 from memconsole.memory.torch_program import (
     block_program,
@@ -42,13 +43,16 @@ class _Blocks:
         a, tokens = step.architecture, step.tokens
         scores = tokens * step.sequence
         self.count = count
-        self.program = block_program(a, kernels)
+        compiled = step.plan.optimize.compile
+        self.program = compiled_block(a, kernels) if compiled else block_program(a, kernels)
         self.forward = _widest(self.program.forward, tokens, scores)
         backward = self.program.adding if step.accumulates else self.program.backward
         self.backward = _widest(backward, tokens, scores)
-        evaluated = step.evaluation_tokens
+        evaluated, evaluating = step.evaluation_tokens, _evaluating(kernels)
         self.evaluation = _widest(
-            evaluated_block(a, _evaluating(kernels)), evaluated, evaluated * step.sequence
+            compiled_evaluation(a, evaluating) if compiled else evaluated_block(a, evaluating),
+            evaluated,
+            evaluated * step.sequence,
         )
         self.kept = self.program.kept.activations.bytes(tokens, scores)
         """Activations between the forward and the backward pass."""
@@ -105,7 +109,7 @@ def structure(step: Step) -> tuple[object, ...]:
         step.architecture, step.kind, step.tokens, step.evaluation_tokens, step.sequence, step.compute, step.frozen,
         step.accumulates, step.rounded, step.state.average > 0, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
         o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
-        o.optimizer_in_backward and o.optimizer_offload, step.plan.data.isolate_documents,
+        o.optimizer_in_backward and o.optimizer_offload, step.plan.data.isolate_documents, o.compile,
     )  # fmt: skip
 
 
@@ -138,7 +142,7 @@ class _Timeline:
         self.hidden = step.compute * a.hidden_size * step.tokens
         self.labels = 8 * step.tokens
         """Targets as int64."""
-        kernels = _kernels(step)
+        kernels = kernels_of(step)
         self.kernels, self.stepping = kernels, kernels.stepping
         self.blocks = _blocks(step, kernels)
         self.norm = final_norm_program(a, _of_norm(kernels))
@@ -156,7 +160,8 @@ class _Timeline:
         self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
         self.kept = sum(b.count * b.kept for b in self.blocks)
         """Activations of all blocks, between their forward and their backward pass."""
-        if step.frozen and a.layers > 1 and step.plan.optimize.gradient_checkpointing == "none":
+        o = step.plan.optimize
+        if step.frozen and a.layers > 1 and o.gradient_checkpointing == "none" and not o.compile:
             # The first block's input and its norm's statistics are of no use where nothing below is trained.
             self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
         self.between = self.kept
@@ -165,7 +170,7 @@ class _Timeline:
         """The same while a block runs its backward pass, its own included."""
         self.ahead = False
         """Whether a block's backward pass has the block below's activations beside its own."""
-        if step.plan.optimize.activation_offload:
+        if o.activation_offload:
             # Forward, one block's wait to be written; backward, on a GPU the next block's are on their way.
             most = max(b.kept for b in self.blocks)
             self.ahead = step.kind in ("gpu", "rocm") and a.layers > 1
@@ -320,11 +325,11 @@ class _Timeline:
         averaged = step.state.average > 0 and step.compute == 2 and not step.frozen
         yield self._at("evaluation", 0, below + making)
         for b in self.blocks:
-            copies = self.copies
+            copies = b.evaluation.copies if step.plan.optimize.compile else self.copies
             if averaged:
                 copies = 2 * step.sizes.block.largest
             yield self._live("evaluation", b.evaluation, 0, below, copies - b.evaluation.copies)
-        copies = 0 if averaged else self.copies
+        copies = 0 if averaged or step.plan.optimize.compile else self.copies
         live = _widest(self.evaluated_norm, tokens, tokens * step.sequence)
         yield self._live("evaluation", live, 0, below, copies)
         n = min(tokens, CHUNK_TOKENS) * a.vocab_size
@@ -364,7 +369,7 @@ def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
     return max(moments, key=lambda live: live.total.bytes(tokens, scores))
 
 
-def _kernels(step: Step) -> Kernels:
+def kernels_of(step: Step) -> Kernels:
     o = step.plan.optimize
     return Kernels(
         compute=step.compute,

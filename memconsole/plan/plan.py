@@ -213,6 +213,11 @@ def replace(plan: Plan, changes: Mapping[str, Any]) -> Plan:
     return changed
 
 
+def uncompiled(plan: Plan) -> Plan:
+    """`plan` without torch.compile; itself where it has none."""
+    return replace(plan, {"optimize.compile": False}) if plan.optimize.compile else plan
+
+
 def apply_settings(plan: Plan, assignments: Iterable[str]) -> Plan:
     """Apply ``key=value`` texts in order. Raises `PlanError`."""
     return replace(plan, dict(parse_assignments(assignments)))

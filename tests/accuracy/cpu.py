@@ -1,9 +1,10 @@
 """Real runs of both trainers on this machine's CPU: estimated against measured growth of resident memory.
 
-    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write [--speed]]
+    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write [--speed] | --compiler]
 
 Each plan trains a few steps, evaluates, samples and saves, as a person's run does. ``--write`` fits the
-runtime coefficients (``--speed``: and the speed) to runs (of seeds of their own, see `FITTED`) instead of reporting.
+runtime coefficients (``--speed``: and the speed) to runs (of seeds of their own, see `FITTED`) instead of reporting;
+``--compiler`` what torch.compile takes, to some of those runs with and without it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -48,6 +51,8 @@ from tests.accuracy.results import (  # noqa: E402
 REPORTED = range(500, 512)
 FITTED = range(0, 8)
 """Other plans than those reported."""
+COMPILED = range(0, 6)
+"""Of those, the ones that run with torch.compile, too."""
 BAR = Bar(within=0.10)
 COEFFICIENTS = ROOT / "memconsole" / "memory" / "coefficients.json"
 FIXED = {
@@ -106,8 +111,10 @@ def run(wanted: dict[str, str]) -> dict[str, Any]:
 class Outcome:
     """One run: its plan, what was estimated and what was measured."""
 
-    def __init__(self, seed: int, backend: str) -> None:
-        wanted = settings(seed, backend)
+    def __init__(
+        self, seed: int, backend: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        wanted = {**settings(seed, backend), **more}
         self.plan = apply_settings(Plan(), [f"{key}={value}" for key, value in wanted.items()])
         self.words = " ".join(
             f"{key.rpartition('.')[2]}={value}" for key, value in wanted.items() if key not in FIXED
@@ -195,6 +202,28 @@ def fit(backend: str, outcomes: list[Outcome]) -> None:
     )
 
 
+def fit_compiler() -> None:
+    """Put into the coefficients file what runs with torch.compile hold beyond their estimates, but for what they hold
+    so without it."""
+    costs = numbers.runtime("torch", "cpu")
+
+    def unexplained(seed: int, *, compiled: bool) -> int:
+        one = Outcome(seed, "torch", {"optimize.compile": _word(compiled)})
+        found: int = one.peak.measured_bytes - one.peak.estimated_bytes
+        return found
+
+    taken = [
+        unexplained(seed, compiled=True) - unexplained(seed, compiled=False) for seed in COMPILED
+    ]
+    found = int(statistics.median(taken)) + costs.compiler_bytes
+    document = json.loads(COEFFICIENTS.read_text())
+    for kind in document["runtime"]["torch"].values():
+        kind["compiler_bytes"] = found
+    COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
+    each = ", ".join(f"{(bytes + costs.compiler_bytes) / MIB:.1f}" for bytes in taken)
+    print(f"torch.compile takes {found / MIB:.1f} MiB ({each})")
+
+
 def fit_speed(outcomes: list[Outcome]) -> None:
     """Scale the processor's speed to the fastest of these runs: whatever else runs here only slows one down."""
     factor = max(
@@ -223,7 +252,11 @@ def main() -> None:
     parser.add_argument("--plans", type=int)
     parser.add_argument("--write", action="store_true", help="fit the runtime coefficients")
     parser.add_argument("--speed", action="store_true", help="with --write: fit the speed, too")
+    parser.add_argument("--compiler", action="store_true", help="fit what torch.compile takes")
     options = parser.parse_args()
+    if options.compiler:
+        fit_compiler()
+        return
     seeds = FITTED if options.write else REPORTED
     if options.first is not None or options.plans is not None:
         first = options.first if options.first is not None else seeds[0]

@@ -198,11 +198,6 @@ def test_what_is_priced_but_not_trained_is_refused_by_name(changes: dict[str, ob
     assert next(iter(changes)) in answer.problem
 
 
-def test_compiled_plans_say_that_fusions_are_not_traced() -> None:
-    architecture, plan = tiny(optimize__compile=True)
-    assert "compile" in trace.record(plan, architecture, "cpu").timeline.caveat
-
-
 def test_sizes_tell_what_bytes_are_proportional_to() -> None:
     architecture, plan = tiny(train__batch_size=8, data__sequence_length=512)
     sizes = trace_timeline.telling_sizes(plan, architecture)

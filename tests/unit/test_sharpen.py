@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memconsole.memory.coefficients import Certainty, runtime
 from memconsole.memory.estimate import estimate, table_of
+from memconsole.memory.matter import matter_of
 from memconsole.memory.sharpen import STEP, Known, alike, saved, sharpened
 from memconsole.memory.table import COMPONENTS, PHASES, Budget, MemoryTable, Tier
 from memconsole.memory.timeline import Exact, ExactPhase
@@ -91,6 +92,34 @@ def test_reserved_is_exact_where_it_was_replayed_and_device_is_not_where_a_drive
     on_cpu = sharpened(table_of(PLAN, device("cpu")), Known(exact=exact(TRACED)))
     assert on_cpu.reserved_bytes == on_cpu.device_bytes == on_cpu.peak_bytes
     assert on_cpu.device_tier == Tier.EXACT
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_with_torch_compile_the_trace_without_is_moved_by_the_formulas_difference(
+    kind: str,
+) -> None:
+    """Without a trace of compiled blocks no number of the peak may pass for exact."""
+    eager = plans.replace(PLAN, {"model.name": "smollm2-135m", "optimize.fused_loss": True})
+    fused = plans.replace(eager, {"optimize.compile": True})
+    known = Known(exact=exact(TRACED, reserved_bytes=5 * GIB))
+    plain, by_formula = table_of(eager, device(kind)), table_of(fused, device(kind))
+    traced = table_of(eager, device(kind), lambda plan, budget: known)
+    moved = table_of(fused, device(kind), lambda plan, budget: known)
+    consistent(moved)
+    for phase in PHASES:
+        change = by_formula.phases[phase] - plain.phases[phase]
+        assert moved.phases[phase] == traced.phases[phase] + change
+    assert moved.phases["backward"] != traced.phases["backward"]
+    assert moved.tier == moved.device_tier == Tier.FORMULA
+    assert moved.formula == by_formula
+    assert "torch.compile" in moved.caveat
+    assert saved(moved, traced)[1] == Tier.FORMULA
+
+
+def test_plans_with_and_without_torch_compile_are_one_matter() -> None:
+    fused = plans.replace(PLAN, {"optimize.compile": True})
+    one, other = (matter_of(plan, device("gpu")) for plan in (PLAN, fused))
+    assert one == other
 
 
 def test_on_a_cpu_the_host_holds_the_tensors() -> None:

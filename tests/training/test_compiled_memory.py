@@ -1,0 +1,123 @@
+"""What a block holds under torch.compile: the formula against the profiler's count of really compiled ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from memconsole.memory.moments import step_of
+from memconsole.memory.torch_compiled import compiled_block
+from memconsole.memory.torch_moments import kernels_of
+from memconsole.memory.torch_tape import Live
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+from memconsole_trainer.initialize import InitialWeights
+
+torch = pytest.importorskip("torch")
+
+from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
+
+from memconsole_torch import compilation, precision  # noqa: E402
+from memconsole_torch.decoder import rotation  # noqa: E402
+from memconsole_torch.engine import TorchEngine  # noqa: E402
+
+ROWS, LENGTH = 4, 128
+TOKENS = ROWS * LENGTH
+SETTINGS = {
+    "data.sequence_length": LENGTH,
+    "train.batch_size": ROWS,
+    "optimize.compile": True,
+}
+pytestmark = [
+    pytest.mark.skipif(
+        bool(compilation._missing(torch.device("cpu"))), reason="no C++ compiler on this machine"
+    ),
+    pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def small(model: str) -> Architecture:
+    """One layer of a model of the catalog, with sizes that tell each tensor from the others."""
+    whole = catalog.models()[model].architecture
+    assert whole is not None
+    return msgspec.structs.replace(
+        whole,
+        layers=1,
+        vocab_size=512,
+        hidden_size=96,
+        intermediate_size=264,
+        heads=6,
+        kv_heads=6 if whole.kv_heads == whole.heads else 2,
+        head_size=16,
+    )
+
+
+def measured(plan: Plan, a: Architecture) -> tuple[int, int, int]:
+    """Bytes beyond its input that a compiled block keeps, and holds most in its forward and its backward pass."""
+    device = torch.device("cpu")
+    engine = TorchEngine(plan, device)
+    engine.build(plan, a, 10, InitialWeights(a, 0))
+    block = engine._decoder.layers[0]
+    rotary = rotation(a, LENGTH, local=False, device=device)
+    trained = [p for p in block.parameters() if p.requires_grad]
+    x = torch.randn(ROWS, LENGTH, a.hidden_size, requires_grad=True)
+    above = torch.randn(ROWS, LENGTH, a.hidden_size)
+    for _ in range(2):  # the first pass compiles
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            with precision.forward_context(device, plan.optimize.precision):
+                y = block(x, rotary, None)
+            with record_function("behind the forward pass"):
+                torch.autograd.grad(y, [x, *trained], above)
+        del y
+    events = profiler.profiler.kineto_results.events()
+    turn = next(e.start_ns() for e in events if e.name() == "behind the forward pass")
+    allocations = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    live = kept = forward = backward = 0
+    for start, size in allocations:
+        live += size
+        if start < turn:
+            kept, forward = live, max(forward, live)
+        else:
+            backward = max(backward, live)
+    # The profiler's backward pass has the block's output beside it, in the place of that output's gradient.
+    return kept - 4 * a.hidden_size * TOKENS, forward, backward
+
+
+def widest(moments: tuple[Live, ...], a: Architecture) -> int:
+    scores = TOKENS * LENGTH
+    return max(m.total.bytes(TOKENS, scores) for m in moments) - 4 * a.hidden_size * TOKENS
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "near"),
+    [
+        ("gpt2", {"precision": "bf16"}, 0.06),
+        ("gemma-3-1b", {"precision": "bf16"}, 0.06),
+        ("qwen3-0.6b", {"gradient_checkpointing": "selective"}, 0.02),
+        ("llama-3.2-1b", {"gradient_checkpointing": "full"}, 0.04),
+        ("llama-3.2-1b", {"lora_rank": 8, "freeze_base": True}, 0.04),
+    ],
+    ids=str,
+)
+def test_a_compiled_block_holds_what_the_formula_says(
+    model: str, changes: dict[str, Any], near: float
+) -> None:
+    architecture = small(model)
+    plan = replace(Plan(), SETTINGS | {f"optimize.{k}": v for k, v in changes.items()})
+    kept, forward, backward = measured(plan, architecture)
+    program = compiled_block(architecture, kernels_of(step_of(plan, architecture, "cpu")))
+    expected = widest((program.kept,), architecture)
+    assert expected == pytest.approx(kept, rel=0.01, abs=16 * TOKENS)
+    assert widest(program.forward, architecture) == pytest.approx(forward, rel=near)
+    assert widest(program.backward, architecture) == pytest.approx(backward, rel=near)

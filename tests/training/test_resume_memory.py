@@ -1,0 +1,84 @@
+"""A run that goes on, and its evaluations, hold no more than the training did: real runs, measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memconsole.units import MIB
+
+COMMAND = [sys.executable, "-m", "memconsole"]
+SETTINGS = {
+    "device.name": "cpu",
+    "model.target_params": 6_000_000,
+    "data.vocab_size": 1024,
+    "data.sequence_length": 64,
+    "data.max_examples": 30,
+    "train.batch_size": 2,
+    "train.epochs": 10_000,
+    "train.evaluate_every": 2,
+    "train.evaluation_batches": 2,
+    "train.log_every": 1,
+    "train.sample_tokens": 8,
+}
+"""Weights, gradients and optimizer state are most of what it holds, and a second copy of any would show."""
+NOISE = 4 * MIB
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    yield env
+    subprocess.run([*COMMAND, "stop", "latest", "--kill", "--yes"], env=env, capture_output=True)
+
+
+def memconsole(env: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [*COMMAND, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def stopped_behind(env: dict[str, str], run: str, steps: int) -> dict[str, Any]:
+    """The memory section of the report, once the present attempt has made so many steps and is stopped."""
+
+    def step() -> int:
+        (found,) = json.loads(memconsole(env, "runs", "--json"))
+        assert found["state"] in ("starting", "running"), found
+        number: int = found["step"]
+        return number
+
+    first, end = step(), time.monotonic() + 120
+    while step() < first + steps:
+        assert time.monotonic() < end
+        time.sleep(0.3)
+    memconsole(env, "stop", run, "--yes")
+    report = json.loads(memconsole(env, "report", run, "--json"))
+    memory: dict[str, Any] = report["memory"]
+    return memory
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_neither_a_resumed_run_nor_an_evaluation_needs_more_than_training(
+    environment: dict[str, str], backend: str
+) -> None:
+    words = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    run = memconsole(environment, "train", "--detach", "--set", f"backend={backend}", *words)
+    run = run.strip()
+    before = stopped_behind(environment, run, 6)
+    memconsole(environment, "resume", run)
+    after = stopped_behind(environment, run, 6)
+    trained = before["by_phase"]["train"]
+    for memory in (before, after):
+        for phase, peak in memory["by_phase"].items():
+            assert peak <= trained + NOISE, (phase, memory)
+    assert after["measured"]["peak_bytes"] <= before["measured"]["peak_bytes"] + NOISE
