@@ -19,12 +19,15 @@ from memconsole_jax.recompute import recomputed
 
 SCORE_BYTES = 32 * 2**20
 """Aim for the float32 scores of one chunk; the backward pass holds about three times as much."""
+CPU_SCORE_BYTES = 8 * 2**20
+"""The same on a CPU, whose reductions (YNNPACK) take up to five times the scores besides, and are faster in a cache."""
 FEWEST_ROWS = 64
 
 
 def chunk_rows(batch: int, heads: int, length: int) -> int:
-    """Queries per chunk: equal chunks whose scores (batch, heads, rows, length) fit `SCORE_BYTES`."""
-    most = max(FEWEST_ROWS, SCORE_BYTES // (4 * batch * heads * length))
+    """Queries per chunk: equal chunks whose scores (batch, heads, rows, length) fit `SCORE_BYTES`, or a CPU's."""
+    aim = CPU_SCORE_BYTES if target.kind() == "cpu" else SCORE_BYTES
+    most = max(FEWEST_ROWS, aim // (4 * batch * heads * length))
     chunks = -(-length // min(most, length))
     return -(-length // chunks)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from memconsole.memory.coefficients import Runtime
 from memconsole.memory.data import data_bytes
+from memconsole.memory.jax_moments import library_bytes
 from memconsole.memory.moments import Step
 from memconsole.memory.torch_moments import CHUNK_TOKENS
 from memconsole.plan.plan import Plan
 
 
 def runtime_bytes(step: Step, costs: Runtime) -> int:
-    """The framework's own bytes beside tensors: its workspace, and what fp32 matmuls keep of the largest
-    operand they repacked, or 16-bit ones of their kernels."""
+    """The framework's own bytes beside tensors: its workspace, what XLA's libraries take on a CPU, and what torch's fp32
+    matmuls keep of the largest operand they repacked, or 16-bit ones of their kernels."""
+    if step.plan.backend == "jax":
+        return costs.workspace_bytes + library_bytes(step)
     if step.compute != 4:
         return costs.workspace_bytes + costs.kernels_16_bytes
     if not costs.packed_bytes:

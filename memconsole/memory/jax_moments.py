@@ -19,8 +19,14 @@ CPU_CHUNK_TOKENS = 128
 """`memconsole_jax.fused_loss.CPU_CHUNK_TOKENS`."""
 SCORE_BYTES = 32 * 2**20
 """`memconsole_jax.attention.SCORE_BYTES`."""
+CPU_SCORE_BYTES = 8 * 2**20
+"""`memconsole_jax.attention.CPU_SCORE_BYTES`."""
 FEWEST_ROWS = 64
 """`memconsole_jax.attention.FEWEST_ROWS`."""
+PACKED = 2 * 296
+"""Elements summed over that are packed at a time."""
+FEW_QUERIES = 768
+"""Of a chunk in all rows, up to which its scores' reductions are split."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.fused_loss.ALIGNED_ROWS`."""
 
@@ -46,11 +52,9 @@ def moments(step: Step) -> Iterator[Moment]:
         head = made_head = 0
 
     copies = _rounded_blocks(step, overlap)
-    library = library_bytes(step)
 
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
-        work += copies if phase == "evaluation" else copies + library
-        return Moment(phase, model, gradients, resident, live, loss, int(work), step.data)
+        return Moment(phase, model, gradients, resident, live, loss, int(work + copies), step.data)
 
     scores = _score_copies(step, overlap, step.plan.train.batch_size)
     passing = block.passing * t + scores
@@ -142,11 +146,24 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
 
 
 def library_bytes(step: Step) -> int:
-    """What XLA's matrix library on a CPU takes for itself, beside what XLA plans: with a frozen head only one product
-    reads the logits' gradient, which it then makes within. In the first of several micro-batches, as where there is
-    but one, pages that only the backward pass needs have not been touched yet, and make up for it."""
-    alone = step.kind == "cpu" and step.frozen and not step.plan.optimize.fused_loss
-    return 4 * step.architecture.vocab_size * step.tokens if alone and step.accumulates else 0
+    """What XLA's matrix libraries on a CPU take for themselves at most, beside what XLA plans.
+
+    Eigen packs slices of both operands of a product, two of up to 296 of the elements that are summed over
+    (TensorContractionThreadPool.h): most for the gradient of the head's matrix, or of what it reads. YNNPACK's reductions
+    of attention's scores split what has few rows, and then take five times a chunk of them. Measured with every
+    allocation recorded, over 30 plans.
+    """
+    if step.kind != "cpu":
+        return 0
+    o, a = step.plan.optimize, step.architecture
+    tokens = _chunk(step, step.tokens) if o.fused_loss else step.tokens
+    head = min(a.vocab_size, PACKED) * (tokens + a.hidden_size)
+    if not step.frozen:
+        head = max(head, min(tokens, PACKED) * (a.vocab_size + a.hidden_size))
+    rows = step.plan.train.batch_size
+    queries = score_bytes(step, rows) // (4 * a.heads * step.sequence)
+    attention = (5.0 if queries <= FEW_QUERIES else 1.5) * score_bytes(step, rows)
+    return int(max(4 * head, attention))
 
 
 def _score_copies(step: Step, overlap: Overlap, rows: int) -> float:
@@ -165,7 +182,8 @@ def score_bytes(step: Step, rows: int) -> int:
     if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
         return 0
     row = 4 * rows * a.heads * length
-    most = min(length, max(FEWEST_ROWS, SCORE_BYTES // row))
+    aim = CPU_SCORE_BYTES if step.kind == "cpu" else SCORE_BYTES
+    most = min(length, max(FEWEST_ROWS, aim // row))
     chunks = -(-length // most)
     return row * -(-length // chunks)
 

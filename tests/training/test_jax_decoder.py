@@ -116,7 +116,7 @@ def dense(q: Any, k: Any, v: Any, scale: float, window: int) -> Any:
 def test_attention_in_chunks_is_attention_by_definition(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "SCORE_BYTES", 0)
+    monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 0)
     monkeypatch.setattr(attention, "FEWEST_ROWS", 7)
     random = np.random.default_rng(0)
     q = random.normal(size=(2, 23, 4, 8)).astype(np.float32)
@@ -141,7 +141,7 @@ def test_gradients_of_chunked_attention_are_those_of_one_chunk(
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
 
     whole = gradients()
-    monkeypatch.setattr(attention, "SCORE_BYTES", 0)
+    monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 0)
     monkeypatch.setattr(attention, "FEWEST_ROWS", 7)
     for chunked, expected in zip(gradients(), whole, strict=True):
         np.testing.assert_allclose(chunked, expected, atol=1e-5)
@@ -149,7 +149,7 @@ def test_gradients_of_chunked_attention_are_those_of_one_chunk(
 
 def test_no_square_of_scores_outlives_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither pass holds scores of all queries: the widest has one chunk's rows."""
-    monkeypatch.setattr(attention, "SCORE_BYTES", 0)
+    monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 0)
     monkeypatch.setattr(attention, "FEWEST_ROWS", 8)
     t = 32
     q = jax.ShapeDtypeStruct((1, t, 4, 8), jnp.float32)

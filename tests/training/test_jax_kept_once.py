@@ -160,7 +160,7 @@ def test_adafactor_makes_the_update_of_a_layer_at_a_time() -> None:
 
 
 def test_keys_are_kept_once_for_all_chunks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "SCORE_BYTES", 1)
+    monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 1)
     a, (b, t) = tiny_models.ARCHITECTURES["llama"], (2, 2 * attention.FEWEST_ROWS)
     query, key = (
         jax.ShapeDtypeStruct((b, t, heads, a.head_size), np.float32)
