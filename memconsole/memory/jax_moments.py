@@ -27,6 +27,8 @@ PACKED = 2 * 296
 """Elements summed over that are packed at a time."""
 FEW_QUERIES = 768
 """Of a chunk in all rows, up to which its scores' reductions are split."""
+SPLIT_BYTES = 64 * 2**20
+"""Most that is counted for that; more was not measured."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.fused_loss.ALIGNED_ROWS`."""
 
@@ -150,8 +152,8 @@ def library_bytes(step: Step) -> int:
 
     Eigen packs slices of both operands of a product, two of up to 296 of the elements that are summed over
     (TensorContractionThreadPool.h): most for the gradient of the head's matrix, or of what it reads. YNNPACK's reductions
-    of attention's scores split what has few rows, and then take five times a chunk of them. Measured with every
-    allocation recorded, over 30 plans.
+    of attention's scores split what has few rows, and then take five times a chunk of them
+    (tests/training/test_jax_library_memory.py).
     """
     if step.kind != "cpu":
         return 0
@@ -161,8 +163,11 @@ def library_bytes(step: Step) -> int:
     if not step.frozen:
         head = max(head, min(tokens, PACKED) * (a.vocab_size + a.hidden_size))
     rows = step.plan.train.batch_size
-    queries = score_bytes(step, rows) // (4 * a.heads * step.sequence)
-    attention = (5.0 if queries <= FEW_QUERIES else 1.5) * score_bytes(step, rows)
+    scores = score_bytes(step, rows)
+    queries = scores // (4 * a.heads * step.sequence)
+    attention = 1.5 * scores
+    if queries <= FEW_QUERIES:
+        attention += min(3.5 * scores, SPLIT_BYTES)
     return int(max(4 * head, attention))
 
 
