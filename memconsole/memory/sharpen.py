@@ -14,7 +14,7 @@ _RUNTIME = "runtime"
 _PROGRAM = "one number for the whole step: parts and phases marked ~ are the formula's"
 
 
-_COMPILED = "traced without torch.compile, whose effect is the formula's"
+_COMPILED = "without torch.compile, whose effect is the formula's"
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
