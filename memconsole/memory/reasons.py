@@ -68,7 +68,7 @@ def _specific(key: str, backend: str, value: object, changed: Plan, kind: str) -
     if key == "optimize.compile" and kind == "cpu":
         return "the compiler takes more in the trainer than compiled blocks save"
     if key == "optimize.compile":
-        return "at the peak, a compiled block holds what it holds without"
+        return "at the peak, compiled blocks hold as much as without, with adapters more"
     if key == "optimize.lora_rank" and value == 0:
         return "without adapters the whole model has gradients and optimizer state"
     return ""

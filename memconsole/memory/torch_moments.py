@@ -370,6 +370,7 @@ def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
 
 
 def kernels_of(step: Step) -> Kernels:
+    """What decides the operations of a plan's blocks."""
     o = step.plan.optimize
     return Kernels(
         compute=step.compute,
