@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+import test_commands
+from test_commands import memconsole
 
 from memconsole.units import MIB
 
-COMMAND = [sys.executable, "-m", "memconsole"]
 SETTINGS = {
     "device.name": "cpu",
     "model.target_params": 6_000_000,
@@ -34,19 +30,7 @@ NOISE = 10 * MIB
 """By which two attempts on a busy machine may differ; a second copy of the weights alone takes 23 MiB."""
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
-    yield env
-    subprocess.run([*COMMAND, "stop", "latest", "--kill", "--yes"], env=env, capture_output=True)
-
-
-def memconsole(env: dict[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [*COMMAND, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+environment = test_commands.environment
 
 
 def stopped_behind(env: dict[str, str], run: str, steps: int) -> dict[str, Any]:
