@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_compressed_state
 import test_lora
 import test_optimizer_offload
 import torch
@@ -40,16 +41,15 @@ EVERYTHING = {
 }
 
 
+RATE = {"train.learning_rate": 3e-3}
+
+
 def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
-    return test_optimizer_offload.plan_with(backend, {"train.learning_rate": 3e-3, **changes})
+    return test_optimizer_offload.plan_with(backend, {**RATE, **changes})
 
 
 def trained(backend: str, changes: dict[str, Any], steps: int = STEPS) -> tuple[Any, list[float]]:
-    plan = plan_with(backend, changes)
-    engine = built(plan)
-    for step in range(steps):
-        engine.train_step(batch(plan, step))
-    return engine, [m.loss for m in engine.take_metrics()]
+    return test_compressed_state.stepped(backend, {**RATE, **changes}, steps)
 
 
 def in_numpy(array: np.ndarray, key: tuple[int, int]) -> np.ndarray:
