@@ -117,14 +117,16 @@ def _chunked_forward(
     (total, head_gradient), slopes = lax.scan(step, (jnp.float32(0.0), start), (parts, labels))
     b, t, c = hidden.shape
     hidden_gradient = slopes.reshape(-1, c)[: b * t].reshape(b, t, c)
-    of_head = (head_gradient, None) if begun is None else (None, head_gradient)
+    of_head = (head_gradient.astype(head.dtype), None) if begun is None else (None, head_gradient)
     return total * share, (hidden_gradient, *of_head)
 
 
 def _chunked_backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
     hidden_gradient, head_gradient, begun = kept
     scaled = (hidden_gradient * cotangent).astype(hidden_gradient.dtype)
-    return scaled, None if begun is not None else head_gradient * cotangent, None, None, begun
+    if begun is not None:
+        return scaled, None, None, None, begun
+    return scaled, (head_gradient * cotangent).astype(head_gradient.dtype), None, None, None
 
 
 chunked_nats.defvjp(_chunked_forward, _chunked_backward)

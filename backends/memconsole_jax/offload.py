@@ -29,6 +29,7 @@ from memconsole.plan.plan import Plan
 from memconsole_jax import precision
 from memconsole_jax.average import followed
 from memconsole_jax.optimizers import Part, transformation
+from memconsole_jax.rounding import Rounding
 from memconsole_jax.stacking import Stack
 from memconsole_jax.step import Backward, Trained, Tree, backward_pass, chosen, counted
 
@@ -78,8 +79,9 @@ def gradient_step(plan: Plan, architecture: Architecture) -> Any:
 
 
 def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
-    """Jitted (`Visited`, gradients of the stack, `Backward.factor`, `Backward.finite`, counts before the step,
-    rates (2,), layer) -> `Visited`; donates the first argument."""
+    """Jitted (`Visited`, gradients of the stack, `Backward.factor`, `Backward.finite`, counts and
+    `Trained.precision` before the step, rates (2,), layer) -> `Visited`; donates the first argument."""
+    rounding = Rounding(plan, architecture)
 
     def part(x: Array, layer: Array) -> Array:
         return lax.dynamic_index_in_dim(x, layer) if stack.layered else x
@@ -95,6 +97,7 @@ def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
         factor: Array,
         finite: Array | None,
         counts: list[Array],
+        state_of_precision: Array | None,
         rates: Array,
         layer: Array,
     ) -> Visited:
@@ -104,7 +107,10 @@ def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
         state = _of_part(jax.eval_shape(one.init, {name: weight}), visited.moments, counts, layer)
         clipped = part(gradients, layer) * factor
         updates, after = one.update({name: clipped}, state, {name: weight})
-        new = weight.astype(jnp.float32) - rate * updates[name], _moments(after)
+        wide = weight.astype(jnp.float32) - rate * updates[name]
+        if state_of_precision is not None and finite is None:
+            wide = rounding(name, wide, weight.dtype, state_of_precision, layer)
+        new = wide, _moments(after)
         if finite is not None:
             new = chosen(finite, new, (weight, visited.moments))
         average = visited.average
@@ -261,6 +267,7 @@ class Step:
                 found.factor,
                 found.finite,
                 counts,
+                trained.precision,
                 rates,
                 self._layers[visit.layer],
             )

@@ -31,9 +31,12 @@ def compute_dtype(plan: Plan) -> Any:
 
 
 def adapted(state: Array | None, finite: Array | None) -> Array | None:
-    """The loss scale's state (3,) after a step whose gradients were `finite`, or not; None where there is none."""
-    if state is None or finite is None:
+    """What becomes of `step.Trained.precision` in a step: the loss scale's state (3,) where gradients were `finite`, or
+    not; the next step's number; None where there is neither."""
+    if state is None:
         return None
+    if finite is None:
+        return state + 1
     scale, good, skipped = state
     grown = finite & (good + 1 >= loss_scale.GROWTH_STEPS)
     more = jnp.minimum(scale * loss_scale.GROWTH, loss_scale.MOST)

@@ -141,14 +141,16 @@ class Programs:
             weights, self.precision_shape, counts, self.kept_shapes, rows, rows, documents
         )
         one, scaled = self._shape(()), loss_scale.is_scaled(self.plan.optimize.precision)
-        control = one, self._shape((), jnp.bool_) if scaled else None, counts
+        finite = self._shape((), jnp.bool_) if scaled else None
+        control = one, finite, counts, self.precision_shape
         updates = {}
         for visit in waiting.visits:
             name = visit.name
             if name not in updates:
                 moments = [leaves[i] for i in visit.places]
                 visited = offload.Visited(weights[name], averages.get(name), moments)
-                gradient = self._shape(weights[name].shape)
+                made = backward.out_info[0].gradients[name]
+                gradient = self._shape(made.shape, made.dtype)
                 step = offload.update_step(self.plan, self.architecture, self.trained[name])
                 layer = self._shape((), jnp.int32)
                 updates[name] = step.lower(visited, gradient, *control, self._shape((2,)), layer)

@@ -31,11 +31,16 @@ class Rounding:
             if is_rounded(plan, s.members[0])
         }
 
-    def __call__(self, name: str, wide: Array, dtype: Any, step: Array) -> Array:
-        """The new float32 values of weight `name` as they are stored: bfloat16, or such values in float32."""
+    def __call__(
+        self, name: str, wide: Array, dtype: Any, step: Array, layer: Array | None = None
+    ) -> Array:
+        """The new float32 values of weight `name`, or of one `layer` (1, …) of it, as they are stored: bfloat16, or such
+        values in float32."""
         if name not in self._indices:
             return wide
         indices, layered = self._indices[name]
+        if layered and layer is not None:
+            indices = jnp.asarray(indices)[layer][None]
         keys = threefry(self._seed, (jnp.full(indices.shape, step), jnp.asarray(indices)))
         shape = wide.shape[1:] if layered else wide.shape
         spread = (-1,) + (1,) * len(shape)

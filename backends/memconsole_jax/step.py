@@ -198,7 +198,7 @@ def train_step(
             weights, optimizer = lax.cond(finite, updated, lambda *same: same, *before)
         else:
             weights, optimizer = chosen(finite, updated(*before), before)
-        after = state.precision + 1 if rounds else adapted(state.precision, finite)
+        after = adapted(state.precision, finite)
         averages = followed(state.average, weights, counted(share, finite))
         return Trained(weights, optimizer, after, averages), metrics
 

@@ -24,7 +24,9 @@ class Compressed(Optimizer):
     def __init__(self, rule: Optimizer, seed: int, place: int) -> None:
         # No rule under this one skips a step by itself: who must skip does not call it.
         super().__init__(rule.param_groups, {"fused": False, "count": 0})
-        self._rule, self._seed, self._place = rule, seed, place
+        self.rule, self._seed, self._place = rule, seed, place
+        self.begins = 0
+        """Where in the weight begins what is updated as one, if that is a slice of it."""
         for p, state in rule.state.items():
             moments = {n: t.bfloat16() for n, t in state.items() if n != "step"}
             self.state[p] = {**state, **moments}
@@ -48,7 +50,7 @@ class Compressed(Optimizer):
 
     def _slice_size(self, p: Tensor) -> int:
         """Elements to take at a time: all of them where the rule looks at the whole."""
-        if isinstance(self._rule, Muon):
+        if isinstance(self.rule, Muon):
             return p.numel()
         return min(p.numel(), CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE)
 
@@ -64,11 +66,11 @@ class Compressed(Optimizer):
         weight.grad = cut(p.grad.contiguous())
         moments = {n: cut(t) for n, t in state.items() if n != "step"}
         wide = {n: t.float() for n, t in moments.items()}
-        self._rule.param_groups = [{**group, "params": [weight]}]
+        self.rule.param_groups = [{**group, "params": [weight]}]
         step = {"step": state["step"]} if "step" in state else {}
-        self._rule.state = {weight: wide | step}
-        self._rule.step()
-        self._rule.param_groups, self._rule.state = [], {}
+        self.rule.state = {weight: wide | step}
+        self.rule.step()
+        self.rule.param_groups, self.rule.state = [], {}
         for slot, (name, narrow) in enumerate(moments.items()):
             key = tensor_key(self._seed, group["count"], slot_index(self._place, slot))
-            round_into(narrow.view(-1), wide.pop(name).view(-1), key, start)
+            round_into(narrow.view(-1), wide.pop(name).view(-1), key, self.begins + start)

@@ -6,7 +6,8 @@ computation. Where device and host share their memory nothing moves.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,37 +32,41 @@ class HostState:
     def __init__(self, device: torch.device, *, pinned: bool, ahead: bool) -> None:
         self._device, self._pinned, self._ahead = device, pinned, ahead
         self._held: list[State] = []
+        self._visitors: dict[Optimizer, tuple[int, State]] = {}
         self._streams = _Streams(device)
         self._arriving: dict[int, State] = {}
 
     def take(self, optimizer: Optimizer) -> None:
-        """Move the optimizer's state to the host, and fetch it for each of its steps."""
+        """Move the optimizer's state to the host."""
         (state,) = optimizer.state.values()
         held = {n: self._on_host(t) for n, t in state.items() if n != "step"}
         state.update(held)
-        place = len(self._held)
+        self._visitors[optimizer] = len(self._held), state
         self._held.append(held)
-        optimizer.register_step_pre_hook(partial(self._before, place, state))
-        optimizer.register_step_post_hook(partial(self._behind, place, state))
 
-    def _on_host(self, tensor: Tensor) -> Tensor:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
-        return host.copy_(tensor)
-
-    def _before(self, place: int, state: State, *call: Any) -> None:
+    @contextmanager
+    def visit(self, optimizer: Optimizer) -> Iterator[None]:
+        """The optimizer's state on the device, for one step; nothing where it was never taken."""
+        if optimizer not in self._visitors:
+            yield
+            return
+        place, state = self._visitors[optimizer]
         self._fetch(place)
         if self._ahead and place + 1 < len(self._held):
             self._fetch(place + 1)
         self._streams.wait_for(place)
         state.update(self._arriving.pop(place))
-
-    def _behind(self, place: int, state: State, *call: Any) -> None:
+        yield
         held = self._held[place]
         with self._streams.outgoing(place):
             for name, host in held.items():
                 host.copy_(state[name], non_blocking=self._pinned)
                 self._streams.in_use(state[name])
         state.update(held)
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
+        return host.copy_(tensor)
 
     def _fetch(self, place: int) -> None:
         if place in self._arriving:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memconsole_torch.optimizers import Several
+from memconsole_torch.rounding import norm_of
 
 
 class InBackward:
@@ -27,7 +28,7 @@ class InBackward:
 
     def _update(self, part: Optimizer, weight: nn.Parameter) -> None:
         assert weight.grad is not None
-        self._norms.append(torch.linalg.vector_norm(weight.grad))
+        self._norms.append(norm_of([weight.grad]))
         self._optimizer.update(part)
         weight.grad = None
 

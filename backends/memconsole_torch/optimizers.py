@@ -10,6 +10,7 @@ shares of what is new are multiplied by it, which leaves weights, state and coun
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -30,10 +31,11 @@ from memconsole_trainer.muon import is_orthogonalized
 
 
 class Several:
-    """Optimizers of different weights, stepped and kept as one."""
+    """Optimizers of different weights, stepped and kept as one; their states may wait on a host."""
 
-    def __init__(self, parts: Sequence[Optimizer]) -> None:
+    def __init__(self, parts: Sequence[Optimizer], host: offload.HostState | None = None) -> None:
         self.parts = tuple(parts)
+        self.host = host
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
     @property
@@ -48,7 +50,12 @@ class Several:
 
     def update(self, part: Optimizer) -> None:
         """One update of one part."""
-        part.step()
+        with self.here(part):
+            part.step()
+
+    def here(self, part: Optimizer) -> AbstractContextManager[None]:
+        """A context with the part's state on its device."""
+        return nullcontext() if self.host is None else self.host.visit(part)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Let go of the gradients."""
@@ -67,7 +74,7 @@ def create(plan: Plan, decoder: Decoder) -> Updating:
     waits = plan.optimize.optimizer_offload != "none" and not offload.same_memory(device)
     if waits or is_compressed(plan) or plan.optimize.optimizer_in_backward:
         host = _host(plan, device) if waits else None
-        return Several([_alone(plan, decoder, p, i, host) for i, p in enumerate(trained)])
+        return Several([_alone(plan, decoder, p, i, host) for i, p in enumerate(trained)], host)
     if name != "muon":
         return _over(plan, decoder, trained, name)
     rules: dict[OptimizerName, list[Parameter]] = {}
@@ -181,7 +188,8 @@ def norm(gradients: Sequence[Tensor]) -> Tensor:
 def step_if(optimizer: Updating, finite: Tensor) -> None:
     """One update, or one that changes nothing where `finite`, a bool device scalar, is false."""
     live = finite.float()
-    for part in optimizer.parts if isinstance(optimizer, Several) else (optimizer,):
+    several = optimizer if isinstance(optimizer, Several) else Several([optimizer])
+    for part in several.parts:
         if "live" in part.defaults:
             for group in part.param_groups:
                 group["live"] = live
@@ -189,7 +197,7 @@ def step_if(optimizer: Updating, finite: Tensor) -> None:
             part.found_inf = 1 - live
         elif not finite:  # torch's other rules cannot skip by themselves: the host waits here
             continue
-        part.step()
+        several.update(part)
 
 
 class Lion(Optimizer):

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from memconsole.plan.architecture import parameters
 from memconsole.plan.plan import Plan
+from memconsole_torch.compressed import Compressed
 from memconsole_torch.decoder import Decoder
 from memconsole_torch.muon import Muon
 from memconsole_torch.optimizers import Adafactor, Several, Updating
@@ -67,7 +68,8 @@ class Rounded(Several):
     """Any optimizers over weights of which some are stored in bf16."""
 
     def __init__(self, plan: Plan, decoder: Decoder, inner: Updating) -> None:
-        super().__init__(inner.parts if isinstance(inner, Several) else [inner])
+        several = inner if isinstance(inner, Several) else Several([inner])
+        super().__init__(several.parts, several.host)
         self._seed = plan.train.seed
         own = dict(decoder.named_parameters())
         named = enumerate(parameters(decoder.architecture))
@@ -93,6 +95,10 @@ class Rounded(Several):
     @torch.no_grad()
     def update(self, part: Optimizer) -> None:
         """One update of the weights of one part."""
+        with self.here(part):
+            self._update_all(part)
+
+    def _update_all(self, part: Optimizer) -> None:
         groups, states = part.param_groups, part.state
         counts = [group.get("count") for group in groups]
         if isinstance(part, QuantizedAdamW):
@@ -125,13 +131,17 @@ class Rounded(Several):
                 group["count"] = count
             own = {name: _cut(name, value, start, size) for name, value in state.items()}
             part.param_groups, part.state = [{**group, "params": [wide]}], {wide: own}
+            if isinstance(part, Compressed):
+                part.begins = start
             part.step()
             if count is not None:
                 group["count"] = part.param_groups[0]["count"]
+            part.param_groups, part.state = [], {}
             wide.grad = None
             if narrow:
                 round_into(weight[cut].view(-1), wide.view(-1), key, start)
             # What was fp32 already was updated where it lies.
+            del wide
         if "step" in state:
             state["step"].copy_(own["step"])
 
@@ -139,7 +149,7 @@ class Rounded(Several):
 def _slice_size(part: Optimizer, p: Tensor) -> int:
     """Elements of `p` to take at a time; 0 where the rule looks at the whole, or nothing is gained."""
     size = CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE
-    looks = isinstance(part, (Adafactor, Muon))
+    looks = isinstance(part.rule if isinstance(part, Compressed) else part, (Adafactor, Muon))
     return 0 if looks or p.numel() <= size else size
 
 

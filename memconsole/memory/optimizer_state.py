@@ -118,10 +118,11 @@ def update_bytes(
     *,
     visiting: bool,
     compressed: bool = False,
+    rounded: bool = False,
     outside: bool = False,
 ) -> int:
     """Short-lived bytes of updating one weight alone in torch. `visiting`: its state comes from the host for it.
-    `compressed`: in bf16. `outside`: of the blocks."""
+    `compressed`: in bf16. `rounded`: the weight is stored in bf16, where it is a matrix. `outside`: of the blocks."""
     size = math.prod(shape)
     matrix = len(shape) > 1
     large = matrix and size >= QUANTIZED_FROM
@@ -139,6 +140,8 @@ def update_bytes(
     if optimizer == "muon" and (outside or not matrix):
         optimizer = "adamw"
     visitor = state_bytes(optimizer, one, compressed=compressed) if visiting else 0
+    if rounded and matrix:
+        return visitor + rounded_temporaries(kind, optimizer, one, compressed=compressed)
     if compressed:
         return visitor + compressed_temporaries("torch", kind, optimizer, one)
     if optimizer == "adafactor" and not matrix:
@@ -146,14 +149,17 @@ def update_bytes(
     return visitor + step_temporaries("torch", kind, optimizer, one)
 
 
-def _rounding(kind: str, optimizer: str, trained: Group) -> int:
-    """Short-lived bytes of an update of weights stored in bf16: a slice of one and of its gradient in fp32, or all of
-    it where the rule looks at the whole, and what the rule needs for that."""
-    most = SLICE * (1 if kind == "cpu" else WIDENED_SLICES["torch"])
-    looks = optimizer in ("adafactor", "muon")
-    size = trained.largest if looks else min(trained.largest, most)
-    one = msgspec.structs.replace(trained, largest=size, pair=size, pair_twice=2 * size)
-    return 8 * size + step_temporaries("torch", kind, optimizer, one)
+def rounded_temporaries(kind: str, optimizer: str, one: Group, *, compressed: bool) -> int:
+    """Short-lived bytes of updating one weight in torch that is stored in bf16: a slice of it and of its gradient in fp32,
+    or all of it where the rule looks at the whole, and what the rule needs for that."""
+    if optimizer == "muon" and not one.orthogonal:
+        optimizer = "adamw"
+    size = one.largest
+    if optimizer not in ("adafactor", "muon"):
+        size = min(size, SLICE * (1 if kind == "cpu" else WIDENED_SLICES["torch"]))
+    part = msgspec.structs.replace(one, elements=size, largest=size, pair=size, pair_twice=2 * size)
+    of_rule = compressed_temporaries if compressed else step_temporaries
+    return 8 * size + of_rule("torch", kind, optimizer, part)
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,16 +182,21 @@ def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
     optimizer, backend, kind = rule.optimizer, rule.backend, rule.kind
     compressed = rule.offload == "compressed"
     whole = -(-state_bytes(optimizer, trained, compressed=compressed) // rule.shards)
-    one_by_one = compressed_temporaries if compressed else step_temporaries
-    temporaries = step_temporaries(backend, kind, optimizer, trained)
-    if rule.rounded and backend == "torch":
-        temporaries = _rounding(kind, optimizer, trained)
-    if compressed:
-        temporaries = max(compressed_temporaries(backend, kind, optimizer, one) for one in order)
+
+    rounded = rule.rounded and backend == "torch"
+
+    def temporaries(of: Group) -> int:
+        if rounded:
+            return rounded_temporaries(kind, optimizer, of, compressed=compressed)
+        of_rule = compressed_temporaries if compressed else step_temporaries
+        return of_rule(backend, kind, optimizer, of)
+
     if rule.offload != "none" and kind not in ("cpu", "apple"):
         # one weight's in use, the next one's on its way
         each = [state_bytes(optimizer, one, compressed=compressed) for one in order]
         at_step = max(map(sum, pairwise(each)), default=whole)
-        temporaries = max(one_by_one(backend, kind, optimizer, _alone(one)) for one in order)
-        return State(resident=0, at_step=at_step, host=whole, temporaries=temporaries)
-    return State(resident=whole, at_step=whole, host=0, temporaries=temporaries)
+        most = max(temporaries(_alone(one)) for one in order)
+        return State(resident=0, at_step=at_step, host=whole, temporaries=most)
+    one_by_one = compressed or rounded
+    most = max(map(temporaries, order)) if one_by_one else temporaries(trained)
+    return State(resident=whole, at_step=whole, host=0, temporaries=most)

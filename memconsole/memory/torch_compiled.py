@@ -108,6 +108,7 @@ def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) ->
             shape,
             visiting=kernels.visiting,
             compressed=kernels.compressed,
+            rounded=kernels.rounded,
         )
     streams = 2 * FP32 * a.hidden_size
     below = _held(Size(token=FP32 * a.hidden_size))

@@ -238,6 +238,9 @@ class _Timeline:
             self.copies + self.head_cast,
             chunk + self.hidden + self.labels,
         )
+        if trained and step.gradient == 2:  # stored as the weight is, from the fp32 sum
+            live = self._before_head + self.hidden
+            yield self._at("backward", step.standing, live, self.kept_copies, 0, 6 * step.head)
 
     def _backward(self) -> Iterator[Moment]:
         step = self.step
@@ -300,9 +303,11 @@ class _Timeline:
             shape,
             visiting=self.kernels.visiting,
             compressed=self.kernels.compressed,
+            rounded=self.kernels.rounded,
             outside=True,
         )
-        return self._at("backward", 4 * shape[0] * shape[1], live, copies, 0, update)
+        gradient = self.step.gradient * shape[0] * shape[1]
+        return self._at("backward", gradient, live, copies, 0, update)
 
     def _embedding_workspace(self) -> int:
         """CUDA sorts the tokens, and sums rows in fp32 by parts and by distinct tokens."""

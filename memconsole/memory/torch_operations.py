@@ -318,7 +318,12 @@ class Operations:
         k = self.kernels
         if k.stepping:
             update = update_bytes(
-                k.kind, k.stepping, shape, visiting=k.visiting, compressed=k.compressed
+                k.kind,
+                k.stepping,
+                shape,
+                visiting=k.visiting,
+                compressed=k.compressed,
+                rounded=k.rounded,
             )
             self.tape.new(Size(update))
             return

@@ -53,10 +53,6 @@ _COMPACT = {
 
 def _needs_state_whole(plan: Plan) -> str:
     """Why the optimizer's state cannot come to the device weight by weight; empty where it can."""
-    if plan.optimize.precision not in ("fp32", "bf16", "fp16"):
-        return (
-            "weights are rounded slice by slice beside their state; set optimize.precision = bf16"
-        )
     if plan.backend == "jax" and plan.optimize.optimizer_offload == "cpu":
         return (
             "JAX reaches host memory that is pinned alone; set optimize.optimizer_offload = pinned"
@@ -90,8 +86,6 @@ def _needs_every_gradient(plan: Plan) -> str:
         return "clipping needs the norm of all gradients first; set train.grad_clip = 0"
     if plan.optimize.precision == "fp16":
         return "fp16 skips a step if any gradient overflowed; set optimize.precision = bf16"
-    if plan.optimize.precision not in ("fp32", "bf16"):
-        return "weights are rounded behind the whole step; set optimize.precision = fp32 or bf16"
     return ""
 
 

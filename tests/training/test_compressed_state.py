@@ -12,7 +12,7 @@ import pytest
 import test_lora
 import torch
 from test_lora import MODELS, batch, built
-from test_optimizer_offload import IN_BACKWARD, LORA, moving, plan_with, resumes
+from test_optimizer_offload import IN_BACKWARD, LORA, ROUNDED, moving, plan_with, resumes
 
 from memconsole.memory.moments import step_of
 from memconsole.plan.architecture import Architecture
@@ -20,6 +20,7 @@ from memconsole.plan.plan import PlanError
 from memconsole_jax import compressed as jax_compressed
 from memconsole_jax import offload as jax_offload
 from memconsole_torch import compressed as torch_compressed
+from memconsole_torch import rounding as torch_rounding
 from memconsole_torch.compressed import Compressed
 from memconsole_trainer.compressed import slot_index
 from memconsole_trainer.rounding import random_bits, rounded, tensor_key
@@ -143,7 +144,7 @@ def test_fp16_skips_a_step_and_leaves_the_state_to_the_bit(backend: str) -> None
     resumes(engine, backend, changes)
 
 
-@pytest.mark.parametrize("more", [{}, IN_BACKWARD], ids=["behind", "in backward"])
+@pytest.mark.parametrize("more", [{}, IN_BACKWARD, ROUNDED, ROUNDED | IN_BACKWARD], ids=str)
 def test_torch_takes_the_same_steps_wherever_the_state_waits(
     more: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
@@ -168,9 +169,31 @@ def test_what_is_small_already_is_refused(optimizer: str) -> None:
             plan_with(backend, {"optimize.optimizer": optimizer, **HERE})
 
 
-def test_weights_rounded_by_slices_are_refused() -> None:
-    with pytest.raises(PlanError, match="slice by slice"):
-        plan_with("torch", {"optimize.precision": "bf16-sr", **HERE})
+@pytest.mark.parametrize("rule", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_may_be_rounded_beside_it(backend: str, rule: str) -> None:
+    """Rounding of moments comes to that of weights, and is as exact when resumed."""
+    rate = 1e-3 if rule == "lion" else 1e-2
+    changes = {"optimize.optimizer": rule, "train.learning_rate": rate, **ROUNDED}
+    engine, found = stepped(backend, changes | HERE)
+    plain, expected = stepped(backend, changes)
+    assert 2 * state_bytes(engine) == state_bytes(plain)
+    assert found != expected
+    assert expected[-1] < expected[0] - 0.02
+    np.testing.assert_allclose(found, expected, rtol=0.01)
+    resumes(engine, backend, changes | HERE)
+
+
+def test_a_slice_of_a_rounded_weight_has_the_moments_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = {"optimize.optimizer": "lion", "train.grad_clip": 0.0, **ROUNDED, **HERE}
+    whole, _ = stepped("torch", changes, 3)
+    monkeypatch.setattr(torch_rounding, "CPU_SLICE", 1024)
+    sliced, _ = stepped("torch", changes, 3)
+    state = test_lora.State(whole)
+    for name, array in test_lora.State(sliced).tensors.items():
+        np.testing.assert_array_equal(array, state.tensor(name), name)
 
 
 @pytest.mark.parametrize("shape", [(3, 700), (2500,)])
@@ -249,7 +272,7 @@ def test_the_step_needs_a_slice_beside_the_state_in_jax() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("optimizer", RULES)
-@pytest.mark.parametrize("more", [{}, IN_BACKWARD], ids=["behind", "in backward"])
+@pytest.mark.parametrize("more", [{}, IN_BACKWARD, ROUNDED, ROUNDED | IN_BACKWARD], ids=str)
 def test_every_phase_is_priced_as_it_is_traced(
     kind: str, optimizer: str, more: dict[str, Any]
 ) -> None:

@@ -53,10 +53,16 @@ def stepped(changes: dict[str, Any]) -> tuple[Any, list[Any]]:
     return engine, engine.take_metrics()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_weights_state_and_norms_are_those_of_the_plain_step(optimizer: str) -> None:
-    plain, expected = stepped({"optimize.optimizer": optimizer})
-    engine, found = stepped({"optimize.optimizer": optimizer, KEY: True})
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    [*((o, "fp32") for o in OPTIMIZERS), ("adamw", "bf16-sr"), ("adamw-8bit", "bf16-sr")],
+)
+def test_weights_state_and_norms_are_those_of_the_plain_step(
+    optimizer: str, precision: str
+) -> None:
+    changes = {"optimize.optimizer": optimizer, "optimize.precision": precision}
+    plain, expected = stepped(changes)
+    engine, found = stepped({**changes, KEY: True})
     state = test_lora.State(plain)
     assert set(test_lora.State(engine).names()) == set(state.names())
     for name, array in test_lora.State(engine).tensors.items():

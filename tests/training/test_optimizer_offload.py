@@ -36,6 +36,7 @@ EVERYTHING = {
     "train.batch_size": 2,
 }
 LORA = {"optimize.lora_rank": 4, "optimize.freeze_base": True, "optimize.base_storage": "nf4"}
+ROUNDED = {"optimize.precision": "bf16-sr"}
 IN_BACKWARD = {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
 
 
@@ -99,6 +100,8 @@ def assert_same(found: Any, expected: Any) -> None:
         ("pinned", {"optimize.optimizer": "muon"}),
         ("cpu", {"optimize.optimizer": "adafactor"}),
         ("pinned", IN_BACKWARD),
+        ("pinned", ROUNDED),
+        ("cpu", ROUNDED | IN_BACKWARD | {"optimize.optimizer": "adamw-8bit"}),
         ("pinned", EVERYTHING),
         ("cpu", EVERYTHING | LORA),
     ],
@@ -122,6 +125,7 @@ def test_torch_takes_the_same_steps_clipped_scheduled_and_accumulated(
         {"optimize.optimizer": "adafactor"},
         {"optimize.precision": "fp16", "train.ema_decay": 0.9},
         {"optimize.optimizer": "adamw8-all"},
+        ROUNDED,
         EVERYTHING | LORA,
     ],
     ids=str,
@@ -133,7 +137,8 @@ def test_jax_takes_the_same_steps_through_pinned_memory(
     engine, found = stepped("jax", changes | {KEY: "pinned"})
     assert waits(engine)
     # Programs apart round otherwise, and Adam's first updates divide small gradients by themselves.
-    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    # A weight that rounds the other way is off by 2^-8 of itself.
+    np.testing.assert_allclose(found, expected, rtol=1e-3 if changes == ROUNDED else 2e-5)
     state = test_lora.State(plain)
     assert set(test_lora.State(engine).names()) == set(state.names())
     for name, array in test_lora.State(engine).tensors.items():
@@ -162,22 +167,25 @@ def waits(engine: Any) -> bool:
     return {x.sharding.memory_kind for x in moments} == {jax_offload.PINNED}
 
 
-def test_compressed_state_is_rounded_alike_whether_it_moves_or_not(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("value", ["compressed", "pinned"])
+def test_weights_and_moments_are_rounded_alike_whether_the_state_moves_or_not(
+    value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layer by layer, of each the bits that a stack's own layer has."""
-    changes = {KEY: "compressed", "train.grad_clip": 0.0}
+    changes = {KEY: value, "train.grad_clip": 0.0, "optimize.optimizer": "lion"}
+    changes |= {"optimize.precision": "bf16-sr"} if value == "pinned" else {}
     plain, expected = stepped("jax", changes)
     monkeypatch.setattr(jax_offload, "same_memory", lambda kind: False)
     engine, found = stepped("jax", changes)
     assert waits(engine)
-    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
     state, same, many = test_lora.State(plain), 0, 0
     for name, array in test_lora.State(engine).tensors.items():
-        if array.dtype == jax.numpy.bfloat16:
+        moment = array.dtype == jax.numpy.bfloat16
+        if moment if value == "compressed" else array.ndim == 2 and not name.startswith("optim"):
             same += int((array == state.tensor(name)).sum())
             many += array.size
-    assert many > 2 * engine.trainable_parameters - 1
+    assert many > 0.9 * engine.trainable_parameters
     assert same > 0.99 * many  # other random bits would differ in half of them
 
 
@@ -233,7 +241,7 @@ def test_torch_holds_the_state_of_two_weights_at_a_time(moving: None) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw-8bit", "adamw8-all"])
-@pytest.mark.parametrize("more", [{}, IN_BACKWARD], ids=["behind", "in backward"])
+@pytest.mark.parametrize("more", [{}, IN_BACKWARD, ROUNDED, ROUNDED | IN_BACKWARD], ids=str)
 def test_every_phase_is_priced_as_it_is_traced(optimizer: str, more: dict[str, Any]) -> None:
     a = Architecture(
         family="llama", vocab_size=2000, hidden_size=256, layers=2, heads=4, kv_heads=2, head_size=64,
