@@ -13,19 +13,27 @@ import pytest
 import test_compressed_state
 import test_lora
 import test_optimizer_offload
+import tiny_models
 import torch
-from test_lora import MODELS, batch, built
+from test_lora import LENGTH, MODELS, batch, built
 
+from memconsole.memory import jax_moments
 from memconsole.memory.moments import step_of
+from memconsole.memory.torch_moments import moments
 from memconsole.plan import plan as plans
-from memconsole.plan.architecture import parameters
+from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions
 from memconsole_jax import precision as jax_precision
+from memconsole_jax import trace, trace_targets
 from memconsole_jax.programs import Programs
 from memconsole_jax.rounding import Rounding
+from memconsole_torch import engine as torch_engine
 from memconsole_torch.stochastic import round_into
+from memconsole_torch.trace_liveness import Liveness
 from memconsole_trainer import loss_scale, rounding
+from memconsole_trainer.initialize import InitialWeights
+from tests.accuracy.torch_formula import TRAINING
 
 torch.set_num_threads(1)
 BACKENDS = ("torch", "jax")
@@ -39,8 +47,11 @@ EVERYTHING = {
     "train.batch_size": 2,
     "train.ema_decay": 0.9,
 }
-
-
+ROWS = 128
+DEEP = Architecture(
+    family="llama", vocab_size=96, hidden_size=64, layers=8, heads=4, kv_heads=4, head_size=16,
+    intermediate_size=128, max_positions=64,
+)  # fmt: skip
 RATE = {"train.learning_rate": 3e-3}
 
 
@@ -148,6 +159,64 @@ def test_rounded_weights_and_gradients_take_half_where_they_are_stored_so() -> N
     ]
     held = [sum(x.size * x.dtype.itemsize for x in s.trained_shapes.values()) for s in shapes]
     assert held[0] - held[1] == saved
+
+
+def measured(precision: str) -> tuple[int, int]:
+    """Live bytes at the peak of a real torch step, and the estimate of it."""
+    plan = plan_with("torch", {"optimize.precision": precision, "train.batch_size": ROWS})
+    engine = torch_engine.create(plan, None)
+    engine.build(plan, DEEP, STEPS, InitialWeights(DEEP, 1))
+    tracker = Liveness()
+    with tracker:
+        for _, tensor in engine._named_state():
+            tracker.count(tensor)
+        tracker.phase = "step"
+        engine.train_step(tiny_models.batch(1, ROWS, LENGTH))
+    step = step_of(plan, DEEP, "cpu")
+    return tracker.peaks["step"], max(m.total for m in moments(step) if m.phase in TRAINING)
+
+
+def test_the_peak_of_a_torch_step_drops_in_16_bits_as_the_estimate_says() -> None:
+    found, priced = zip(*map(measured, ("fp32", "bf16", "bf16-sr")), strict=True)
+    np.testing.assert_allclose(found, priced, rtol=1e-3)
+    drops = -np.diff(found)
+    np.testing.assert_allclose(drops, -np.diff(priced), rtol=1e-3)
+    assert drops[0] > 0.35 * found[0]  # what the blocks keep
+    matrices = sum(p.size for p in parameters(DEEP) if p.role not in ("norm", "bias"))
+    # The peak is in the backward pass, where there are all weights and the last gradients.
+    assert drops[1] == pytest.approx(4 * matrices, rel=1e-3)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_gradients_of_rounded_weights_are_bf16_unless_they_are_summed(steps: int) -> None:
+    changes = {"optimize.accumulation_steps": steps, "train.batch_size": 4 // steps}
+    plan = plan_with("torch", NARROW | changes)
+    engine, seen = built(plan), {}
+    for name, weight in engine._decoder.named_parameters():
+        weight.register_post_accumulate_grad_hook(
+            lambda p, name=name: seen.__setitem__(name, p.grad.dtype)
+        )
+    engine.train_step(batch(plan, 0))
+    matrix = torch.bfloat16 if steps == 1 else torch.float32
+    assert seen == {
+        p.name: torch.float32 if p.role in ("norm", "bias") else matrix
+        for p in parameters(MODELS["llama"])
+    }
+
+
+def test_xla_on_a_cpu_plans_no_less_in_16_bits_and_is_priced_so() -> None:
+    """It computes in fp32 whatever the program says, so that the engine keeps its weights so. What it plans for GPUs
+    and TPUs needs compilers that are rarely installed."""
+    small = {"optimize.optimizer": "sgd"}  # the fastest to compile
+    pair, model = [plan_with("jax", small | c) for c in ({}, NARROW)], MODELS["llama"]
+    planned = [trace.planned_step(p, model, trace_targets.target("", "cpu")) for p in pair]
+    assert planned[1].needed == pytest.approx(planned[0].needed, rel=0.05)
+    assert planned[1].arguments == pytest.approx(planned[0].arguments, abs=64)
+    priced = [
+        max(m.total for m in jax_moments.moments(step_of(p, model, "cpu")) if m.phase in TRAINING)
+        for p in pair
+    ]
+    assert priced[0] == priced[1]
 
 
 def test_fp16_trains_as_fp32_does_in_both_backends() -> None:
