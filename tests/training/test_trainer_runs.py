@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.processor import missing_instructions
 from memconsole.runs import events
 from memconsole.runs.attempt import Attempt
 from memconsole.runs.directory import RunDirectory, create_run
@@ -243,6 +245,21 @@ def test_a_warm_up_cut_short_is_told_once(text: Path) -> None:
     rates = {s.step: s.learning_rate for s in told(run, events.Step)}
     assert rates[1] == pytest.approx(1.5e-3)
     assert rates[3] == pytest.approx(3e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_processor_that_is_slow_in_16_bits_is_told_of(
+    precision: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "cpuinfo"
+    old.write_text("flags : fpu sse2 avx2\n")
+    here = partial(missing_instructions, cpuinfo=old)
+    monkeypatch.setattr("memconsole_trainer.setup.missing_instructions", here)
+    run = create_run(plan(text, optimize__precision=precision))
+    assert attempt(run, lambda phase, step: phase == "data") == 75
+    slow = [w.message for w in told(run, events.Warning) if "far slower" in w.message]
+    words = "this CPU has no avx512_bf16, so that training is far slower than in fp32"
+    assert slow == ([] if precision == "fp32" else [f"optimize.precision = bf16: {words}"])
 
 
 def test_every_epoch_ends_with_an_evaluation_of_its_last_step(text: Path) -> None:
