@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,8 @@ from memconsole.runs.failure import ExitCode
 from memconsole.runs.records import ErrorRecord
 from memconsole_trainer import checkpoint
 from memconsole_trainer.__main__ import run as run_attempt
+from memconsole_trainer.data.stream import MASKED
+from memconsole_trainer.engine import Batch
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
 Said = list[Any]
@@ -118,6 +121,37 @@ def test_each_part_is_told_in_its_phase_with_its_memory(text: Path) -> None:
         i for i, e in enumerate(said) if isinstance(e, events.Phase) and e.phase == "preflight"
     )
     assert last < first
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("isolated", [False, True], ids=["too little text", "short documents"])
+def test_the_step_that_is_rehearsed_is_as_long_as_any_whatever_the_data_begins_with(
+    backend: str, isolated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(backend)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(40 if isolated else 1):
+        (folder / f"{number:02d}.txt").write_text("the cat sat " * (1 if isolated else 12))
+    engine = import_module(f"memconsole_{backend}.engine")
+    kind = engine.TorchEngine if backend == "torch" else engine.JaxEngine
+    seen: list[Batch] = []
+    real = kind.train_step
+
+    def recorded(self: Any, batch: Batch) -> None:
+        seen.append(batch)
+        real(self, batch)
+
+    monkeypatch.setattr(kind, "train_step", recorded)
+    changes = {"train__max_steps": 1, "data__isolate_documents": isolated, "train__batch_size": 3}
+    _, code, said = trained(plan(folder, backend, data__validation_fraction=0.0, **changes))
+    assert code == 0, [e for e in said if isinstance(e, events.Error)]
+    assert "training step" in parts(said)
+    rehearsed, first = seen
+    assert (first.targets == MASKED).mean() > 0.1
+    assert rehearsed.inputs.shape == rehearsed.targets.shape == (2, 3, 16)
+    assert not (rehearsed.targets == MASKED).any()
+    assert (rehearsed.documents is not None) == isolated
 
 
 def test_a_resumed_run_is_not_rehearsed_again(text: Path) -> None:
