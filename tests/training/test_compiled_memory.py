@@ -1,4 +1,4 @@
-"""What a block holds under torch.compile: the formula against the profiler's count of really compiled ones."""
+"""What a block holds and computes under torch.compile: the formula and the plain block against really compiled ones."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def forget_compiled() -> Iterator[None]:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -64,7 +65,8 @@ def small(model: str) -> Architecture:
 
 
 def measured(plan: Plan, a: Architecture) -> tuple[int, int, int]:
-    """Bytes beyond its input that a compiled block keeps, and holds most in its forward and its backward pass."""
+    """Bytes beyond its input that a compiled block keeps, and holds most in its forward and its backward pass, whose
+    results are those of the plain block."""
     device = torch.device("cpu")
     engine = TorchEngine(plan, device)
     engine.build(plan, a, 10, InitialWeights(a, 0))
@@ -73,13 +75,23 @@ def measured(plan: Plan, a: Architecture) -> tuple[int, int, int]:
     trained = [p for p in block.parameters() if p.requires_grad]
     x = torch.randn(ROWS, LENGTH, a.hidden_size, requires_grad=True)
     above = torch.randn(ROWS, LENGTH, a.hidden_size)
+    with compilation.paused(), precision.forward_context(device, plan.optimize.precision):
+        y = block(x, rotary, None)
+    plain = [y, *torch.autograd.grad(y, [x, *trained], above)]
+    del y
+    assert not torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for _ in range(2):  # the first pass compiles
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             with precision.forward_context(device, plan.optimize.precision):
                 y = block(x, rotary, None)
             with record_function("behind the forward pass"):
-                torch.autograd.grad(y, [x, *trained], above)
-        del y
+                gradients = torch.autograd.grad(y, [x, *trained], above)
+        compiled = [y.detach(), *gradients]
+        del y, gradients
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    most = 1e-5 if plan.optimize.precision == "fp32" else 0.02
+    for one, other in zip(plain, compiled, strict=True):
+        assert (one - other).norm() <= most * one.norm()
     events = profiler.profiler.kineto_results.events()
     turn = next(e.start_ns() for e in events if e.name() == "behind the forward pass")
     allocations = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
@@ -110,7 +122,7 @@ def widest(moments: tuple[Live, ...], a: Architecture) -> int:
     ],
     ids=str,
 )
-def test_a_compiled_block_holds_what_the_formula_says(
+def test_a_compiled_block_holds_what_the_formula_says_and_computes_the_same(
     model: str, changes: dict[str, Any], near: float
 ) -> None:
     architecture = small(model)
