@@ -83,6 +83,21 @@ def test_a_step_too_large_is_taken_in_smaller_pieces_and_learns_the_same(
 
 
 @pytest.mark.timeout(300)
+def test_a_jax_step_too_large_is_taken_in_two_halves(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rung, in a limit that half of the rows are far from."""
+    pytest.importorskip("jax")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run, seen = trained(plan_for("jax", text, 130, train__max_steps=2, train__evaluation_batches=1))
+    assert seen.state == "finished", (seen.verdict, seen.log_tail)
+    assert [(rung.batch_size, rung.accumulation_steps) for rung in rungs(run)] == [(48, 2)]
+    assert len(run.attempt_numbers()) == 2
+    losses = [step.loss for step in report(run).steps]
+    assert losses[1] < losses[0] - 0.5
+
+
+@pytest.mark.timeout(300)
 def test_a_micro_batch_of_one_row_is_the_last_rung(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
