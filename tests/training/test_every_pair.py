@@ -75,7 +75,7 @@ NUMBERS = (
 )
 """The rows that decide what a plan computes; the others decide how."""
 COMPRESSED = ROWS["optimize.optimizer_offload"].index({"optimize.optimizer_offload": "compressed"})
-SAMPLED = 6
+SAMPLED = {"torch": 6, "jax": 4}
 Choice = tuple[str, int]
 
 
@@ -253,5 +253,5 @@ def test_every_other_pair_trains_as_a_plain_plan_does(backend: str, real: None) 
 def test_some_pairs_train_as_a_plain_plan_does(backend: str, real: None) -> None:
     """None that is compiled, which takes a while."""
     held = [choices for choices in covering(backend)[0] if not choices["optimize.compile"]]
-    for choices in random.Random(4).sample(held, SAMPLED):
+    for choices in random.Random(4).sample(held, SAMPLED[backend]):
         assert_trains_as_plain(backend, choices)
