@@ -54,6 +54,7 @@ def run(attempt: Attempt) -> int:
         else:
             traceback.print_exc()
     finally:
+        lift_limit()
         if job is not None:
             job.stream.close()
         if board is not None:

@@ -1,32 +1,56 @@
-"""`device.memory_fraction` on a CPU: what the trainer may allocate for its model and its steps.
+"""What a trainer on a CPU may allocate: what the machine has left, or the plan's share of it.
 
 A GPU's allocator has a setting for it. A process has the kernel's limit on private writable memory
 (setrlimit(2), RLIMIT_DATA; anonymous mappings count since Linux 4.7), beyond which an allocation fails as
-an error that can be told, while memory that the machine really lacks ends the process by SIGKILL.
+an error that can be told and met with smaller micro-batches, while memory that the machine really lacks
+ends the process by SIGKILL. Memory that other processes take later is not foreseen.
+
+The kernel counts what is mapped, but only what is filled uses memory up, and estimates and measurements count
+that alone. What is mapped beside it (stacks of threads, heaps of arenas) is allowed on top.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 
+from memconsole import available_memory
 from memconsole.plan.plan import Plan
 from memconsole_trainer.engine import Engine
 
 MAPPED_BYTES = 64 * 2**20
-"""What may be mapped beside what is filled, which is what estimates and measurements count: stacks of
-threads, heaps of arenas. Tiny runs of either backend map 30 to 60 MiB more than they fill."""
+"""Of steps, beside the stacks. Runs of 1 to 30 M parameters on two processors map 7 (JAX) to 46 MiB (torch with
+`optimize.compile`; 85 with 32 compiling processes) more than they fill."""
+BUILD_MAPPED_BYTES = 256 * 2**20
+"""From the build on: 39 to 105 (torch) and 206 MiB (JAX, whose compiler has threads and pools of its own)."""
+STACKS_BYTES = 2 * 8 * 2**20
+"""Of each processor: as many threads compute, and a compiler may have as many again."""
 _STATUS = "/proc/self/status"
 
 
-def limit_device(plan: Plan, engine: Engine) -> None:
-    """Hold a CPU's trainer to its share of the machine, what its model holds already included.
+def limit_build(plan: Plan, engine: Engine) -> None:
+    """Hold a CPU's trainer to what the machine, or its control group, has left: call before its model is built.
 
-    Raises `MemoryError` where the model alone is more.
+    What the data's libraries have mapped by now is not counted; Arrow's alone maps 1 GiB of which it fills a tenth.
+    Where the plan's share is more, its word is taken for it.
     """
-    fraction, total = plan.device.memory_fraction, engine.device.total_bytes
-    if engine.device.kind != "cpu" or fraction is None or total is None:
+    if engine.device.kind == "cpu":
+        left = max(available_memory.fillable_bytes(), _share(plan, engine) or 0)
+        limit_growth(left + BUILD_MAPPED_BYTES + _stacks())
+
+
+def limit_steps(plan: Plan, engine: Engine) -> None:
+    """Hold a CPU's trainer to what is left, or to its share of the machine, what its model holds already included.
+
+    Raises `MemoryError` where the model alone is more than the share.
+    """
+    if engine.device.kind != "cpu":
         return
-    allowed, held = int(fraction * total), engine.memory().allocated_bytes or 0
+    allowed = _share(plan, engine)
+    if allowed is None:
+        limit_growth(available_memory.fillable_bytes() + MAPPED_BYTES + _stacks())
+        return
+    held = engine.memory().allocated_bytes or 0
     if held > allowed:
         raise MemoryError(
             f"out of memory: the model and its optimizer hold {held:,} bytes of the {allowed:,} that "
@@ -58,3 +82,12 @@ def lift_limit() -> None:
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _share(plan: Plan, engine: Engine) -> int | None:
+    fraction, total = plan.device.memory_fraction, engine.device.total_bytes
+    return None if fraction is None or total is None else int(fraction * total)
+
+
+def _stacks() -> int:
+    return STACKS_BYTES * (os.cpu_count() or 1)

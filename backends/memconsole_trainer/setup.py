@@ -26,7 +26,7 @@ from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine, EngineFactory
 from memconsole_trainer.huggingface import has_weights
-from memconsole_trainer.memory_limit import limit_device
+from memconsole_trainer.memory_limit import limit_build, limit_steps
 from memconsole_trainer.progress import Progress
 from memconsole_trainer.schedule import warmup_steps
 from memconsole_trainer.starting import starting_weights, weights_directory
@@ -136,10 +136,11 @@ def set_up(attempt: Attempt) -> Job:
             say.warning(f"{directory} holds no safetensors: training starts from new weights")
         weights = starting_weights(plan, architecture)
         attempt.reading = lambda: _held(engine)
+        limit_build(plan, engine)
         engine.build(plan, architecture, state.total_steps, weights)
         if stored is not None:
             engine.load_state(stored)
-        limit_device(plan, engine)
+        limit_steps(plan, engine)
         say.phase(
             "build",
             parameters=engine.parameters,

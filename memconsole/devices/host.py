@@ -1,8 +1,4 @@
-"""This machine's processor and RAM, and how much of it this control group may use.
-
-Sources: Linux Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.stat) and
-cgroup-v1/memory.rst (memory.limit_in_bytes, memory.usage_in_bytes).
-"""
+"""This machine's processor and RAM, and how much of it this control group may use."""
 
 from __future__ import annotations
 
@@ -15,23 +11,13 @@ from typing import Any
 import msgspec
 import psutil
 
+from memconsole.available_memory import MemoryLimit, memory_limit
 from memconsole.devices.apple import sysctl
 from memconsole.devices.reading import DeviceReading, Missing
 from memconsole.sanitize import clean_line
 from memconsole.units import format_bytes
 
-_NO_LIMIT = 1 << 60
-"""cgroup v1 writes the largest page-aligned number for "no limit"."""
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "acpitz")
-
-
-class MemoryLimit(msgspec.Struct, frozen=True):
-    """A control group's limit that is below what the machine has."""
-
-    limit_bytes: int
-    free_bytes: int
-    """What may still be taken before it; file pages the kernel would drop count as free."""
-    version: int
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,72 +123,6 @@ def processor_name(root: Path = Path("/"), ask: Callable[[str], str | None] = sy
         if named:
             return clean_line(named, 120)
     return clean_line(platform.processor() or platform.machine() or "processor", 120)
-
-
-def memory_limit(root: Path, ram_bytes: int) -> MemoryLimit | None:
-    """The tightest limit of this process's control group and those around it; None without one."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    tightest: MemoryLimit | None = None
-    for line in lines:
-        hierarchy, controllers, group = [*line.split(":", 2), "", ""][:3]
-        if hierarchy == "0" and not controllers:
-            tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-            version = 2
-        elif "memory" in controllers.split(","):
-            tops = [root / "sys/fs/cgroup/memory"]
-            version = 1
-        else:
-            continue
-        for top in tops:
-            for folder in _upwards(top, group):
-                found = _limit_of(folder, version)
-                if found is None or found.limit_bytes >= ram_bytes:
-                    continue
-                tightest = _tighter(tightest, found)
-    return tightest
-
-
-def _upwards(top: Path, group: str) -> list[Path]:
-    """The group's directory and each above it. In a container its path may exist only outside."""
-    parts = [part for part in group.split("/") if part not in ("", ".", "..")]
-    return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-
-
-def _limit_of(folder: Path, version: int) -> MemoryLimit | None:
-    limit_name, usage_name, cache_name = (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    )[0 if version == 2 else 1]
-    limit = _number(folder / limit_name)
-    if limit is None or limit >= _NO_LIMIT:
-        return None
-    usage = _number(folder / usage_name) or 0
-    try:
-        match = re.search(rf"^{cache_name} (\d+)$", (folder / "memory.stat").read_text(), re.M)
-        cache = int(match[1]) if match else 0
-    except OSError:
-        cache = 0
-    free = max(0, limit - max(0, usage - cache))
-    return MemoryLimit(limit, min(free, limit), version)
-
-
-def _tighter(one: MemoryLimit | None, other: MemoryLimit) -> MemoryLimit:
-    if one is None:
-        return other
-    return MemoryLimit(
-        min(one.limit_bytes, other.limit_bytes), min(one.free_bytes, other.free_bytes), one.version
-    )
-
-
-def _number(path: Path) -> int | None:
-    """A number file; None for "max" and for what cannot be read."""
-    try:
-        return int(path.read_text().strip())
-    except (OSError, ValueError):
-        return None
 
 
 def _temperature() -> float | Missing:

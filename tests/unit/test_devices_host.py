@@ -8,83 +8,11 @@ import psutil
 import pytest
 
 from memconsole.devices.apple import read_apple, working_set_bytes
-from memconsole.devices.host import Host, host_facts, memory_limit, processor_name
+from memconsole.devices.host import Host, host_facts, processor_name
 from memconsole.devices.reading import Missing
 from memconsole.devices.tpu import read_tpu
 from memconsole.devices.visible import visible_order
-
-RAM = 64 << 30
-GIB = 1 << 30
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def version_2(root: Path, group: str, limit: str, current: int, inactive: int) -> None:
-    folder = root / "sys/fs/cgroup" / group
-    write(folder / "memory.max", f"{limit}\n")
-    write(folder / "memory.current", f"{current}\n")
-    write(folder / "memory.stat", f"anon 5\nfile 9\ninactive_anon 1\ninactive_file {inactive}\n")
-
-
-def test_version_2_limits_count_droppable_file_pages_as_free(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/user.slice/job\n")
-    version_2(tmp_path, "user.slice/job", str(8 * GIB), 6 * GIB, 2 * GIB)
-    limit = memory_limit(tmp_path, RAM)
-    assert limit is not None
-    assert (limit.limit_bytes, limit.free_bytes, limit.version) == (8 * GIB, 4 * GIB, 2)
-
-
-def test_a_group_above_may_be_tighter(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/user.slice/job\n")
-    version_2(tmp_path, "user.slice/job", str(8 * GIB), 1 * GIB, 0)
-    version_2(tmp_path, "user.slice", str(4 * GIB), 3 * GIB, 0)
-    limit = memory_limit(tmp_path, RAM)
-    assert limit is not None
-    assert (limit.limit_bytes, limit.free_bytes) == (4 * GIB, 1 * GIB)
-
-
-@pytest.mark.parametrize("text", ["max", str(RAM), str(RAM * 2), "rubbish"])
-def test_no_limit_below_the_machines_memory_is_no_limit(tmp_path: Path, text: str) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/job\n")
-    version_2(tmp_path, "job", text, 1, 0)
-    assert memory_limit(tmp_path, RAM) is None
-
-
-def test_in_a_container_the_path_outside_is_not_there_but_the_limit_is(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/docker/0123456789ab\n")
-    version_2(tmp_path, "", str(2 * GIB), GIB, 0)
-    limit = memory_limit(tmp_path, RAM)
-    assert limit is not None
-    assert limit.limit_bytes == 2 * GIB
-
-
-def test_version_1_limits(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "5:cpu:/x\n4:memory:/slurm/job_1\n0::/\n")
-    folder = tmp_path / "sys/fs/cgroup/memory/slurm/job_1"
-    write(folder / "memory.limit_in_bytes", str(16 * GIB))
-    write(folder / "memory.usage_in_bytes", str(10 * GIB))
-    write(folder / "memory.stat", f"inactive_file 1\ntotal_inactive_file {3 * GIB}\n")
-    write(tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
-    limit = memory_limit(tmp_path, RAM)
-    assert limit is not None
-    assert (limit.limit_bytes, limit.free_bytes, limit.version) == (16 * GIB, 9 * GIB, 1)
-
-
-def test_use_beyond_a_lowered_limit_leaves_nothing_free(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/job\n")
-    version_2(tmp_path, "job", str(GIB), 3 * GIB, 0)
-    limit = memory_limit(tmp_path, RAM)
-    assert limit is not None
-    assert limit.free_bytes == 0
-
-
-def test_a_group_path_cannot_lead_out_of_the_tree(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/../../../../etc\n")
-    write(tmp_path / "etc/memory.max", "5")
-    assert memory_limit(tmp_path, RAM) is None
+from tests.unit.test_available_memory import GIB, version_2, write
 
 
 def test_the_reading_is_this_machine_within_its_limit(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""How much memory is left to this process, on this machine and in its control group.
+
+Sources: Linux Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.swap.max, memory.stat)
+and cgroup-v1/memory.rst (memory.limit_in_bytes, memory.usage_in_bytes, memory.memsw).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import psutil
+
+_NO_LIMIT = 1 << 60
+"""cgroup v1 writes the largest page-aligned number for "no limit"."""
+
+
+class MemoryLimit(msgspec.Struct, frozen=True):
+    """A control group's limit that is below what the machine has."""
+
+    limit_bytes: int
+    free_bytes: int
+    """What may still be taken before it; file pages the kernel would drop count as free."""
+    fillable_bytes: int
+    """The same with file pages in use, which are dropped at need, and with swap."""
+    version: int
+
+
+def fillable_bytes(root: Path = Path("/")) -> int:
+    """The most that this process can still fill before the kernel kills it for lack of memory, swap included."""
+    memory = psutil.virtual_memory()
+    try:
+        swap = int(psutil.swap_memory().free)
+    except (OSError, RuntimeError):
+        swap = 0
+    limit = memory_limit(root, int(memory.total), swap)
+    machine = int(memory.available) + swap
+    return min(machine, limit.fillable_bytes) if limit else machine
+
+
+def memory_limit(root: Path, ram_bytes: int, free_swap_bytes: int = 0) -> MemoryLimit | None:
+    """The tightest limit of this process's control group and those around it; None without one.
+
+    `root` is where /proc and /sys are.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    tightest: MemoryLimit | None = None
+    for line in lines:
+        hierarchy, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if hierarchy == "0" and not controllers:
+            tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+            version = 2
+        elif "memory" in controllers.split(","):
+            tops = [root / "sys/fs/cgroup/memory"]
+            version = 1
+        else:
+            continue
+        for top in tops:
+            for folder in _upwards(top, group):
+                found = _limit_of(folder, version, free_swap_bytes)
+                if found is None or found.limit_bytes >= ram_bytes:
+                    continue
+                tightest = _tighter(tightest, found)
+    return tightest
+
+
+def _upwards(top: Path, group: str) -> list[Path]:
+    """The group's directory and each above it. In a container its path may exist only outside."""
+    parts = [part for part in group.split("/") if part not in ("", ".", "..")]
+    return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _limit_of(folder: Path, version: int, free_swap_bytes: int) -> MemoryLimit | None:
+    limit_name, usage_name, prefix = (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    )[0 if version == 2 else 1]
+    limit = _number(folder / limit_name)
+    if limit is None or limit >= _NO_LIMIT:
+        return None
+    usage = _number(folder / usage_name) or 0
+    try:
+        stat = (folder / "memory.stat").read_text()
+    except OSError:
+        stat = ""
+    inactive, active = (_field(stat, f"{prefix}{kind}_file") for kind in ("inactive", "active"))
+    free = max(0, limit - max(0, usage - inactive))
+    fillable = max(0, limit - max(0, usage - inactive - active))
+    swap = min(free_swap_bytes, _swap_left(folder, version, max(0, limit - usage)))
+    return MemoryLimit(limit, min(free, limit), min(fillable, limit) + swap, version)
+
+
+def _swap_left(folder: Path, version: int, ram_left: int) -> int:
+    """What the group may still swap out. The limit of version 1 is on RAM and swap together."""
+    if version == 2:
+        limit, used = _number(folder / "memory.swap.max"), folder / "memory.swap.current"
+        ram_left = 0
+    else:
+        limit = _number(folder / "memory.memsw.limit_in_bytes")
+        used = folder / "memory.memsw.usage_in_bytes"
+    return _NO_LIMIT if limit is None else max(0, limit - (_number(used) or 0) - ram_left)
+
+
+def _tighter(one: MemoryLimit | None, other: MemoryLimit) -> MemoryLimit:
+    if one is None:
+        return other
+    return MemoryLimit(
+        min(one.limit_bytes, other.limit_bytes),
+        min(one.free_bytes, other.free_bytes),
+        min(one.fillable_bytes, other.fillable_bytes),
+        one.version,
+    )
+
+
+def _field(stat: str, name: str) -> int:
+    match = re.search(rf"^{name} (\d+)$", stat, re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def _number(path: Path) -> int | None:
+    """A number file; None for "max" and for what cannot be read."""
+    try:
+        return int(path.read_text().strip())
+    except (OSError, ValueError):
+        return None
