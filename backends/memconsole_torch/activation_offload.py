@@ -1,4 +1,4 @@
-"""Saved activations off the device: in pinned host memory, or, where the device is a CPU, in a file on disk.
+"""Saved activations off the device: in pinned host memory, or, where that is the device's own memory, in a file on disk.
 
 What a block saves for its backward pass is written out when the block has run, and read back whole when its
 backward pass begins; on CUDA beside the computation, the block below meanwhile. With checkpointing only the
@@ -59,7 +59,7 @@ def apply(decoder: Decoder, directory: Path | None) -> None:
 
 def store(device: torch.device, directory: Path | None) -> Store:
     """The store for activations of `device`."""
-    return Pinned(device) if device.type == "cuda" else Disk(directory)
+    return Pinned(device) if device.type == "cuda" else Disk(device, directory)
 
 
 def _moving(forward: Callable[..., Any], chain: _Chain) -> Callable[..., Any]:
@@ -155,17 +155,22 @@ class _Block:
 
 
 class Disk:
-    """A file without a name, of one micro-batch's activations: the kernel writes it back when memory is short."""
+    """A file without a name, of one micro-batch's activations: the kernel writes it back when memory is short.
+
+    A CPU's tensors are written from where they lie and read into place; another device's pass through the host, one at
+    a time.
+    """
 
     ahead = False
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, device: torch.device, directory: Path | None) -> None:
+        self._device = device
         self._file = tempfile.TemporaryFile(dir=directory, prefix="activations-", buffering=0)  # noqa: SIM115
         self._end = 0
 
     def write(self, tensor: Tensor) -> Any:
         """Raises OSError where the disk is full."""
-        view = memoryview(tensor.view(torch.uint8).numpy())
+        view = memoryview(tensor.view(torch.uint8).cpu().numpy())
         start, done = self._end, 0
         while done < len(view):
             done += os.pwrite(self._file.fileno(), view[done:], start + done)
@@ -181,7 +186,7 @@ class Disk:
             if not count:
                 raise OSError(f"activations on disk end at {start + done} bytes")
             done += count
-        return tensor
+        return tensor.to(self._device)
 
     def wait(self) -> None:
         pass

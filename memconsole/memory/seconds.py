@@ -152,16 +152,23 @@ def _kept_per_token(plan: Plan, a: Architecture, checkpointing: str, kind: str) 
 
 
 def _transfers(plan: Plan, a: Architecture) -> float:
-    """Seconds of moving offloaded state and activations between host and device."""
+    """Seconds of moving offloaded state between host and device."""
     o = plan.optimize
     seconds = 0.0
     if o.optimizer_offload != "none":
         link = HOST_LINK if o.optimizer_offload == "cpu" else PINNED_LINK
         compressed = o.optimizer_offload == "compressed"
         seconds += 2 * state_bytes(o.optimizer, sizes(a).used, compressed=compressed) / link
-    if o.activation_offload:
-        seconds += _moved_bytes(plan, a, "gpu") / PINNED_LINK * 0.5
     return seconds
+
+
+def _moving(plan: Plan, a: Architecture, kind: str) -> float:
+    """Seconds of moving activations off the device and back: to disk, where the host's memory is the device's own."""
+    if not plan.optimize.activation_offload:
+        return 0.0
+    if kind in ("cpu", "apple"):
+        return _moved_bytes(plan, a, kind) / DISK if plan.backend == "torch" else 0.0
+    return _moved_bytes(plan, a, "gpu") / PINNED_LINK * 0.5
 
 
 def _moved_bytes(plan: Plan, a: Architecture, kind: str) -> float:
@@ -198,8 +205,7 @@ def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> floa
         seconds = arithmetic + 0.6 * traffic + 0.5 * launches
     if budget.kind != "cpu":
         seconds += _transfers(plan, architecture)
-    elif o.activation_offload and plan.backend == "torch":
-        seconds += _moved_bytes(plan, architecture, "cpu") / DISK
+    seconds += _moving(plan, architecture, budget.kind)
     if o.optimizer == "muon":
         update = _orthogonalizing_flops(architecture, o.lora_rank)
         seconds += update / (peak_flops(budget, "fp32", plan.backend) * costs.flops_share)

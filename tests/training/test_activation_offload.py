@@ -157,6 +157,51 @@ def test_the_file_is_as_large_as_one_micro_batch_and_goes_with_the_engine(tmp_pa
     assert engine is not None
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that numpy cannot see into, as another device's."""
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("can't convert a tensor of another device to numpy")
+
+    def cpu(self, **_: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_the_disk_gives_tensors_back_to_the_device_they_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a device that this machine need not have: the copies to it are made here."""
+    moved: list[Any] = []
+
+    def to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        moved.append(device)
+        return tensor.clone().as_subclass(Elsewhere)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    device = torch.device("mps")
+    disk = activation_offload.store(device, tmp_path)
+    tensors = [torch.arange(n, dtype=kind) for n, kind in ((7, torch.float32), (9, torch.bfloat16))]
+    kept = [disk.write(tensor.as_subclass(Elsewhere)) for tensor in tensors]
+    for tensor, where in zip(tensors, kept, strict=True):
+        found = disk.read(where)
+        assert isinstance(found, Elsewhere)
+        assert found.dtype == tensor.dtype
+        assert torch.equal(found.as_subclass(torch.Tensor), tensor)
+    assert moved == [device, device]
+
+
+def test_a_cpus_tensors_are_written_and_read_without_a_copy(tmp_path: Path) -> None:
+    disk = activation_offload.store(torch.device("cpu"), tmp_path)
+    tensor = torch.arange(1 << 20, dtype=torch.float32)
+    counted = Liveness()
+    counted.count(tensor)
+    with counted:
+        counted.phase, held = "moving", counted.live
+        found = disk.read(disk.write(tensor))
+    assert counted.peaks["moving"] - held == found.nbytes, "what is read, and nothing else"
+    assert torch.equal(found, tensor)
+
+
 def test_a_full_disk_is_an_error_of_the_step(tmp_path: Path) -> None:
     def full(*arguments: Any) -> int:
         raise OSError(28, "No space left on device")
