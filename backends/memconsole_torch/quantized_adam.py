@@ -2,8 +2,10 @@
 
 A step goes over slices of a weight: their moments are widened to fp32 into buffers that all slices
 share, updated, used, and narrowed again, so that no fp32 copy of a whole moment ever exists. The
-update reads the moments before they are narrowed. bitsandbytes does the same on CUDA only; on a CPU
-it makes several fp32 copies of a whole weight.
+update reads the moments before they are narrowed.
+
+No library is used: both backends follow one specification, held to one file of vectors, and so store the
+same codes. bitsandbytes, besides, saves less on a CPU, where it makes fp32 copies of a whole weight.
 """
 
 from __future__ import annotations
