@@ -6,7 +6,8 @@ an error that can be told and met with smaller micro-batches, while memory that 
 ends the process by SIGKILL. Memory that other processes take later is not foreseen.
 
 The kernel counts what is mapped, but only what is filled uses memory up, and estimates and measurements count
-that alone. What is mapped beside it (stacks of threads, heaps of arenas) is allowed on top.
+that alone. What is mapped beside it (stacks of threads, heaps of arenas) is allowed on top, as measured and not
+much more: whatever of that is not needed can be filled too, and up to there the kernel kills before the limit.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from memconsole import available_memory
 from memconsole.plan.plan import Plan
 from memconsole_trainer.engine import Engine
 
-MAPPED_BYTES = 64 * 2**20
-"""Of steps, beside the stacks. Runs of 1 to 30 M parameters on two processors map 7 (JAX) to 46 MiB (torch with
-`optimize.compile`; 85 with 32 compiling processes) more than they fill."""
-BUILD_MAPPED_BYTES = 256 * 2**20
-"""From the build on: 39 to 105 (torch) and 206 MiB (JAX, whose compiler has threads and pools of its own)."""
-STACKS_BYTES = 2 * 8 * 2**20
-"""Of each processor: as many threads compute, and a compiler may have as many again."""
+MIB = 2**20
+SHARE_MAPPED_BYTES = 64 * MIB
+"""Allowed on top of a share. Tiny runs of either backend map 30 to 60 MiB more than they fill, their build included."""
+BUILD_MAPPED_BYTES = {"torch": 64 * MIB, "jax": 256 * MIB}
+"""From the build on, runs of 1 to 30 M parameters map 39 to 42 (torch) and 206 MiB (JAX, whose compiler has threads
+and pools of its own) more than they fill."""
+STEPS_MAPPED_BYTES = 24 * MIB
+"""From the first step on, 18 to 21 (torch) and 5 to 7 MiB (JAX)."""
+COMPILER_MAPPED_BYTES = 64 * MIB
+"""Of torch's compiler, which works in the first step: 3 threads with 2 compiling processes, 8 with 32."""
+STACK_BYTES = 8 * MIB
+"""Of a thread."""
 _STATUS = "/proc/self/status"
 
 
@@ -36,7 +42,7 @@ def limit_build(plan: Plan, engine: Engine) -> None:
     """
     if engine.device.kind == "cpu":
         left = max(available_memory.fillable_bytes(), _share(plan, engine) or 0)
-        limit_growth(left + BUILD_MAPPED_BYTES + _stacks())
+        limit_growth(left + BUILD_MAPPED_BYTES[plan.backend] + _stacks())
 
 
 def limit_steps(plan: Plan, engine: Engine) -> None:
@@ -48,7 +54,9 @@ def limit_steps(plan: Plan, engine: Engine) -> None:
         return
     allowed = _share(plan, engine)
     if allowed is None:
-        limit_growth(available_memory.fillable_bytes() + MAPPED_BYTES + _stacks())
+        compiler = COMPILER_MAPPED_BYTES if plan.optimize.compile else 0
+        left = available_memory.fillable_bytes()
+        limit_growth(left + STEPS_MAPPED_BYTES + compiler + _stacks())
         return
     held = engine.memory().allocated_bytes or 0
     if held > allowed:
@@ -56,7 +64,7 @@ def limit_steps(plan: Plan, engine: Engine) -> None:
             f"out of memory: the model and its optimizer hold {held:,} bytes of the {allowed:,} that "
             "device.memory_fraction allows"
         )
-    limit_growth(allowed - held + MAPPED_BYTES)
+    limit_growth(allowed - held + SHARE_MAPPED_BYTES)
 
 
 def limit_growth(bytes_: int) -> None:
@@ -67,9 +75,7 @@ def limit_growth(bytes_: int) -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
-        with open(_STATUS, encoding="ascii", errors="replace") as file:
-            mapped = next(line for line in file if line.startswith("VmData:"))
-        wanted = int(mapped.split()[1]) * 1024 + bytes_
+        wanted = _status("VmData") * 1024 + bytes_
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if hard == resource.RLIM_INFINITY or wanted < hard:
             resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
@@ -90,4 +96,16 @@ def _share(plan: Plan, engine: Engine) -> int | None:
 
 
 def _stacks() -> int:
-    return STACKS_BYTES * (os.cpu_count() or 1)
+    """Of the threads that are still to be started, where each processor gets one."""
+    with contextlib.suppress(OSError, ValueError):
+        return STACK_BYTES * max(0, (os.cpu_count() or 1) - _status("Threads"))
+    return 0
+
+
+def _status(name: str) -> int:
+    """A number of this process. Raises `OSError` and `ValueError`."""
+    with open(_STATUS, encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+    raise ValueError(name)
