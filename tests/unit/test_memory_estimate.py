@@ -137,6 +137,19 @@ def test_time_is_positive_and_recomputing_takes_more_of_it(
     assert 0 < times[0] < times[1] < times[2] < 2 * times[0]
 
 
+def test_offloaded_activations_of_an_apple_gpu_take_the_disks_time() -> None:
+    """Its memory is the host's: nothing is gained by moving them within it."""
+    plain = plans.replace(Plan(), {"backend": "torch", "device.name": "cpu"})
+    moving = plans.replace(plain, {"optimize.activation_offload": True})
+    a = architecture_of(plain)
+    more = {
+        kind: step_seconds(moving, a, device(kind)) - step_seconds(plain, a, device(kind))
+        for kind in ("cpu", "apple", "gpu")
+    }
+    assert more["apple"] >= more["cpu"], "its attention keeps scores, too"
+    assert more["apple"] > 5 * more["gpu"] > 0
+
+
 def test_operations_of_a_dense_model_are_six_per_weight_and_token_and_attention() -> None:
     plan = plans.replace(Plan(), LLAMA_8B)
     a = architecture_of(plan)
