@@ -23,10 +23,10 @@ MIB = 2**20
 SHARE_MAPPED_BYTES = 64 * MIB
 """Allowed on top of a share. Tiny runs of either backend map 30 to 60 MiB more than they fill, their build included."""
 BUILD_MAPPED_BYTES = {"torch": 64 * MIB, "jax": 256 * MIB}
-"""From the build on, runs of 1 to 30 M parameters map 39 to 42 (torch) and 206 MiB (JAX, whose compiler has threads
+"""From the build on, runs of 1 to 30 M parameters map 39 to 46 (torch) and 54 to 206 MiB (JAX, whose compiler has threads
 and pools of its own) more than they fill."""
-STEPS_MAPPED_BYTES = 24 * MIB
-"""From the first step on, 18 to 21 (torch) and 5 to 7 MiB (JAX)."""
+STEPS_MAPPED_BYTES = 32 * MIB
+"""From the first step on, 18 to 26 (torch) and 5 to 7 MiB (JAX)."""
 COMPILER_MAPPED_BYTES = 64 * MIB
 """Of torch's compiler, which works in the first step: 3 threads with 2 compiling processes, 8 with 32."""
 STACK_BYTES = 8 * MIB
