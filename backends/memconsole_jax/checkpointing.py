@@ -31,6 +31,12 @@ def selective(block: Function) -> Function:
     return jax.checkpoint(block, prevent_cse=False, policy=policy)
 
 
+def attention(block: Function) -> Function:
+    """Keep the block's input and attention's output, which need not be made again for the projection behind it."""
+    policy = _policies.save_only_these_names("attention")
+    return jax.checkpoint(block, prevent_cse=False, policy=policy)
+
+
 def none(block: Function) -> Function:
     """Keep everything the backward pass reads (the decoder itself recomputes elementwise pieces)."""
     return block
@@ -56,4 +62,4 @@ def around(mode: Checkpointing, *, offload: bool = False) -> Callable[[Function]
     device's, the plan being sure that the mode is `full`."""
     if offload and target.kind() != "cpu":
         return offloaded
-    return {"none": none, "selective": selective, "full": full}[mode]
+    return {"none": none, "selective": selective, "attention": attention, "full": full}[mode]

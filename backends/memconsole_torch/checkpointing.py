@@ -30,12 +30,13 @@ _KEPT_NAMES = (
 KEPT = frozenset(
     getattr(torch.ops.aten, name).default for name in _KEPT_NAMES if hasattr(torch.ops.aten, name)
 )
-"""Operations whose outputs selective checkpointing keeps: linear layers, and attention where a kernel does it: where it is
+"""Operations whose outputs checkpointing can keep: linear layers, and attention where a kernel does it: where it is
 composed, as on MPS, its batched products are as large as the scores."""
 
 
 def apply(decoder: Decoder, mode: Checkpointing, rank: int = 0) -> None:
-    """Recompute in the backward pass: nothing, whole blocks (`full`), or all but `KEPT` (`selective`).
+    """Recompute in the backward pass: nothing, whole blocks (`full`), all but attention (`attention`), or all but `KEPT`
+    (`selective`).
 
     Blocks are the boundary: a `full` block keeps its input alone. No layer draws random numbers, so
     none are saved. `rank`: of adapters, 0 where there are none.
@@ -43,8 +44,8 @@ def apply(decoder: Decoder, mode: Checkpointing, rank: int = 0) -> None:
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if mode == "selective":
-        policy = partial(_policy, decoder.architecture, rank)
+    if mode != "full":
+        policy = partial(_policy, decoder.architecture, rank, mode == "selective")
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     for block in decoder.layers:
         block.forward = _checkpointed(block.forward, options)
@@ -60,19 +61,29 @@ def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Calla
 
 
 def _policy(
-    a: Architecture, rank: int, context: Any, operation: Any, *arguments: Any, **options: Any
+    a: Architecture,
+    rank: int,
+    products: bool,
+    context: Any,
+    operation: Any,
+    *arguments: Any,
+    **options: Any,
 ) -> CheckpointPolicy:
-    if operation not in KEPT or _is_made_again(a, rank, operation, arguments):
+    if operation not in KEPT or _is_made_again(a, rank, products, operation, arguments):
         return CheckpointPolicy.PREFER_RECOMPUTE
     return CheckpointPolicy.MUST_SAVE
 
 
-def _is_made_again(a: Architecture, rank: int, operation: Any, arguments: tuple[Any, ...]) -> bool:
-    """Whether a product is not worth keeping: the block's last, which nothing of its backward pass reads, and an
-    adapter's second, which is made of a few numbers."""
+def _is_made_again(
+    a: Architecture, rank: int, products: bool, operation: Any, arguments: tuple[Any, ...]
+) -> bool:
+    """Whether what is made is a product that is not kept: any, unless `products` are; the block's last, which nothing of its
+    backward pass reads; an adapter's second, which is made of a few numbers."""
     name = operation.name().removeprefix("aten::")
     if name not in _PRODUCTS:
         return False
+    if not products:
+        return True
     shape = tuple(arguments[_PRODUCTS[name]].shape)
     inner, outer = reversed(shape) if name == "linear" else shape
     if rank and inner == rank:

@@ -89,7 +89,11 @@ class TorchEngine:
             precision.line(self._device, o.precision),
         ]
         if o.gradient_checkpointing != "none":
-            kept = {"full": "block inputs only", "selective": "matmul and attention outputs"}
+            kept = {
+                "full": "block inputs only",
+                "attention": "block inputs and attention outputs",
+                "selective": "matmul and attention outputs",
+            }
             what = kept[o.gradient_checkpointing]
             lines.append(f"Gradient checkpointing (remat) enabled - keeps {what}")
         if o.accumulation_steps > 1:

@@ -56,10 +56,16 @@ def jax_block(a: Architecture, precision: str, checkpointing: str, kind: str, ra
     everything = attention + mlp + (2 * c * h if a.post_norms else 0) + c * rank * _matrices(a)
     outputs = c * (2 * q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
     outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank)
-    kept = {"none": everything, "selective": 4 * h + outputs, "full": 4 * h}[checkpointing]
+    kept = {
+        "none": everything,
+        "selective": 4 * h + outputs,
+        "attention": 4 * h + c * q,
+        "full": 4 * h,
+    }[checkpointing]
     again = {
         "none": (0, 0),
         "selective": (attention - matmuls + c * (q + k), mlp - gates),
+        "attention": (attention - c * q, mlp),
         "full": (attention, mlp),
     }[checkpointing]
     return Block(

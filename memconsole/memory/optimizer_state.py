@@ -182,14 +182,16 @@ def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
     optimizer, backend, kind = rule.optimizer, rule.backend, rule.kind
     compressed = rule.offload == "compressed"
     whole = -(-state_bytes(optimizer, trained, compressed=compressed) // rule.shards)
-
     rounded = rule.rounded and backend == "torch"
 
     def temporaries(of: Group) -> int:
         if rounded:
             return rounded_temporaries(kind, optimizer, of, compressed=compressed)
-        of_rule = compressed_temporaries if compressed else step_temporaries
-        return of_rule(backend, kind, optimizer, of)
+        if not compressed:
+            return step_temporaries(backend, kind, optimizer, of)
+        # An update in fp32 cannot take the place of a bf16 gradient.
+        update = 4 * of.elements if rule.rounded else 0
+        return update + compressed_temporaries(backend, kind, optimizer, of)
 
     if rule.offload != "none" and kind not in ("cpu", "apple"):
         # one weight's in use, the next one's on its way

@@ -36,15 +36,18 @@ SOFT_FACTORS = {"bf16": 3.0, "fp16": 50.0}
 def forward_flops_per_token(a: Architecture, sequence: int) -> int:
     """Multiply-adds count two: matrices, head, and attention scores with their values (Kaplan et al. 2020, table 1)."""
     s = sizes(a)
+    matrices = 2 * (s.block_matrices * s.layers + s.head_matrix)
+    return matrices + attention_flops_per_token(a, sequence)
+
+
+def attention_flops_per_token(a: Architecture, sequence: int) -> int:
+    """Of those, the scores' and their values', of the keys that a query sees on average."""
     attended = sequence
     if a.sliding_window is not None:
         local = sum(a.is_local(layer) for layer in range(a.layers))
         window = min(sequence, a.sliding_window)
         attended = (local * window + (a.layers - local) * sequence) // max(1, a.layers)
-    return (
-        2 * (s.block_matrices * s.layers + s.head_matrix)
-        + 4 * attended * a.query_width * a.layers // 2
-    )
+    return 4 * attended * a.query_width * a.layers // 2
 
 
 def step_flops(plan: Plan, architecture: Architecture) -> float:
@@ -55,6 +58,8 @@ def step_flops(plan: Plan, architecture: Architecture) -> float:
     total = _passes(plan) * forward
     if o.gradient_checkpointing == "full":
         total += forward - head
+    elif o.gradient_checkpointing == "attention":
+        total += forward - head - attention_flops_per_token(architecture, plan.data.sequence_length)
     elif o.gradient_checkpointing == "selective":
         total += 0.05 * (forward - head)
     if o.fused_loss:
@@ -129,7 +134,7 @@ def _traffic(plan: Plan, a: Architecture, kind: str) -> float:
     per_token = s.layers * _kept_per_token(plan, a, "none", kind)
     element = 4 if o.precision == "fp32" or (plan.backend == "jax" and kind == "cpu") else 2
     logits = a.vocab_size * (24 if element == 4 else 20)
-    recompute = {"none": 1.0, "selective": 1.2, "full": 1.4}[o.gradient_checkpointing]
+    recompute = {"none": 1.0, "selective": 1.2}.get(o.gradient_checkpointing, 1.4)
     activations = plan.micro_batch_tokens * (3 * per_token * recompute + logits)
     weights = 3 * element * s.total
     if element == 2:

@@ -70,7 +70,7 @@ def _cast(a: Architecture, kernels: Kernels) -> int:
 def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
     """The widest moment of the forward pass, the output in it."""
     h, f, c, mode = a.hidden_size, a.intermediate_size, kernels.compute, kernels.checkpointing
-    if mode == "full":
+    if mode in ("full", "attention"):
         return _held(_more(kept.activations, _inner(a, kernels)), copies=_cast(a, kernels))
     output = FP32 * h
     if mode == "selective":
@@ -88,7 +88,10 @@ def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) ->
     down, whole = _gradients(a, kernels)
     mode = kernels.checkpointing
     uncompiled = block_program(a, kernels)
-    if mode == "full":
+    if mode in (
+        "full",
+        "attention",
+    ):  # of "attention" too much by a tenth to a fifth: its half is made again by itself
         again = _recomputed(a, kernels)
         moments = uncompiled.adding if adding else uncompiled.backward
         inner = [

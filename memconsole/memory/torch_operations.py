@@ -77,7 +77,7 @@ class Operations:
         self.gradients: list[Storage] = []
         """Gradients of weights, once they are made."""
         self.outputs: list[Storage] | None = None
-        """What selective checkpointing keeps, in the order in which it is made."""
+        """What checkpointing by outputs keeps, in the order in which it is made."""
         self.taking = False
 
     def norm(self, x: Tensor, groups: int = 1) -> Tensor:
@@ -331,14 +331,16 @@ class Operations:
         self.gradients.append(gradient)
 
     def _again(self, width: int, out: int) -> bool:
-        """Whether selective checkpointing does not keep this product: `memconsole_torch.checkpointing`."""
+        """Whether checkpointing by outputs does not keep this product: `memconsole_torch.checkpointing`."""
         a = self.architecture
+        if self.kernels.checkpointing == "attention":
+            return True
         if self.kernels.rank and width == self.kernels.rank:
             return True
         return not a.post_norms and (width, out) == (a.intermediate_size, a.hidden_size)
 
     def output(self, per_token: int, *, again: bool = False) -> Storage:
-        """What a matmul or attention makes: kept, or taken from what was kept, by selective checkpointing, or made
+        """What a matmul or attention makes: kept, or taken from what was kept, by checkpointing, or made
         `again` all the same."""
         if again or self.outputs is None or self.tape.stopped:
             return self.tape.new(Size(token=per_token))

@@ -125,7 +125,7 @@ def _run(o: AttentionOperations, body: Body) -> Program:
     if mode == "none":
         y = body(o, x)
     else:
-        o.outputs = [] if mode == "selective" else None
+        o.outputs = [] if mode in ("selective", "attention") else None
         with tape.discarding():
             y = body(o, x)
     forward = widest(tape.take_peaks())

@@ -67,8 +67,10 @@ def _keeps_out_of_reach(plan: Plan) -> str:
     o = plan.optimize
     if plan.backend == "jax" and o.gradient_checkpointing != "full":
         return "JAX moves the inputs of checkpointed blocks; set optimize.gradient_checkpointing = full"
-    if o.gradient_checkpointing == "selective":
-        return "selective checkpointing keeps its outputs itself; use none or full"
+    if o.gradient_checkpointing in ("selective", "attention"):
+        return (
+            f"{o.gradient_checkpointing} checkpointing keeps its outputs itself; use none or full"
+        )
     if o.compile:
         return "compiled blocks keep their activations inside their own graph; set optimize.compile = false"
     return ""

@@ -14,7 +14,7 @@ BACKENDS = ("torch", "jax")
 MOST = 1_000_000_000_000
 """Upper limit of counts that have no other: sums of bytes stay within 64 bits."""
 Precision = Literal["fp32", "bf16", "fp16", "bf16-sr"]
-Checkpointing = Literal["none", "selective", "full"]
+Checkpointing = Literal["none", "selective", "attention", "full"]
 BaseStorage = Literal["bf16", "int8", "nf4"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"]
 EIGHT_BIT: tuple[OptimizerName, ...] = ("adamw-8bit", "adamw8-all")
@@ -208,7 +208,11 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
         ),
     ] = "fp32"
     gradient_checkpointing: Annotated[
-        Checkpointing, about("recompute activations in the backward pass (JAX: remat)")
+        Checkpointing,
+        about(
+            "recompute activations in the backward pass (JAX: remat): all but block inputs (full), attention's outputs too "
+            "(attention), matmuls' too (selective)"
+        ),
     ] = "none"
     accumulation_steps: Annotated[
         int, about("micro-batches per optimizer step", ge=1, le=1_048_576)

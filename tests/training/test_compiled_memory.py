@@ -90,8 +90,10 @@ def measured(plan: Plan, a: Architecture) -> tuple[int, int, int]:
         del y, gradients
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     most = 1e-5 if plan.optimize.precision == "fp32" else 0.02
+    # Softmax leaves a key's bias no gradient but rounding.
+    least = 1e-3 * max(one.norm() for one in plain)
     for one, other in zip(plain, compiled, strict=True):
-        assert (one - other).norm() <= most * one.norm()
+        assert (one - other).norm() <= most * max(one.norm(), least)
     events = profiler.profiler.kineto_results.events()
     turn = next(e.start_ns() for e in events if e.name() == "behind the forward pass")
     allocations = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
@@ -117,6 +119,8 @@ def widest(moments: tuple[Live, ...], a: Architecture) -> int:
         ("gpt2", {"precision": "bf16"}, 0.06),
         ("gemma-3-1b", {"precision": "bf16"}, 0.06),
         ("qwen3-0.6b", {"gradient_checkpointing": "selective"}, 0.02),
+        # Priced as if attention's half was made again at once with the MLP's, which waits in truth.
+        ("qwen3-0.6b", {"gradient_checkpointing": "attention"}, 0.23),
         ("llama-3.2-1b", {"gradient_checkpointing": "full"}, 0.04),
         ("llama-3.2-1b", {"lora_rank": 8, "freeze_base": True}, 0.04),
     ],

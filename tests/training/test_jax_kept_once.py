@@ -177,7 +177,7 @@ def test_keys_are_kept_once_for_all_chunks_of_queries(monkeypatch: pytest.Monkey
     assert not [v for v in scans[0].outvars if v.aval.shape == (2, *key.shape)]
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["none", "selective", "attention", "full"])
 def test_no_checkpointing_keeps_scores(mode: Checkpointing) -> None:
     a, (b, t) = tiny_models.ARCHITECTURES["gemma3"], (3, 24)
     plan = replace(Plan(), {"backend": "jax", "optimize.gradient_checkpointing": mode})
@@ -190,9 +190,11 @@ def test_no_checkpointing_keeps_scores(mode: Checkpointing) -> None:
     )
     stacked = [v.aval.shape for v in forward.outvars if v.aval.shape[:1] == (a.layers,)]
     assert (a.layers, b, t, a.hidden_size) in stacked
+    if mode in ("attention", "full"):
+        assert ((a.layers, b, t, a.query_width) in stacked) == (mode == "attention")
     assert not [shape for shape in stacked if shape[-2:] == (t, t)]
     matmuls = [shape for shape in stacked if shape == (a.layers, b, t, a.intermediate_size)]
-    assert len(matmuls) == {"none": 3, "selective": 2, "full": 0}[mode]
+    assert len(matmuls) == {"none": 3, "selective": 2, "attention": 0, "full": 0}[mode]
 
 
 def gradient_bytes(changes: dict[str, Any], cut: tuple[int, int], **shape: Any) -> int:

@@ -86,20 +86,21 @@ def assert_same(one: Any, other: Any, tolerance: float) -> None:
         np.testing.assert_allclose(one[0][name], other[0][name], atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("mode", ["selective", "attention", "full"])
 def test_checkpointing_changes_no_number(mode: str) -> None:
     assert_same(one_step(mode), one_step(), 1e-5)
 
 
 def test_checkpointing_keeps_less_the_more_it_recomputes() -> None:
-    none, selective, full = (one_step(mode)[2] for mode in ("none", "selective", "full"))
+    modes = ("none", "selective", "attention", "full")
+    none, selective, attention, full = (one_step(mode)[2] for mode in modes)
     residual = ARCHITECTURE.layers * ROWS * LENGTH * ARCHITECTURE.hidden_size * 4
-    assert full < selective < none
+    assert full < attention < selective < none
     # Full keeps one residual stream per layer. Of what none keeps, 10 more streams' worth goes.
     assert none - full > 8 * residual
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["none", "selective", "attention", "full"])
 def test_a_sum_of_gradients_is_their_only_copy(mode: str) -> None:
     """Beside what one micro-batch needs, accumulation holds what lies outside of blocks, and no blocks' gradients."""
     found = stacks(ARCHITECTURE).items()
@@ -109,7 +110,7 @@ def test_a_sum_of_gradients_is_their_only_copy(mode: str) -> None:
     assert several - one < outside + blocks / 4
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["none", "selective", "attention", "full"])
 def test_accumulation_changes_no_number(mode: str) -> None:
     assert_same(one_step(mode, cut=(ROWS, 1)), one_step(mode), 1e-5)
 

@@ -81,7 +81,7 @@ def test_what_comes_between_steps_is_priced_as_it_is_traced(phase: str) -> None:
         assert estimated(case)[phase] == pytest.approx(traced(case)[phase], rel=0.03)
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["none", "selective", "attention", "full"])
 @pytest.mark.parametrize("width", ["fp32", "bf16"])
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4])
 def test_a_torch_block_keeps_exactly_the_tensors_the_formula_lists(

@@ -144,10 +144,11 @@ def test_the_step_subtracts_the_gradient_of_the_mean_loss() -> None:
     [
         {"optimize__gradient_checkpointing": "full"},
         {"optimize__gradient_checkpointing": "selective"},
+        {"optimize__gradient_checkpointing": "attention"},
         {"optimize__fused_loss": True},
         {"optimize__fused_loss": True, "optimize__gradient_checkpointing": "full"},
     ],
-    ids=["full", "selective", "chunked-loss", "both"],
+    ids=["full", "selective", "attention", "chunked-loss", "both"],
 )
 @pytest.mark.parametrize("kind", ["gpt2", "gemma3"])
 def test_memory_optimizations_do_not_change_what_is_learned(

@@ -87,7 +87,9 @@ def choices(draw: st.DrawFn) -> Plan:
             "train.batch_size": draw(st.integers(1, 64)),
             "device.count": draw(st.sampled_from((1, 2, 8))) if sharding == "fsdp" else 1,
             "optimize.precision": draw(st.sampled_from(("fp32", "bf16", "fp16"))),
-            "optimize.gradient_checkpointing": draw(st.sampled_from(("none", "selective", "full"))),
+            "optimize.gradient_checkpointing": draw(
+                st.sampled_from(("none", "selective", "attention", "full"))
+            ),
             "optimize.accumulation_steps": draw(st.sampled_from((1, 4))),
             "optimize.optimizer": draw(
                 st.sampled_from(("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "sgd"))
@@ -163,10 +165,10 @@ def test_checkpointing_never_raises_the_activations_kept_by_the_forward_pass(
     plan = plans.replace(plan, {"optimize.activation_offload": False})  # nothing is kept then
     kept = [
         component(memory_table(p, architecture, budget()), "activations").get("forward", 0)
-        for mode in ("none", "selective", "full")
+        for mode in ("none", "selective", "attention", "full")
         for p in [plans.replace(plan, {"optimize.gradient_checkpointing": mode})]
     ]
-    assert kept[2] <= min(kept[0], kept[1])
+    assert kept[3] <= kept[2] <= min(kept[0], kept[1])
     if (
         not plan.optimize.lora_rank
     ):  # selective keeps the outputs of base and adapter, not their sum
