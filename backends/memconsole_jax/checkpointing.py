@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from memconsole.plan.plan import Checkpointing
 from memconsole_jax import target
+from memconsole_jax.activation_offload import Disk
 
 Function = Callable[..., Any]
 _policies = jax.checkpoint_policies
@@ -57,9 +58,11 @@ def offloaded(block: Function) -> Function:
     return jax.checkpoint(named, prevent_cse=False, policy=policy)
 
 
-def around(mode: Checkpointing, *, offload: bool = False) -> Callable[[Function], Function]:
-    """The wrapper that `optimize.gradient_checkpointing` names. `offload`: with host memory apart from the
-    device's, the plan being sure that the mode is `full`."""
-    if offload and target.kind() != "cpu":
-        return offloaded
+def around(
+    mode: Checkpointing, *, offload: bool = False, disk: Disk | None = None
+) -> Callable[[Function], Function]:
+    """The wrapper that `optimize.gradient_checkpointing` names. `offload`: to host memory, of a CPU to `disk`, the
+    plan being sure that the mode is `full`."""
+    if offload:
+        return (disk or Disk()).offloaded if target.kind() == "cpu" else offloaded
     return {"none": none, "selective": selective, "attention": attention, "full": full}[mode]

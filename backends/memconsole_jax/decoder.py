@@ -231,12 +231,22 @@ class Decoder(nnx.Module):
         local = local_layers(a, length)
         graph, weights = nnx.split(self.layers)
 
-        def layer(x: Array, weights: Any, is_local: Array | None) -> Array:
+        def layer(
+            x: Array,
+            weights: Any,
+            is_local: Array | None,
+            rotations: list[Rotation] | None,
+            documents: Array | None,
+        ) -> Array:
             block = nnx.merge(graph, weights)
             rotation, window = layer_view(a, rotations, is_local, length)
             return block(x, rotation, window, dtype, documents)
 
-        wrapped = layer if around is None else around(layer)
+        around_layer = layer if around is None else around(layer)
+
+        def wrapped(x: Array, weights: Any, is_local: Array | None) -> Array:
+            return around_layer(x, weights, is_local, rotations, documents)
+
         x = self.embed(tokens, positions)
         if sums is None:
             x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, (weights, local))

@@ -191,9 +191,8 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
     if o.optimizer != "adamw":
         lines.append(f"✓ Optimizer: {o.optimizer}")
     if o.activation_offload:
-        nowhere = "nothing moves: XLA on a CPU has no other memory"
-        where = nowhere if device.kind == "cpu" else "block inputs wait in pinned host memory"
-        lines.append(f"✓ Activation offload: {where}")
+        where = "on disk" if device.kind == "cpu" else "in pinned host memory"
+        lines.append(f"✓ Activation offload: block inputs wait {where}")
     if o.optimizer_offload != "none":
         where = "with everything else" if device.kind == "cpu" else "pinned, on the host"
         narrow = " in 16 bits" if o.optimizer_offload == "compressed" else ""

@@ -51,14 +51,15 @@ def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
     """The engine for `plan` on this machine. Raises `PlanError`."""
     devices.prepare(plan)
     devices.keep_compilations()
-    return JaxEngine(plan, devices.find(plan))
+    return JaxEngine(plan, devices.find(plan), run_directory)
 
 
 class JaxEngine:
     """Implements `memconsole_trainer.engine.Engine`."""
 
-    def __init__(self, plan: Plan, device: Any) -> None:
+    def __init__(self, plan: Plan, device: Any, run_directory: Path | None = None) -> None:
         self._plan = plan
+        self._run_directory = run_directory
         self._device = device
         jax.config.update("jax_default_device", device)
         self.device: DeviceFacts = devices.facts(device)
@@ -84,7 +85,9 @@ class JaxEngine:
         """Compiles from shapes alone before anything is allocated: the compiler's own memory is then
         neither counted nor held beside the model's."""
         self._plan, self._architecture, self._total_steps = plan, architecture, total_steps
-        self._programs = Programs.of(plan, architecture, self.device.kind, self._device)
+        self._programs = Programs.of(
+            plan, architecture, self.device.kind, self._device, self._run_directory
+        )
         self._trained_stacks, self._kept_stacks = self._programs.trained, self._programs.kept
         self._stacks = self._trained_stacks | self._kept_stacks
         members = {n: sum(p.size for p in s.members) for n, s in self._stacks.items()}
@@ -136,7 +139,8 @@ class JaxEngine:
             self._put(np.array([rate, average.share(plan, self._step)], np.float32)),
             self._documents(batch.documents, rows),
         )
-        self._trained, metrics = self._train_step(*arguments)
+        with self._programs.disk.telling():
+            self._trained, metrics = self._train_step(*arguments)
         self._unread.append((self._step, rate, metrics))
         self._step += 1
         self._in_flight.append(metrics)

@@ -5,7 +5,8 @@ The engine compiles them for its own device, the tracer for a device that need n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_jax import generate, offload, precision
+from memconsole_jax.activation_offload import Disk
 from memconsole_jax.optimizers import transformation
 from memconsole_jax.quantized_base import stored_shapes
 from memconsole_jax.stacking import Stack, stacked, stacks
@@ -34,13 +36,23 @@ class Programs:
     kept: dict[str, Stack]
     kind: str
     sharding: Any
+    disk: Disk = field(default_factory=Disk)
+    """Where activations of a CPU wait."""
 
     @classmethod
-    def of(cls, plan: Plan, architecture: Architecture, kind: str, device: Any) -> Programs:
+    def of(
+        cls,
+        plan: Plan,
+        architecture: Architecture,
+        kind: str,
+        device: Any,
+        directory: Path | None = None,
+    ) -> Programs:
+        """`directory`: of the run, for what waits on disk while it trains."""
         trained = stacked(trained_parameters(plan, architecture))
         kept = {name: s for name, s in stacks(architecture).items() if name not in trained}
         place = jax.sharding.SingleDeviceSharding(device)
-        return cls(plan, architecture, trained, kept, kind, place)
+        return cls(plan, architecture, trained, kept, kind, place, Disk(directory))
 
     def is_rounded(self, name: str) -> bool:
         """Whether a weight is rounded to 16 bits when loaded: frozen and computed with in them, or trained in them."""
@@ -129,7 +141,7 @@ class Programs:
         state = Trained(
             self.trained_shapes, self.state_shapes, self.precision_shape, self.average_shapes
         )
-        step = train_step(self.plan, self.architecture, self._update)
+        step = train_step(self.plan, self.architecture, self._update, self.disk)
         return step.lower(state, self.kept_shapes, many, many, self._shape((2,)), documents)
 
     def _lower_apart(self, rows: Any, documents: Any) -> offload.Lowered:

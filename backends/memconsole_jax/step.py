@@ -17,6 +17,7 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax import checkpointing, precision
+from memconsole_jax.activation_offload import Disk
 from memconsole_jax.average import followed
 from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
 from memconsole_jax.lora import assembled, is_adapter
@@ -43,11 +44,13 @@ class Trained(NamedTuple):
     """Of the weights, in float32, where the plan has one."""
 
 
-def summed_loss(plan: Plan, architecture: Architecture, *, chunked: bool) -> Loss:
-    """The loss that `plan` trains, the head's part in chunks or not."""
+def summed_loss(
+    plan: Plan, architecture: Architecture, *, chunked: bool, disk: Disk | None = None
+) -> Loss:
+    """The loss that `plan` trains, the head's part in chunks or not. `disk`: for activations of a CPU."""
     dtype = precision.compute_dtype(plan)
     o = plan.optimize
-    around = checkpointing.around(o.gradient_checkpointing, offload=o.activation_offload)
+    around = checkpointing.around(o.gradient_checkpointing, offload=o.activation_offload, disk=disk)
     nats = chunked_nats if chunked else plain_nats
 
     def loss(
@@ -131,9 +134,11 @@ class Backward(NamedTuple):
     """Loss, gradient norm and, where there is one, loss scale."""
 
 
-def backward_pass(plan: Plan, architecture: Architecture) -> Callable[..., Backward]:
+def backward_pass(
+    plan: Plan, architecture: Architecture, disk: Disk | None = None
+) -> Callable[..., Backward]:
     """(weights, `Trained.precision`, kept, inputs (A, B, T), targets, documents or None) -> `Backward`."""
-    loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss)
+    loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss, disk=disk)
     scaled = is_scaled(plan.optimize.precision)
 
     def backward(
@@ -158,12 +163,15 @@ def backward_pass(plan: Plan, architecture: Architecture) -> Callable[..., Backw
 
 
 def train_step(
-    plan: Plan, architecture: Architecture, transformation: optax.GradientTransformation
+    plan: Plan,
+    architecture: Architecture,
+    transformation: optax.GradientTransformation,
+    disk: Disk | None = None,
 ) -> Any:
     """Jitted (Trained, kept, inputs (A, B, T), targets, rates, documents or None) -> Trained and
     `Backward.metrics`; donates the first argument. `rates` (2,): the learning rate, and the share of the new
     weights in their average."""
-    backward = backward_pass(plan, architecture)
+    backward = backward_pass(plan, architecture, disk)
     rounds = plan.optimize.precision == "bf16-sr"
     rounding = Rounding(plan, architecture)
     # Where a step is skipped element by element, XLA updates arrays in place; a branch copies them whole. A loop

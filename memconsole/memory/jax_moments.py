@@ -41,7 +41,9 @@ def moments(step: Step) -> Iterator[Moment]:
     c, stream = block.element, 4 * a.hidden_size * t
     one_kept = block.kept * t
     one_kept += _own_rotations(step) if o.gradient_checkpointing == "none" else 0
-    kept = one_kept * min(s.layers, 2 if step.moves_activations else s.layers)
+    kept = one_kept * s.layers
+    if o.activation_offload:  # but on a CPU, the next block's is on its way
+        kept = one_kept * min(s.layers, 1 if step.kind == "cpu" else 2)
     kept += _rotations(step, t)
     standing, resident = step.standing, step.state.resident
     model = step.weights + step.gathered

@@ -78,11 +78,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return 2 if self.rounded and not self.accumulates else 4
 
     @property
-    def moves_activations(self) -> bool:
-        """Whether what JAX's blocks keep leaves the device: a CPU has no other memory for XLA."""
-        return self.plan.optimize.activation_offload and self.kind != "cpu"
-
-    @property
     def standing(self) -> int:
         """Gradients summed so far, present in every micro-batch but the first."""
         return self.gradients if self.accumulates else 0

@@ -63,8 +63,6 @@ def _specific(key: str, backend: str, value: object, changed: Plan, kind: str) -
         return "one device: there is nothing to split over"
     if kind == "cpu" and key == "optimize.optimizer_offload" and value in ("cpu", "pinned"):
         return "on a CPU the state already waits in host memory"
-    if kind == "cpu" and key == "optimize.activation_offload" and backend == "jax":
-        return "XLA on a CPU has no other memory to move activations to; torch moves them to disk"
     if key == "optimize.compile" and kind == "cpu":
         return "the compiler takes more in the trainer than compiled blocks save"
     if key == "optimize.compile":

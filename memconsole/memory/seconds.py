@@ -172,7 +172,7 @@ def _moving(plan: Plan, a: Architecture, kind: str) -> float:
     if not plan.optimize.activation_offload:
         return 0.0
     if kind in ("cpu", "apple"):
-        return _moved_bytes(plan, a, kind) / DISK if plan.backend == "torch" else 0.0
+        return _moved_bytes(plan, a, kind) / DISK
     return _moved_bytes(plan, a, "gpu") / PINNED_LINK * 0.5
 
 

@@ -184,7 +184,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     Optimization(
         key="optimize.activation_offload",
         label="activation offload",
-        help="what blocks keep waits in pinned host memory, of a CPU or Apple GPU on disk (torch); with full checkpointing only inputs",
+        help="what blocks keep waits in pinned host memory, of a CPU or Apple GPU on disk; with full checkpointing only inputs",
         costs="transfers in both passes",
         values=_fixed(False, True),
         trains=EVERYWHERE,
