@@ -9,92 +9,100 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.errors import JaxRuntimeError
 from jax.experimental.buffer_callback import buffer_callback
-from numpy.typing import NDArray
 
 Function = Callable[..., Any]
 
 
 class Disk:
-    """A stack of arrays of one shape, in a file without a name that goes with the process."""
+    """Arrays of one shape in a file without a name, which goes with the process. Whatever the order in which a
+    program writes and reads them, each is where it was put until it is read, once."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
-        self._file: Any = None
-        self._end = 0
+        self._is_used = False
+        self._taken: set[int] = set()
+        self._lock = Lock()
         self._error: OSError | None = None
 
     def offloaded(self, block: Function) -> Function:
         """`checkpointing.full`, the input x (B, T, C) of ``block(x, *rest)`` waiting here between the passes."""
+        self._is_used = True
 
         @jax.custom_vjp
-        def run(x: Array, *rest: Any) -> Any:
-            return block(x, *rest)
+        def run(x: Array, *rest: Any) -> Array:
+            y: Array = block(x, *rest)
+            return y
 
-        def forward(x: Array, *rest: Any) -> Any:
+        def forward(x: Array, *rest: Any) -> tuple[Array, Any]:
             number = jax.ShapeDtypeStruct((), jnp.int32)
-            place = buffer_callback(self._push, number, has_side_effect=True)(x)
+            place = buffer_callback(self._put, number, has_side_effect=True)(x)
             return block(x, *rest), (place, jnp.zeros((0, *x.shape), x.dtype), rest)
 
-        def backward(kept: Any, gradient: Any) -> Any:
+        def backward(kept: Any, gradient: Array) -> Any:
             place, like, rest = kept
             shape = jax.ShapeDtypeStruct(like.shape[1:], like.dtype)
-            x = buffer_callback(self._pop, shape, has_side_effect=True)(place)
+            take = buffer_callback(self._take, shape, has_side_effect=True)
+            x = take(place, gradient.reshape(-1)[0])  # not before the gradient is there
             return jax.vjp(block, x, *rest)[1](gradient)
 
         run.defvjp(forward, backward)
         return run
 
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Raises the OSError of a full disk as such, which XLA gives as an internal error of its own."""
+    def ran(self, step: Function, *arguments: Any) -> Any:
+        """What `step` gives, waited for if its program writes here. Raises the OSError of a full disk."""
+        result = step(*arguments)
+        if self._is_used:
+            jax.block_until_ready(result)
+            if self._error is not None:
+                raise self._error
+        return result
+
+    def _put(self, _: Any, place: Any, x: Any) -> None:
+        """Write `x`, and into `place` where."""
+        with self._lock:
+            free = min(set(range(len(self._taken) + 1)) - self._taken)
+            self._taken.add(free)
+        np.asarray(place)[...] = free
+        self._move(os.pwrite, x, free)
+
+    def _take(self, _: Any, x: Any, place: Any, gradient: Any) -> None:
+        """Read `x` from `place`, which is free from then on."""
+        taken = int(np.asarray(place))
+        self._move(_read, x, taken)
+        with self._lock:
+            self._taken.remove(taken)
+            if not self._taken and self._error is None:
+                os.ftruncate(self._file.fileno(), 0)
+
+    def _move(self, some: Callable[..., int], buffer: Any, place: int) -> None:
+        """Move all of an array between memory and the file. An error waits for the end of the program."""
+        data = memoryview(np.asarray(buffer).reshape(-1).view(np.uint8))  # XLA's own memory
+        start, done = place * len(data), 0
         try:
-            yield
-        except JaxRuntimeError as error:
-            raise (self._error or error) from None
-
-    def _push(self, _: Any, place: Any, x: Any) -> None:
-        """Write `x` at the end; `place` is how many are below it."""
-        data = _bytes(x)
-        np.asarray(place)[...] = self._end // len(data)
-        self._all(os.pwrite, data, self._end)
-        self._end += len(data)
-
-    def _pop(self, _: Any, x: Any, place: Any) -> None:
-        """Read `x`, which was written at `place`, and forget it and what is above."""
-        data = _bytes(x)
-        self._end = int(np.asarray(place)) * len(data)
-        self._all(lambda file, rest, start: os.preadv(file, [rest], start), data, self._end)
-        os.ftruncate(self._file.fileno(), self._end)
-
-    def _all(self, move: Callable[..., int], data: NDArray[np.uint8], start: int) -> None:
-        """Move all of `data` between memory and the file from byte `start` on."""
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(  # noqa: SIM115
-                    dir=self._directory, prefix="activations-", buffering=0
-                )
-            done = 0
             while done < len(data):
-                count = move(self._file.fileno(), data[done:], start + done)
+                count = some(self._file.fileno(), data[done:], start + done)
                 if not count:
                     raise OSError(f"activations on disk end at {start + done} bytes")
                 done += count
         except OSError as error:
-            self._error = error
-            raise
+            self._error = self._error or error
+
+    @cached_property
+    def _file(self) -> Any:
+        """Opened when it is first written to: a program that is only compiled has none."""
+        return tempfile.TemporaryFile(dir=self._directory, prefix="activations-", buffering=0)
 
 
-def _bytes(buffer: Any) -> NDArray[np.uint8]:
-    """XLA's own memory of an array."""
-    return np.asarray(buffer).reshape(-1).view(np.uint8)
+def _read(file: int, data: memoryview, start: int) -> int:
+    return os.preadv(file, [data], start)

@@ -139,8 +139,7 @@ class JaxEngine:
             self._put(np.array([rate, average.share(plan, self._step)], np.float32)),
             self._documents(batch.documents, rows),
         )
-        with self._programs.disk.telling():
-            self._trained, metrics = self._train_step(*arguments)
+        self._trained, metrics = self._programs.disk.ran(self._train_step, *arguments)
         self._unread.append((self._step, rate, metrics))
         self._step += 1
         self._in_flight.append(metrics)

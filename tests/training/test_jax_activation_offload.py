@@ -74,7 +74,7 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        for name in ("_push", "_pop"):
+        for name in ("_put", "_take"):
             monkeypatch.setattr(Disk, name, self._around(getattr(Disk, name)))
 
     def _around(self, move: Any) -> Any:
@@ -115,9 +115,9 @@ def test_it_trains_the_same_and_the_file_holds_one_micro_batch(
         np.testing.assert_allclose(array, state.tensor(name), rtol=1e-5, atol=1e-6, err_msg=name)
     a = MODELS["llama"]
     one = plan.train.batch_size * LENGTH * a.hidden_size * 4
-    pushed = [one * (layer + 1) for layer in range(a.layers)]
-    popped = [one * layer for layer in reversed(range(a.layers))]
-    assert counted.sizes == STEPS * plan.optimize.accumulation_steps * (pushed + popped)
+    written = [one * (layer + 1) for layer in range(a.layers)]
+    read = [*([written[-1]] * (a.layers - 1)), 0]
+    assert counted.sizes == STEPS * plan.optimize.accumulation_steps * (written + read)
     assert list(tmp_path.iterdir()) == [], "the file has no name"
 
 
@@ -164,7 +164,7 @@ def test_other_errors_of_the_program_stay_what_they_are(monkeypatch: pytest.Monk
     def broken(*arguments: Any) -> None:
         raise ValueError("not the disk")
 
-    monkeypatch.setattr(Disk, "_push", broken)
+    monkeypatch.setattr(Disk, "_put", broken)
     plan = plan_with("jax", FULL | {KEY: True})
     engine = built(plan)
     with pytest.raises(Exception, match="not the disk") as raised:
