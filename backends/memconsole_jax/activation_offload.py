@@ -87,7 +87,7 @@ class Disk:
 
     def _move(self, some: Callable[..., int], buffer: Any, place: int) -> None:
         """Move all of an array between memory and the file. An error waits for the end of the program."""
-        data = memoryview(np.asarray(buffer).reshape(-1).view(np.uint8))  # XLA's own memory
+        data = np.asarray(buffer).reshape(-1).view(np.uint8).data  # XLA's own memory
         start, done = place * len(data), 0
         try:
             while done < len(data):
