@@ -22,6 +22,8 @@ from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks, r
 from memconsole_trainer.data.validation import Validation
 from memconsole_trainer.tokenizer import Tokenizer, Tokens
 
+COUNTED = 1 << 20
+"""Tokens counted at a time."""
 TOKENIZER_BYTES = 4 << 20
 """Most text the tokenizer is trained on, whatever `data.tokenizer_examples` says."""
 
@@ -133,7 +135,7 @@ def prepare(
         train_tokens, exact = found.train_tokens, found.exact
     else:
         held = _all_tokens(blocks, tick)
-        counts = np.bincount(held, minlength=architecture.vocab_size)
+        counts = _counts(held, architecture.vocab_size)
         train_tokens, exact = len(held), True
     if train_tokens < 2:
         raise DataError(f"{plan.data.source}: holds no text to train on")
@@ -171,11 +173,26 @@ def held_out(
 
 
 def _all_tokens(blocks: TokenBlocks, tick: Callable[[], None]) -> Tokens:
+    """Every block's tokens; each part goes when it is copied."""
     parts = []
     for tokens in blocks.iterate(0):
         parts.append(tokens)
         tick()
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint16)
+    whole = np.empty(sum(map(len, parts)), parts[0].dtype if parts else np.uint16)
+    end = len(whole)
+    while parts:
+        start = end - len(parts[-1])
+        whole[start:end] = parts.pop()
+        end = start
+    return whole
+
+
+def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
+    """How often each token occurs. NumPy counts in 64 bits, of which a slice at a time is made."""
+    counts = np.zeros(vocab_size, np.int64)
+    for start in range(0, len(tokens), COUNTED):
+        counts += np.bincount(tokens[start : start + COUNTED], minlength=vocab_size)
+    return counts
 
 
 def _first_texts(plan: Plan, source: Documents, split: Split) -> Iterator[str]:
