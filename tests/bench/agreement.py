@@ -44,7 +44,12 @@ SMALL: Settings = {
     "train.sample_tokens": 0,
     "device.name": "cpu",
 }
-ALONE = ("optimizer in backward", "activation offload", "torch.compile")
+ALONE = (
+    "optimizer in backward",
+    "activation offload",
+    "activation offload + chunked",
+    "torch.compile",
+)
 """What torch alone trains."""
 
 

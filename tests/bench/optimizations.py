@@ -58,9 +58,14 @@ PLAIN: Settings = {
     "train.sample_tokens": 0,
 }
 FULL: Settings = {"optimize.gradient_checkpointing": "full"}
+ATTENTION: Settings = {"optimize.gradient_checkpointing": "attention"}
 CHUNKED: Settings = {"optimize.fused_loss": True}
 ADAPTERS: Settings = {"optimize.lora_rank": 8, "optimize.freeze_base": True}
 IN_BACKWARD: Settings = {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
+ROUNDED: Settings = {
+    "optimize.precision": "bf16-sr",
+    "optimize.optimizer_offload": "compressed",
+}
 EIGHT: Settings = {"optimize.optimizer": "adamw-8bit"}
 EIGHT_ALL: Settings = {"optimize.optimizer": "adamw8-all"}
 
@@ -76,6 +81,7 @@ ROWS: dict[str, Settings] = {
     "fp16": {"optimize.precision": "fp16"},
     "bf16 weights, stochastically rounded": {"optimize.precision": "bf16-sr"},
     "checkpointing, selective": {"optimize.gradient_checkpointing": "selective"},
+    "checkpointing, attention": ATTENTION,
     "checkpointing, full": FULL,
     "chunked cross-entropy": CHUNKED,
     "accumulation 4 x 4 rows": accumulated(4),
@@ -98,6 +104,15 @@ ROWS: dict[str, Settings] = {
     "32 rows of 128 tokens": {"data.sequence_length": 128, "train.batch_size": 32},
     "torch.compile": {"optimize.compile": True},
     "checkpointing + chunked": {**FULL, **CHUNKED},
+    "checkpointing, attention + chunked": {**ATTENTION, **CHUNKED},
+    "checkpointing, chunked, accumulation 4": {**FULL, **CHUNKED, **accumulated(4)},
+    "checkpointing, chunked, accumulation 4, bf16": {
+        **FULL,
+        **CHUNKED,
+        **accumulated(4),
+        "optimize.precision": "bf16",
+    },
+    "activation offload + chunked": {"optimize.activation_offload": True, **CHUNKED},
     ALL_ON: {
         **FULL,
         **CHUNKED,
@@ -113,6 +128,8 @@ LARGE: dict[str, Settings] = {
     "8-bit AdamW, embedding too": EIGHT_ALL,
     "Adafactor": {"optimize.optimizer": "adafactor"},
     "bf16 weights, stochastically rounded": {"optimize.precision": "bf16-sr"},
+    "bf16 weights and state, stochastically rounded": ROUNDED,
+    "bf16 weights and state in backward": {**ROUNDED, **IN_BACKWARD},
     "optimizer in backward": IN_BACKWARD,
     "8-bit AdamW in backward": {**EIGHT, **IN_BACKWARD},
     "8-bit AdamW in backward, checkpointing, chunked": {**EIGHT, **IN_BACKWARD, **FULL, **CHUNKED},
@@ -127,6 +144,7 @@ REFERENCE: dict[tuple[str, str], dict[str, float]] = {
         "plain": 1187,
         "bf16": 958,
         "checkpointing, selective": 941,
+        "checkpointing, attention": 617,
         "checkpointing, full": 579,
         "chunked cross-entropy": 835,
         "accumulation 4 x 4 rows": 453,
@@ -134,13 +152,22 @@ REFERENCE: dict[tuple[str, str], dict[str, float]] = {
         "8-bit AdamW, embedding too": 1107,
         "Adafactor": 1083,
         "checkpointing + chunked": 328,
+        "checkpointing, chunked, accumulation 4, bf16": 252,
+        "activation offload + chunked": 267,
     },
-    ("GPT 13.9 M", "jax"): {"plain": 1631, "checkpointing, full": 475},
+    ("GPT 13.9 M", "jax"): {
+        "plain": 1631,
+        "checkpointing, full": 475,
+        "checkpointing + chunked": 464,
+        "checkpointing, attention + chunked": 468,
+        "checkpointing, chunked, accumulation 4": 241,
+    },
     ("GPT 77.2 M", "torch"): {
         "plain": 965,
         "8-bit AdamW": 597,
         "8-bit AdamW, embedding too": 597,
         "Adafactor": 378,
+        "bf16 weights and state, stochastically rounded": 495,
         "optimizer in backward": 795,
         "8-bit AdamW in backward": 397,
         "8-bit AdamW in backward, checkpointing, chunked": 332,
