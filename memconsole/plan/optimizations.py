@@ -134,7 +134,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     Optimization(
         key="optimize.gradient_checkpointing",
         label="gradient checkpointing (remat)",
-        help="keep only block inputs (full), also attention outputs (attention), matmul outputs too (selective); recompute the rest",
+        help="keep only block inputs (full), with attention (attention) and matmuls (selective); recompute the rest",
         costs="20-30 % more time",
         values=_fixed("none", "selective", "attention", "full"),
         trains=EVERYWHERE,
