@@ -100,6 +100,17 @@ def test_checkpointing_keeps_less_the_more_it_recomputes() -> None:
     assert none - full > 8 * residual
 
 
+def test_what_checkpointing_keeps_is_not_made_again() -> None:
+    products, softmaxes = {}, {}
+    for mode in ("none", "selective", "attention", "full"):
+        found = [e.primitive.name for e in equations(one_step(mode)[3])]
+        products[mode] = found.count("dot_general")
+        softmaxes[mode] = found.count("reduce_max")
+    assert products["none"] == products["selective"] < products["attention"] < products["full"]
+    # The head's chunk has one; attention one in each of both passes, whose backward pass makes scores again by itself.
+    assert softmaxes == {"none": 3, "selective": 3, "attention": 3, "full": 4}
+
+
 @pytest.mark.parametrize("mode", ["none", "selective", "attention", "full"])
 def test_a_sum_of_gradients_is_their_only_copy(mode: str) -> None:
     """Beside what one micro-batch needs, accumulation holds what lies outside of blocks, and no blocks' gradients."""
