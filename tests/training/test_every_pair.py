@@ -75,7 +75,7 @@ NUMBERS = (
 )
 """The rows that decide what a plan computes; the others decide how."""
 COMPRESSED = ROWS["optimize.optimizer_offload"].index({"optimize.optimizer_offload": "compressed"})
-SAMPLED = {"torch": 6, "jax": 4}
+SAMPLED = {"torch": 6, "jax": 3}
 Choice = tuple[str, int]
 
 

@@ -83,7 +83,7 @@ async def test_space_steps_forward_and_left_steps_back(make_console: Make) -> No
         await settle(pilot)
         await pilot.press("down", "down", "up", "space", "enter")
         await settle(pilot)
-        assert app.plan_screen.view.plan.optimize.gradient_checkpointing == "full"
+        assert app.plan_screen.view.plan.optimize.gradient_checkpointing == "attention"
         await pilot.press("left")
         await settle(pilot)
         assert app.plan_screen.view.plan.optimize.gradient_checkpointing == "selective"
