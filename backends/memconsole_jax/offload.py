@@ -108,9 +108,7 @@ def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
         clipped = part(gradients, layer) * factor
         updates, after = one.update({name: clipped}, state, {name: weight})
         wide = weight.astype(jnp.float32) - rate * updates[name]
-        if state_of_precision is not None and finite is None:
-            wide = rounding(name, wide, weight.dtype, state_of_precision, layer)
-        new = wide, _moments(after)
+        new = rounding(name, wide, weight.dtype, state_of_precision, layer), _moments(after)
         if finite is not None:
             new = chosen(finite, new, (weight, visited.moments))
         average = visited.average

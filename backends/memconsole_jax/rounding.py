@@ -32,10 +32,10 @@ class Rounding:
         }
 
     def __call__(
-        self, name: str, wide: Array, dtype: Any, step: Array, layer: Array | None = None
+        self, name: str, wide: Array, dtype: Any, step: Any, layer: Array | None = None
     ) -> Array:
         """The new float32 values of weight `name`, or of one `layer` (1, …) of it, as they are stored: bfloat16, or such
-        values in float32."""
+        values in float32; as they are where the plan does not round it. `step`: its number, a uint32 scalar."""
         if name not in self._indices:
             return wide
         indices, layered = self._indices[name]

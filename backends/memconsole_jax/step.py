@@ -172,7 +172,6 @@ def train_step(
     `Backward.metrics`; donates the first argument. `rates` (2,): the learning rate, and the share of the new
     weights in their average."""
     backward = backward_pass(plan, architecture, disk)
-    rounds = plan.optimize.precision == "bf16-sr"
     rounding = Rounding(plan, architecture)
     # Where a step is skipped element by element, XLA updates arrays in place; a branch copies them whole. A loop
     # over slices overwrites what would be chosen.
@@ -195,9 +194,8 @@ def train_step(
             clipped = jax.tree.map(lambda g: g * factor, gradients)
             updates, after = transformation.update(clipped, optimizer, weights)
             new = {n: w.astype(jnp.float32) - rate * updates[n] for n, w in weights.items()}
-            if rounds:
-                new = {n: rounding(n, w, weights[n].dtype, state.precision) for n, w in new.items()}
-            return new, after
+            number = state.precision
+            return {n: rounding(n, w, weights[n].dtype, number) for n, w in new.items()}, after
 
         before = state.weights, state.optimizer
         if finite is None:

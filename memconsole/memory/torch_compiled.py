@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from memconsole.memory.optimizer_state import update_bytes
 from memconsole.memory.sizes import sizes
-from memconsole.memory.torch_operations import FP32, Kernels
+from memconsole.memory.torch_operations import FP32, Kernels, updating_bytes
 from memconsole.memory.torch_program import Program, block_program
 from memconsole.memory.torch_tape import Live, Size
 from memconsole.plan.architecture import Architecture
@@ -105,14 +104,7 @@ def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) ->
     update = 0
     if kernels.stepping:
         shape = (a.hidden_size, a.intermediate_size)
-        update = update_bytes(
-            kernels.kind,
-            kernels.stepping,
-            shape,
-            visiting=kernels.visiting,
-            compressed=kernels.compressed,
-            rounded=kernels.rounded,
-        )
+        update = updating_bytes(kernels, shape)
     streams = 2 * FP32 * a.hidden_size
     below = _held(Size(token=FP32 * a.hidden_size))
     end = _ended(below, streams, whole + update, adding=adding or bool(kernels.stepping))

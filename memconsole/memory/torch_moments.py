@@ -14,9 +14,8 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.memory.moments import Moment, Step
-from memconsole.memory.optimizer_state import update_bytes
 from memconsole.memory.torch_compiled import compiled_block, compiled_evaluation
-from memconsole.memory.torch_operations import Kernels
+from memconsole.memory.torch_operations import Kernels, updating_bytes
 from memconsole.memory.torch_program import (
     block_program,
     evaluated_block,
@@ -297,15 +296,7 @@ class _Timeline:
         """A weight outside the blocks is updated inside the backward pass: its gradient is still there."""
         if not self.stepping:
             return self._at("backward", 0, 0)
-        update = update_bytes(
-            self.step.kind,
-            self.stepping,
-            shape,
-            visiting=self.kernels.visiting,
-            compressed=self.kernels.compressed,
-            rounded=self.kernels.rounded,
-            outside=True,
-        )
+        update = updating_bytes(self.kernels, shape, outside=True)
         gradient = self.step.gradient * shape[0] * shape[1]
         return self._at("backward", gradient, live, copies, 0, update)
 

@@ -61,6 +61,19 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """The first block of a frozen base: nothing below it wants a gradient."""
 
 
+def updating_bytes(k: Kernels, shape: tuple[int, ...], *, outside: bool = False) -> int:
+    """Short-lived bytes of updating a weight inside the backward pass. `outside`: of the blocks."""
+    return update_bytes(
+        k.kind,
+        k.stepping,
+        shape,
+        visiting=k.visiting,
+        compressed=k.compressed,
+        rounded=k.rounded,
+        outside=outside,
+    )
+
+
 def fp32(width: int) -> Size:
     """An fp32 tensor of `width` elements per token."""
     return Size(token=FP32 * width)
@@ -317,15 +330,7 @@ class Operations:
         """A weight's gradient is complete: it waits for the step, or the weight is updated now."""
         k = self.kernels
         if k.stepping:
-            update = update_bytes(
-                k.kind,
-                k.stepping,
-                shape,
-                visiting=k.visiting,
-                compressed=k.compressed,
-                rounded=k.rounded,
-            )
-            self.tape.new(Size(update))
+            self.tape.new(Size(updating_bytes(k, shape)))
             return
         gradient.becomes(GRADIENTS)
         self.gradients.append(gradient)
