@@ -29,7 +29,8 @@ Tree = dict[str, Array]
 
 
 class CompressedState(NamedTuple):
-    """Updates so far, and the rule's state with its moments in bf16."""
+    """Updates so far, and the rule's state with its moments as the bits of bf16 in uint16: XLA for CPUs would replace
+    a slice of an array of bf16 by converting the whole array there and back."""
 
     count: Array
     rule: Any
@@ -56,7 +57,7 @@ def compressed(
 
     def init(weights: Tree) -> CompressedState:
         state = rule.init(weights)
-        narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.ndim else x, state)
+        narrow = jax.tree.map(lambda x: _narrowed(x) if x.ndim else x, state)
         return CompressedState(jnp.zeros((), jnp.uint32), narrow)
 
     def update(
@@ -89,8 +90,8 @@ class _OneStack:
         self.moments = [x for x in self._leaves if x.ndim]
 
     def __call__(self, gradient: Array, moments: Sequence[Array]) -> tuple[Array, list[Array]]:
-        """The update and the new moments (1, rows, …) in fp32 by those before in bf16."""
-        wide = iter(self._seen(m.astype(jnp.float32)) for m in moments)
+        """The update and the new moments (1, rows, …) in fp32 by those before, the bits of bf16."""
+        wide = iter(self._seen(_widened(m)) for m in moments)
         leaves = [next(wide) if x.ndim else x for x in self._leaves]
         state = jax.tree.unflatten(self._structure, leaves)
         updates, after = self._rule.update({self._name: self._seen(gradient)}, state, None)
@@ -154,10 +155,20 @@ def _one_slice(
     return found
 
 
+def _narrowed(wide: Array) -> Array:
+    """The bits of fp32 values that bfloat16 has."""
+    return lax.bitcast_convert_type(wide.astype(jnp.bfloat16), jnp.uint16)
+
+
+def _widened(bits: Array) -> Array:
+    """The fp32 values of bfloat16 ones, given as bits."""
+    return lax.bitcast_convert_type(bits.astype(jnp.uint32) << 16, jnp.float32)
+
+
 def _rounded(wide: Array, key: tuple[Array, Array], start: Array) -> Array:
-    """fp32 (1, rows, …), a tensor's elements from `start`, as bfloat16."""
+    """fp32 (1, rows, …), a tensor's elements from `start`, as the bits of bfloat16."""
     words = lax.bitcast_convert_type(wide, jnp.uint32) + random_bits(key, wide.shape, start)
-    return lax.bitcast_convert_type((words >> 16).astype(jnp.uint16), jnp.bfloat16)
+    return (words >> 16).astype(jnp.uint16)
 
 
 def _keys(seeds: tuple[Any, Any], count: Array, place: Place, slot: int) -> tuple[Array, Array]:

@@ -212,7 +212,7 @@ class JaxEngine:
             yield loss_scale.NAME, _host(self._trained.precision)
         for leaf in self._optimizer_leaves():
             for name, row in leaf.split(_host(leaf.array)):
-                yield name, row
+                yield name, row.view(jnp.bfloat16) if row.dtype == np.uint16 else row
 
     def load_state(self, source: StateSource) -> None:
         self.synchronize()
@@ -239,7 +239,9 @@ class JaxEngine:
             array, place = np.empty(leaf.array.shape, leaf.array.dtype), leaf.array.sharding
             leaf.array.delete()
             for name, row in leaf.split(array):
-                row[...] = source.tensor(name)
+                (row.view(jnp.bfloat16) if row.dtype == np.uint16 else row)[...] = source.tensor(
+                    name
+                )
             loaded.append(jax.device_put(array, place))
         structure = jax.tree.structure(self._trained.optimizer)
         self._trained = Trained(weights, jax.tree.unflatten(structure, loaded), after, averages)

@@ -6,9 +6,9 @@
   upper with the probability of the share it is nearer to. Rounding to nearest would lose every update below
   2^-9 of the weight (Gupta et al. 2015, §3; Zamirai et al. 2021): here updates are right on average.
 - For a finite x: bits of x as uint32, plus 16 random bits, without the lower 16.
-- The random bits come from Threefry-2x32 with 20 rounds (Salmon et al. 2011), a counter-based generator:
-  they depend on the seed, the step and the weight alone. Nothing is kept between steps, so that a resumed run
-  rounds as the uninterrupted one.
+- The random bits come from Threefry-2x32, a counter-based generator, with 13 rounds, the fewest its authors
+  found to pass BigCrush (Salmon et al. 2011): they depend on the seed, the step and the weight alone. Nothing is
+  kept between steps, so that a resumed run rounds as the uninterrupted one.
 
 Key of a tensor: threefry((seed's lower, upper 32 bits), (step, index of the weight in `parameters`)). Element i has
 the words x0, x1 of counter (256 (i div 1024) + i mod 256, 0), and of these, for (i div 256) mod 4 = 0 … 3: the
@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 from memconsole.plan.architecture import Parameter
 from memconsole.plan.plan import Plan
 
-ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17)
+"""Of one round each; the first eight come again."""
+INJECTED = 4
+"""Rounds after which a key is added, each time the next two of three."""
 PARITY = 0x1BD11BDA
-GROUPS = 5
-"""Of four rounds each, a key is added after each."""
+"""What makes the third key of two."""
 BLOCK = 1024
 LANES = 256
 """Counters of a block."""
@@ -45,13 +47,14 @@ def threefry(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
     """Two words of 32 random bits for each counter: uint32 arrays of NumPy or JAX, of any shape."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(PARITY))
     x, y = counter[0] + keys[0], counter[1] + keys[1]
-    for group in range(GROUPS):
-        for distance in ROTATIONS[group % 2]:
-            x = x + y
-            y = (y << np.uint32(distance)) | (y >> np.uint32(32 - distance))
-            y = y ^ x
-        x = x + keys[(group + 1) % 3]
-        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
+    for done, distance in enumerate(ROTATIONS, start=1):
+        x = x + y
+        y = (y << np.uint32(distance)) | (y >> np.uint32(32 - distance))
+        y = y ^ x
+        if done % INJECTED == 0:
+            group = done // INJECTED
+            x = x + keys[group % 3]
+            y = y + keys[(group + 1) % 3] + np.uint32(group)
     return x, y
 
 

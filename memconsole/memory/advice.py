@@ -28,8 +28,7 @@ ORDER = (
     "model.target_params",
     "data.max_examples",
 )
-"""The troubleshooting order people were given (shared/seeds 001, "Out of Memory"): what costs the
-result least comes first; the two remedies it lacks stand beside 8-bit state."""
+"""What costs the result least comes first."""
 
 LARGEST_BATCH = 65_536
 CHUNK_TOKENS = 1024

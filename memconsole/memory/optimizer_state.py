@@ -18,8 +18,8 @@ SLICE = 2**17
 """Elements an 8-bit step widens at a time on a CPU; elsewhere eight times as many."""
 SLICE_BYTES = {"torch": 16, "jax": 32}
 """Temporaries of one such element: the moments in fp32, and what narrowing them needs."""
-WIDENED_SLICES = {"torch": 32, "jax": 8}
-"""How much longer than a CPU's are, elsewhere, the slices of what is stored in bf16 and rounded stochastically."""
+ROUNDED_SLICE = {"torch": (2**19, 2**22), "jax": (2**17, 2**20)}
+"""Elements at a time of what is stored in bf16 and rounded stochastically: on a CPU, and elsewhere."""
 ROUNDING_BYTES = 3
 """Random words of an element that torch rounds to bf16 stochastically; XLA fuses them away."""
 
@@ -97,7 +97,7 @@ def compressed_temporaries(backend: str, kind: str, optimizer: str, one: Group) 
         optimizer = "adamw"
     n = one.elements
     if optimizer != "muon":
-        n = min(n, SLICE * (1 if kind == "cpu" else WIDENED_SLICES[backend]))
+        n = min(n, ROUNDED_SLICE[backend][kind != "cpu"])
     moments = 2 if optimizer == "adamw" else 1
     part = msgspec.structs.replace(one, elements=n, largest=n, pair=n, pair_twice=2 * n)
     rule = step_temporaries(backend, kind, optimizer, part)
@@ -156,7 +156,7 @@ def rounded_temporaries(kind: str, optimizer: str, one: Group, *, compressed: bo
         optimizer = "adamw"
     size = one.largest
     if optimizer not in ("adafactor", "muon"):
-        size = min(size, SLICE * (1 if kind == "cpu" else WIDENED_SLICES["torch"]))
+        size = min(size, ROUNDED_SLICE["torch"][kind != "cpu"])
     part = msgspec.structs.replace(one, elements=size, largest=size, pair=size, pair_twice=2 * size)
     of_rule = compressed_temporaries if compressed else step_temporaries
     return 8 * size + of_rule("torch", kind, optimizer, part)

@@ -27,6 +27,9 @@ TOUCHES: dict[str, tuple[str, ...]] = {
 }
 """The components a toggle makes smaller."""
 
+HOST = ("data.streaming", "data.shuffle_buffer", "data.stride", "data.max_examples")
+"""The toggles that bear on host memory alone."""
+
 
 def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: MemoryTable) -> str:
     """The reason `after` is no smaller than `before`."""
@@ -35,7 +38,7 @@ def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: 
     if specific:
         return specific
     costs = after.device_bytes > before.device_bytes
-    if key in ("data.streaming", "data.shuffle_buffer"):
+    if key in HOST:
         return _host(before, after)
     peak = PHASE_WORDS[before.peak_phase]
     touched = TOUCHES.get(key, ())

@@ -45,10 +45,8 @@ RESULT_CLASSES = (
 """What a change may do to the training result, the least first."""
 
 SIZES = (
-    "train.batch_size",
-    "data.sequence_length",
+    *(row.key for row in OPTIMIZATIONS if row.size),
     "data.streaming",
-    "data.shuffle_buffer",
     "data.isolate_documents",
 )
 """Never changed: they say what is trained on, or cost host memory alone."""

@@ -35,6 +35,8 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     """Per backend, why the toggle does nothing there."""
     changes: Callable[[Plan, Any], dict[str, Any]] | None = None
     current: Callable[[Plan], Any] | None = None
+    size: bool = False
+    """A size rather than a technique: every backend trains with any of its values."""
 
     def value(self, plan: Plan) -> Any:
         """The toggle's present value."""
@@ -61,7 +63,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
         """Why `plan.backend` cannot train with `value` (default: the plan's), or None if it can."""
         chosen = self.value(plan) if value is None else value
         plain = self.values(plan)[0]
-        if chosen == plain or self.key in _PLAN_SIZES:
+        if chosen == plain or self.size:
             return None
         if plan.backend in self.absent:
             return self.absent[plan.backend]
@@ -71,10 +73,6 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"{self.label} = {chosen}: priced here, not yet trained by the {plan.backend} backend"
         )
-
-
-_PLAN_SIZES = ("train.batch_size", "data.sequence_length", "data.shuffle_buffer")
-"""Sizes rather than techniques: every backend trains with any of them."""
 
 
 def _fixed(*values: Any) -> Callable[[Plan], tuple[Any, ...]]:
@@ -114,6 +112,24 @@ def _batch_values(plan: Plan) -> tuple[Any, ...]:
 
 def _buffer_values(plan: Plan) -> tuple[Any, ...]:
     return tuple(sorted({1_000, 5_000, 10_000, 50_000, 100_000, plan.data.shuffle_buffer}))
+
+
+def _stride_values(plan: Plan) -> tuple[Any, ...]:
+    """Rows side by side, then rows that share a half and three quarters with the one before."""
+    length = plan.data.sequence_length
+    return _none_or({length // 2, length // 4}, plan.data.stride)
+
+
+def _limit_values(plan: Plan) -> tuple[Any, ...]:
+    return _none_or({1_000, 10_000, 50_000, 100_000}, plan.data.max_examples)
+
+
+def _evaluation_values(plan: Plan) -> tuple[Any, ...]:
+    return _none_or({1, 4, 16, 64}, plan.train.evaluation_batch_size)
+
+
+def _none_or(numbers: set[int], present: int | None) -> tuple[Any, ...]:
+    return (None, *sorted(numbers if present is None else {*numbers, present}))
 
 
 def _lora_changes(plan: Plan, rank: int) -> dict[str, Any]:
@@ -232,6 +248,16 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         costs="changes the effective batch",
         values=_batch_values,
         trains=EVERYWHERE,
+        size=True,
+    ),
+    Optimization(
+        key="train.evaluation_batch_size",
+        label="evaluation batch",
+        help="rows on the device at a time while it evaluates; none: as many as a micro-batch",
+        costs="small ones evaluate slower",
+        values=_evaluation_values,
+        trains=EVERYWHERE,
+        size=True,
     ),
     Optimization(
         key="data.sequence_length",
@@ -240,6 +266,16 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         costs="shorter context",
         values=_length_values,
         trains=EVERYWHERE,
+        size=True,
+    ),
+    Optimization(
+        key="data.stride",
+        label="stride of rows",
+        help="tokens between the starts of two rows; none: a whole row, so that none overlap",
+        costs="overlapping rows make epochs longer",
+        values=_stride_values,
+        trains=EVERYWHERE,
+        size=True,
     ),
     Optimization(
         key="data.isolate_documents",
@@ -264,6 +300,16 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         costs="small buffers shuffle less",
         values=_buffer_values,
         trains=EVERYWHERE,
+        size=True,
+    ),
+    Optimization(
+        key="data.max_examples",
+        label="dataset limit",
+        help="only the first documents of the dataset; none: all",
+        costs="less to learn from",
+        values=_limit_values,
+        trains=EVERYWHERE,
+        size=True,
     ),
 )
 

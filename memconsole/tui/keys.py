@@ -74,7 +74,8 @@ def _toggle_rows() -> tuple[Key, ...]:
     names = "1234567890"
     letters = {"train.batch_size": "b", "data.sequence_length": "x", "data.streaming": "i",
                "data.shuffle_buffer": "z", "optimize.optimizer_in_backward": "j",
-               "optimize.base_storage": "S", "data.isolate_documents": "p"}  # fmt: skip
+               "optimize.base_storage": "S", "data.isolate_documents": "p",
+               "train.evaluation_batch_size": "E", "data.stride": "O", "data.max_examples": "A"}  # fmt: skip
     rows = []
     digits = iter(names)
     for row in OPTIMIZATIONS:

@@ -159,7 +159,7 @@ def test_jax_keeps_it_in_pinned_memory(moving: None) -> None:
     engine, _ = stepped("jax", HERE, 2)
     for x in jax.tree.leaves(engine._trained.optimizer):
         assert (x.sharding.memory_kind == jax_offload.PINNED) == (x.ndim > 0)
-        assert x.ndim == 0 or (x.dtype == jnp.bfloat16 and jnp.any(x != 0))
+        assert x.ndim == 0 or (x.dtype == jnp.uint16 and jnp.any(x != 0))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw-8bit", "adamw8-all", "adafactor"])
@@ -229,7 +229,8 @@ def test_slices_of_any_size_give_the_bits_of_the_specification(
     run = jax.jit(update.update)
     for gradient in gradients:
         _, state = run({"w": jnp.asarray(gradient)}, state)
-    np.testing.assert_array_equal(np.asarray(state.rule.trace["w"], np.float32), wanted)
+    kept = np.asarray(state.rule.trace["w"]).view(jnp.bfloat16)
+    np.testing.assert_array_equal(kept.astype(np.float32), wanted)
 
 
 @pytest.mark.parametrize("beta2", [0.95, 0.999])
@@ -265,7 +266,9 @@ def test_the_step_needs_a_slice_beside_the_state_in_jax() -> None:
         updates, after = update.update({"w": gradient}, state)
         return updates["w"], after
 
-    analysis = jax.jit(step, donate_argnums=(0, 1)).lower(shape, state).compile().memory_analysis()
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(shape, state).compile()
+    assert "bf16" not in compiled.as_text()  # or each slice would convert the whole array
+    analysis = compiled.memory_analysis()
     assert analysis.argument_size_in_bytes < 8 * 2**22 + 1024
     assert analysis.temp_size_in_bytes < 20 * jax_compressed.CPU_SLICE
 

@@ -85,6 +85,23 @@ def test_both_backends_round_a_weight_to_the_bits_of_the_specification() -> None
     assert 0.2 < np.mean(other != expected) < 0.8  # each step has bits of its own
 
 
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),
+    [
+        ((0, 0), (0, 0), (0x9D1C5EC6, 0x8BD50731)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0xFD36D048, 0x2D17272C)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xBA3E4725, 0xF27D669E)),
+    ],
+)
+def test_the_generator_gives_the_words_its_authors_publish(
+    key: tuple[int, int], counter: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    """Random123's known answers of Threefry-2x32 with 13 rounds."""
+    words = [np.array([n], np.uint32) for n in (*key, *counter)]
+    found = rounding.threefry((words[0], words[1]), (words[2], words[3]))
+    assert tuple(int(word[0]) for word in found) == expected
+
+
 def test_rounding_is_right_on_average_and_to_one_of_the_two_neighbours() -> None:
     value, times = np.float32(1.0 + 0.3 * 2**-7), 4096
     found = in_numpy(np.full(times, value), rounding.tensor_key(1, 2, 3))

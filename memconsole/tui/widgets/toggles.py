@@ -20,7 +20,6 @@ _SHORT = {
 """Labels where the full one does not fit; the catalog of optimizations holds the full ones."""
 NUMBER = 10
 """Cells of a saving: its tier's mark, its sign and up to eight of bytes."""
-_SIZES = ("train.batch_size", "data.sequence_length", "data.shuffle_buffer")
 
 
 def saving_span(saving: Saving | None, stale: bool, width: int) -> Span:
@@ -50,10 +49,10 @@ def toggle_line(view: PlanView, row: Optimization, width: int, current: bool) ->
     plan = view.plan
     value, plain = row.value(plan), row.values(plan)[0]
     refusal = row.refusal(plan)
-    on = row.key not in _SIZES and value != plain
+    on = not row.size and value != plain
     if row.key == "data.streaming":
         on = bool(value)
-    mark = "✗" if refusal and on else "●" if on else "·" if row.key in _SIZES else "○"
+    mark = "✗" if refusal and on else "●" if on else "·" if row.size else "○"
     role = "bad" if refusal and on else "accent" if on else "dim"
     nexts = width >= 58
     word, saved, factor = 10, 10, 7 if width >= 66 else 0
