@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -120,10 +120,9 @@ def idle_bytes(env: Mapping[str, str], seconds: float = 10.0) -> int:
     """Bytes sent by a plan screen that nobody touches, once it is priced and asks for nothing."""
     with opened(env) as terminal:
         terminal.wait_for("fits, .* free")
-        terminal.press("r", "r")
-        with suppress(AssertionError):
-            terminal.wait_for("stopped", 2)
-        terminal.rest(2.0, 60)
+        terminal.press("r")
+        terminal.wait_for("not asked for any more")
+        terminal.rest(8.0, 60)  # till the notice is gone
         before = len(terminal.raw)
         time.sleep(seconds)
         return len(terminal.raw) - before
