@@ -22,7 +22,7 @@ from memconsole_trainer.compressed import SLOTS, slot_index
 from memconsole_trainer.rounding import threefry
 
 CPU_SLICE = 2**17
-"""Elements widened at a time, as in the torch backend."""
+"""Elements widened at a time."""
 DEVICE_SLICE = 2**20
 
 Tree = dict[str, Array]

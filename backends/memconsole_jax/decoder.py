@@ -228,7 +228,7 @@ class Decoder(nnx.Module):
         length = tokens.shape[1]
         positions = jnp.arange(length) if documents is None else restarted(documents)
         rotations = all_rotations(a, positions)
-        local = local_layers(a, length)
+        local = local_layers(a)
         graph, weights = nnx.split(self.layers)
 
         def layer(
@@ -354,7 +354,7 @@ def _llama3(frequencies: Array, s: RopeScaling) -> Array:
     return frequencies * (keep + (1.0 - keep) / s.factor)
 
 
-def local_layers(a: Architecture, length: int) -> Array | None:
+def local_layers(a: Architecture) -> Array | None:
     """Flags (L,) of sliding-window layers; None where every layer is global."""
     flags = [a.is_local(layer) for layer in range(a.layers)]
     return jnp.array(flags) if any(flags) else None

@@ -15,8 +15,8 @@ import psutil
 
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
-from memconsole_trainer import average
-from memconsole_trainer.engine import DETERMINISTIC, DeviceFacts
+from memconsole_trainer.engine import DeviceFacts
+from memconsole_trainer.platform_lines import cpu_name, optimization_lines
 
 CACHE_BYTES = 2**29
 """Compiled programs kept on disk."""
@@ -84,7 +84,7 @@ def facts(device: Any) -> DeviceFacts:
     kind = kind_of(device)
     stats = device.memory_stats() or {}
     if kind == "cpu":
-        return DeviceFacts("cpu", _cpu_name(), kind, _LABELS[kind], psutil.virtual_memory().total)
+        return DeviceFacts("cpu", cpu_name(), kind, _LABELS[kind], psutil.virtual_memory().total)
     prefix = {"gpu": "cuda", "rocm": "cuda"}.get(kind, kind)
     identity = f"{prefix}:{device.local_hardware_id or 0}"
     return DeviceFacts(identity, device.device_kind, kind, _LABELS[kind], stats.get("bytes_limit"))
@@ -133,23 +133,12 @@ def _forget_oldest(directory: Path, most: int) -> None:
         excess -= size
 
 
-def _cpu_name() -> str:
-    for line in _cpuinfo():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def _cpu_features() -> str:
-    found = [x.partition(":")[2] for x in _cpuinfo() if x.startswith(("flags", "Features"))]
-    return "".join(found[:1]) + platform.machine() + _cpu_name()
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    found = [x.partition(":")[2] for x in lines if x.startswith(("flags", "Features"))]
+    return "".join(found[:1]) + platform.machine() + cpu_name()
 
 
 _PRECISIONS = {
@@ -171,35 +160,7 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
         else:
             best = device.kind == "tpu" and o.precision != "fp16"
             note = "optimal for TPU" if best else f"16-bit compute on {name}"
-        lines.append(f"✓ {_PRECISIONS[o.precision].format(note)}")
-    if o.gradient_checkpointing != "none":
-        lines.append(
-            f"✓ Gradient checkpointing (remat, {o.gradient_checkpointing}) enabled - "
-            "activations are recomputed in the backward pass"
-        )
-    if o.accumulation_steps > 1:
-        rows = plan.effective_batch
-        lines.append(
-            f"✓ Gradient accumulation: {o.accumulation_steps} steps, {rows} rows each update"
-        )
-    if o.fused_loss:
-        lines.append("✓ Chunked cross-entropy enabled - the full logits never exist")
-    if o.lora_rank:
-        lines.append(f"✓ LoRA adapters of rank {o.lora_rank} on a frozen base")
-    if o.base_storage != "bf16":
-        lines.append(f"✓ Frozen matrices stored in {o.base_storage} codes (QLoRA)")
-    if o.optimizer != "adamw":
-        lines.append(f"✓ Optimizer: {o.optimizer}")
-    if o.activation_offload:
-        where = "on disk" if device.kind == "cpu" else "in pinned host memory"
-        lines.append(f"✓ Activation offload: block inputs wait {where}")
-    if o.optimizer_offload != "none":
-        where = "with everything else" if device.kind == "cpu" else "pinned, on the host"
-        narrow = " in 16 bits" if o.optimizer_offload == "compressed" else ""
-        lines.append(f"✓ Optimizer state{narrow} in host memory, {where}")
-    if plan.train.deterministic:
-        lines.append(f"✓ {DETERMINISTIC}")
-    if average.is_averaged(plan):
-        lines.append(f"✓ {average.line(plan)}")
-    lines.append("✓ One compiled training step; weights and optimizer state updated in place")
+        lines.append(_PRECISIONS[o.precision].format(note))
+    lines += optimization_lines(plan, device.kind)
+    lines.append("One compiled training step; weights and optimizer state updated in place")
     return lines

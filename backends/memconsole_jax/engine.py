@@ -31,13 +31,16 @@ from memconsole_trainer import adapters, average, loss_scale
 from memconsole_trainer.adapters import InitialAdapters
 from memconsole_trainer.engine import (
     PROMPT_TOKENS,
+    STEP,
     Batch,
     DeviceFacts,
     LossSum,
     MemoryReading,
     StateSource,
     StepMetrics,
+    WeightsError,
     WeightSource,
+    check_names,
     micro_batches,
 )
 from memconsole_trainer.host_memory import HostMemory
@@ -195,7 +198,7 @@ class JaxEngine:
         return [int(token) for token in np.asarray(filled)[len(prompt) : length]]
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        yield "optimizer.step", np.array(self._step, np.int64)
+        yield STEP, np.array(self._step, np.int64)
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
         for name, stack in self._stacks.items():
@@ -212,13 +215,14 @@ class JaxEngine:
             yield loss_scale.NAME, _host(self._trained.precision)
         for leaf in self._optimizer_leaves():
             for name, row in leaf.split(_host(leaf.array)):
-                yield name, row.view(jnp.bfloat16) if row.dtype == np.uint16 else row
+                yield name, _as_stored(row)
 
     def load_state(self, source: StateSource) -> None:
         self.synchronize()
+        check_names(source, self._state_names())
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
-        self._step = int(source.tensor("optimizer.step"))
+        self._step = int(source.tensor(STEP))
         self._unread.clear()
         self._in_flight.clear()
         self._trained = Trained({}, self._trained.optimizer)  # free before loading
@@ -239,12 +243,31 @@ class JaxEngine:
             array, place = np.empty(leaf.array.shape, leaf.array.dtype), leaf.array.sharding
             leaf.array.delete()
             for name, row in leaf.split(array):
-                (row.view(jnp.bfloat16) if row.dtype == np.uint16 else row)[...] = source.tensor(
-                    name
-                )
+                found = source.tensor(name)
+                if found.shape != row.shape:
+                    raise WeightsError(f"{name}: shape {found.shape}, expected {row.shape}")
+                _as_stored(row)[...] = found
             loaded.append(jax.device_put(array, place))
         structure = jax.tree.structure(self._trained.optimizer)
         self._trained = Trained(weights, jax.tree.unflatten(structure, loaded), after, averages)
+
+    def _state_names(self) -> Iterator[str]:
+        """The names that `state` gives."""
+        yield STEP
+        if self._base is not None:
+            yield adapters.FINGERPRINT
+        for name, stack in self._stacks.items():
+            if self._base is None or name not in self._kept:
+                yield from (f"model.{p.name}" for p in stack.members)
+        for name in self._trained.average or {}:
+            yield from (f"{average.PREFIX}{p.name}" for p in self._stacks[name].members)
+        if self._scaled:
+            yield loss_scale.NAME
+        for leaf in self._optimizer_leaves():
+            if leaf.stack is None:
+                yield leaf.prefix
+            else:
+                yield from (f"{leaf.prefix}.{p.name}" for p in leaf.stack.members)
 
     def memory(self) -> MemoryReading:
         if self._host is not None:
@@ -357,6 +380,11 @@ class JaxEngine:
             stack = own.layer(int(layer[0])) if layer else own
             found.append(OptimizerLeaf(".".join(["optimizer", *words[:before]]), stack, array))
         return found
+
+
+def _as_stored(row: NDArray[Any]) -> NDArray[Any]:
+    """A part of the optimizer's state as checkpoints have it: bits that are kept in uint16 are bfloat16's."""
+    return row.view(jnp.bfloat16) if row.dtype == np.uint16 else row
 
 
 @dataclass(frozen=True)

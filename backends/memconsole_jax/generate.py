@@ -62,7 +62,7 @@ def _next_logits(
     at = position[None]
     x = decoder.embed(token[None, None], at)  # (1, 1, C)
     rotations = all_rotations(a, at)
-    local = local_layers(a, size)
+    local = local_layers(a)
     graph, stacked = nnx.split(decoder.layers)
 
     def layer(x: Array, inputs: Any) -> tuple[Array, Cache]:

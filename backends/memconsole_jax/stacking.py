@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole_trainer.engine import WeightsError
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Stack:
         for row, parameter in zip(self._rows(array), self.members, strict=True):
             found = tensor(parameter.name)
             if found.shape != parameter.shape:
-                raise ValueError(f"{parameter.name}: {found.shape}, expected {parameter.shape}")
+                raise WeightsError(
+                    f"{parameter.name}: shape {found.shape}, expected {parameter.shape}"
+                )
             row[...] = found
         return array
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-from pathlib import Path
 
 import psutil
 import torch
@@ -12,6 +10,7 @@ import torch
 from memconsole.plan.plan import DeviceChoice, Plan, PlanError
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
 from memconsole_trainer.host_memory import HostMemory
+from memconsole_trainer.platform_lines import cpu_name
 
 
 def resolve(choice: DeviceChoice) -> torch.device:
@@ -72,8 +71,8 @@ def facts(device: torch.device) -> DeviceFacts:
         kind = "rocm" if torch.version.hip else "gpu"
         return DeviceFacts(str(device), properties.name, kind, "VRAM", properties.total_memory)
     if device.type == "mps":
-        return DeviceFacts("mps", _cpu_name(), "apple", "unified memory", host_total)
-    return DeviceFacts("cpu", _cpu_name(), "cpu", "host RAM", host_total)
+        return DeviceFacts("mps", cpu_name(), "apple", "unified memory", host_total)
+    return DeviceFacts("cpu", cpu_name(), "cpu", "host RAM", host_total)
 
 
 def line(device: torch.device, found: DeviceFacts) -> str:
@@ -141,17 +140,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-def _cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        for text in cpuinfo.read_text().splitlines():
-            key, _, value = text.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _absent(name: str, why: str) -> PlanError:

@@ -23,7 +23,6 @@ from memconsole_torch import (
     devices,
     fused_loss,
     lora,
-    offload,
     optimizers,
     precision,
     pretrained,
@@ -34,9 +33,8 @@ from memconsole_torch.generate import generate
 from memconsole_torch.optimizer_in_backward import InBackward
 from memconsole_torch.profiling import Recording
 from memconsole_trainer import adapters, average, loss_scale
-from memconsole_trainer.compressed import is_compressed
 from memconsole_trainer.engine import (
-    DETERMINISTIC,
+    STEP,
     Batch,
     DeviceFacts,
     Int32,
@@ -45,11 +43,11 @@ from memconsole_trainer.engine import (
     StateSource,
     StepMetrics,
     WeightSource,
+    check_names,
     micro_batches,
 )
+from memconsole_trainer.platform_lines import optimization_lines
 from memconsole_trainer.schedule import learning_rate
-
-_STEP = "optimizer.step"
 
 
 def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
@@ -83,46 +81,14 @@ class TorchEngine:
         self.versions = {"python": platform.python_version(), "torch": torch.__version__}
 
     def platform_lines(self) -> list[str]:
-        o, t = self._plan.optimize, self._plan.train
-        lines = [
+        o = self._plan.optimize
+        compiled = ["torch.compile enabled - the first steps compile"] if o.compile else []
+        return [
             devices.line(self._device, self.device),
             precision.line(self._device, o.precision),
+            *optimization_lines(self._plan, self.device.kind),
+            *compiled,
         ]
-        if o.gradient_checkpointing != "none":
-            kept = {
-                "full": "block inputs only",
-                "attention": "block inputs and attention outputs",
-                "selective": "matmul and attention outputs",
-            }
-            what = kept[o.gradient_checkpointing]
-            lines.append(f"Gradient checkpointing (remat) enabled - keeps {what}")
-        if o.accumulation_steps > 1:
-            rows = t.batch_size * o.accumulation_steps
-            lines.append(
-                f"Gradient accumulation: {o.accumulation_steps} steps (effective batch {rows})"
-            )
-        if o.activation_offload:
-            where = "in pinned host memory" if self._device.type == "cuda" else "on disk"
-            lines.append(f"Activation offload: what blocks keep waits {where}")
-        if o.fused_loss:
-            lines.append("Chunked cross-entropy enabled - the full logits never exist")
-        if o.compile:
-            lines.append("torch.compile enabled - the first steps compile")
-        if o.lora_rank:
-            lines.append(f"LoRA adapters of rank {o.lora_rank} on a frozen base")
-        if o.base_storage != "bf16":
-            lines.append(f"Frozen matrices stored in {o.base_storage} codes (QLoRA)")
-        where = ", stepped inside the backward pass" if o.optimizer_in_backward else ""
-        if o.optimizer_offload != "none":
-            same = offload.same_memory(self._device)
-            narrow = " in 16 bits" if is_compressed(self._plan) else ""
-            where += f", its state{narrow} in host memory" + (" as everything else" if same else "")
-        lines.append(f"Optimizer: {o.optimizer}{where}")
-        if t.deterministic:
-            lines.append(DETERMINISTIC)
-        if average.is_averaged(self._plan):
-            lines.append(average.line(self._plan))
-        return lines
 
     def build(
         self, plan: Plan, architecture: Architecture, total_steps: int, weights: WeightSource
@@ -280,28 +246,19 @@ class TorchEngine:
             yield name, pretrained.on_host(tensor)
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
-        yield _STEP, np.asarray(self._step, dtype=np.int64)
+        yield STEP, np.asarray(self._step, dtype=np.int64)
 
     def load_state(self, source: StateSource) -> None:
-        """Continue from `state()`, at the step it was taken; one tensor passes through at a time.
-
-        Raises `WeightsError` when the tensors are not those of this model and optimizer.
-        """
+        """Continue from `state()`; one tensor passes through at a time."""
         self.synchronize()
         mine = dict(self._named_state())
-        stored = set(source.names())
-        expected = {*mine, _STEP} | ({adapters.FINGERPRINT} if self._base is not None else set())
-        wrong = sorted(stored.symmetric_difference(expected))
-        if wrong:
-            where = "lacks" if wrong[0] not in stored else "has an unexpected"
-            raise pretrained.WeightsError(
-                f"checkpoint {where} {wrong[0]} ({len(wrong)} tensors differ)"
-            )
+        base = () if self._base is None else (adapters.FINGERPRINT,)
+        check_names(source, (*mine, STEP, *base))
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         for name, tensor in mine.items():
             pretrained.copy_into(tensor, source.tensor(name), name)
-        self._step = int(source.tensor(_STEP))
+        self._step = int(source.tensor(STEP))
         skipped = 0 if self._scale is None else self._scale.skipped()
         optimizers.set_step(self._optimizer, self._step - skipped)
         self._metrics.clear()

@@ -7,7 +7,7 @@ computation. Where device and host share their memory nothing moves.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -93,11 +93,11 @@ class _Streams:
 
     def incoming(self, place: int) -> Any:
         """A context of copies to the device: behind what is enqueued, whose memory they may take."""
-        return _On(self._in, self._arrived, place, self._written) if self._cuda else _NOTHING
+        return _On(self._in, self._arrived, place, self._written) if self._cuda else nullcontext()
 
     def outgoing(self, place: int) -> Any:
         """A context of copies to the host, behind the update."""
-        return _On(self._out, self._written, place, {}) if self._cuda else _NOTHING
+        return _On(self._out, self._written, place, {}) if self._cuda else nullcontext()
 
     def wait_for(self, place: int) -> None:
         """What is enqueued from now on runs behind the copies to the device."""
@@ -128,14 +128,3 @@ class _On:
     def __exit__(self, *error: Any) -> None:
         self._context.__exit__(*error)
         self._events[self._place] = self._stream.record_event()
-
-
-class _Nothing:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-
-_NOTHING = _Nothing()

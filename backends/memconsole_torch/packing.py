@@ -30,7 +30,7 @@ def restarting(
     """Rotations (B, 1, T, D / 2) of global and of local layers; None where positions are learned or no layer is such."""
     if wide is None or near is None:
         return None, None
-    positions, count = restarted(documents), _local_layers(a)
+    positions, count = restarted(documents), a.local_layers
     return (
         _at(wide, positions) if count < a.layers else None,
         _at(near, positions) if count else None,
@@ -41,12 +41,11 @@ def masks(
     a: Architecture, documents: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Masks (B, 1, T, T) of global and of local layers, one for both where the window never cuts."""
-    count, window = _local_layers(a), a.sliding_window
-    cut = window is not None and window < documents.shape[1]
-    if not count or not cut:
+    count = a.local_layers
+    if not count or not a.windowed(documents.shape[1]):
         same = mask(documents, None, dtype)
         return same, same
-    near = mask(documents, window, dtype)
+    near = mask(documents, a.sliding_window, dtype)
     return (mask(documents, None, dtype) if count < a.layers else None), near
 
 
@@ -60,10 +59,6 @@ def mask(documents: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
         hidden, -math.inf
     )
-
-
-def _local_layers(a: Architecture) -> int:
-    return sum(a.is_local(layer) for layer in range(a.layers))
 
 
 def _at(tables: Tables, positions: Tensor) -> Tables:

@@ -11,11 +11,7 @@ from torch import Tensor
 
 from memconsole.plan.architecture import Architecture, Parameter, parameters
 from memconsole_torch.decoder import Decoder
-from memconsole_trainer.engine import WeightSource
-from memconsole_trainer.huggingface import HuggingFaceWeights, WeightsError
-
-__all__ = ["HuggingFaceWeights", "WeightsError", "copy_into", "load"]
-
+from memconsole_trainer.engine import WeightsError, WeightSource
 
 Array = NDArray[np.generic]
 

@@ -6,7 +6,8 @@ backend on the device is listed here:
 - `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; keys repeated where they are;
 - `decoder.Norm`: CUDA's fused RMS norm;
 - `optimizers.create`: fused updates on CPU, CUDA and ROCm, one tensor at a time on MPS;
-- `quantized_adam.Buffers`, `quantized_base.decoded`: their slices;
+- `quantized_adam`, `quantized_base`, `rounding`, `compressed`, `average`: their slices;
+- `activation_offload.store`: pinned memory instead of a file;
 - autocast: of the CPU, whose list of 16-bit operators holds all that the decoder runs, as the other lists do;
 - pinned copies and devices.prepare: host memory, or no allocation.
 """
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from memconsole_torch import (
     activation_offload,
+    average,
     compressed,
     decoder,
     offload,
@@ -44,8 +46,6 @@ FLASH_ALIGNMENT = 8
 EFFICIENT_ALIGNMENT = 16
 """Bytes that head sizes must be a multiple of for the memory-efficient kernel (sdp_utils.cpp,
 minimum_gemm_alignment), and elements that rows of a mask are padded to (attention.cpp, pad_bias)."""
-FLASH_ROUNDING = 128
-"""Queries that the flash kernel's backward buffers are rounded to (flash_api.cpp, mha_bwd)."""
 NORM_CHUNK = 65_536
 """Elements that each block of `_foreach_norm` reduces (PyTorch, MultiTensorApply.cuh, kChunkSize)."""
 EMBEDDING_ROWS = 10
@@ -108,6 +108,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(quantized_base, "CPU_SLICE", quantized_base.DEVICE_SLICE)
             change(rounding, "CPU_SLICE", stochastic.DEVICE_SLICE)
             change(compressed, "CPU_SLICE", stochastic.DEVICE_SLICE)
+            change(average, "CPU_SLICE", stochastic.DEVICE_SLICE)
             attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
             change(decoder, "attend", attend)
         if kind in ("gpu", "rocm"):

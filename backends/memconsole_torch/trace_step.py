@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memconsole.memory.affine import MASK_ALIGNMENT
+from memconsole.memory.torch_moments import MASK_ALIGNMENT
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch import devices, fused_loss, lora, offload, pretrained, trace_devices

@@ -83,7 +83,7 @@ def telling_sizes(plan: Plan, architecture: Architecture) -> TellingSizes | None
     if a.positions == "learned":
         most = min(most, a.max_positions)
     if a.sliding_window is not None:
-        if affine.windowed(a, length):
+        if a.windowed(length):
             least, most = a.sliding_window + 1, a.sliding_window + _LARGEST
         else:
             most = min(most, a.sliding_window)

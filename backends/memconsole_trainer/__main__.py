@@ -25,7 +25,7 @@ def run(attempt: Attempt) -> int:
     """Train and leave the last word. Returns the exit code."""
     from memconsole_trainer.checkpoint import FencedError
     from memconsole_trainer.data.documents import DataError
-    from memconsole_trainer.huggingface import WeightsError
+    from memconsole_trainer.engine import WeightsError
     from memconsole_trainer.loop import NonFiniteLossError, Trainer
     from memconsole_trainer.memory_limit import lift_limit
     from memconsole_trainer.setup import StopRequestedError, set_up

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from memconsole.plan.architecture import Architecture, Parameter, parameters
 from memconsole.plan.plan import Plan
 from memconsole_trainer import base_storage
-from memconsole_trainer.engine import WeightSource
-from memconsole_trainer.huggingface import WeightsError
+from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.initialize import drawn
 
 SCALE = 2.0

@@ -23,11 +23,3 @@ def is_averaged(plan: Plan) -> bool:
 def share(plan: Plan, step: int) -> float:
     """How much of the new weights the average takes in behind optimizer step `step`, counted from 0."""
     return 1.0 - min(plan.train.ema_decay, (1 + step) / (10 + step))
-
-
-def line(plan: Plan) -> str:
-    """What is done with the average, for a person."""
-    return (
-        f"Average of the trained weights (EMA, decay {plan.train.ema_decay:g}): evaluated, sampled and exported "
-        "in their place"
-    )

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture, parameters
-from memconsole_trainer.huggingface import Stored, WeightsError, stored, taken, tensor_files
+from memconsole_trainer.engine import WeightsError
+from memconsole_trainer.huggingface import Stored, stored, taken, tensor_files
 
 SCALE = "_scale"
 """What the name of a matrix's scale ends in."""

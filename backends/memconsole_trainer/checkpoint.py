@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.runs.directory import CHECKPOINT_NAME
 from memconsole.runs.files import sync_directory
 from memconsole_trainer import tensorfile
 
@@ -33,7 +33,6 @@ STATE = "state.json"
 SHARD_BYTES = 64 << 20
 """Tensors written together; the host holds one shard at a time, or one larger tensor."""
 _BLOCK = 1 << 20
-_NAME = re.compile(r"step-(\d{9,})")
 
 Named = tuple[str, NDArray[np.generic]]
 
@@ -97,21 +96,25 @@ class Checkpoints:
     def committed(self) -> list[Path]:
         """Committed checkpoints, newest first."""
         with contextlib.suppress(FileNotFoundError):
-            found = [p for p in self._directory.iterdir() if _NAME.fullmatch(p.name)]
+            found = [p for p in self._directory.iterdir() if CHECKPOINT_NAME.fullmatch(p.name)]
             return sorted(found, key=step_of, reverse=True)
         return []
 
-    def newest(self, say: Callable[[str], None], beat: Callable[[], None]) -> Stored | None:
+    def newest(
+        self, say: Callable[[str], None], beat: Callable[[], None], *, owned: bool = True
+    ) -> Stored | None:
         """The newest checkpoint whose every byte is as it was written.
 
-        A damaged one is told through `say`, renamed to ``step-N.BAD`` and passed over. `beat` is
-        called while hashing.
+        A damaged one is told through `say` and passed over; one who holds the run's lock (`owned`) renames it to
+        ``step-N.BAD``. `beat` is called while hashing.
         """
         for path in self.committed():
             problem = verify(path, beat)
             if problem is None:
                 return Stored(path)
             say(f"{path.name} is damaged ({problem}); using the checkpoint before it")
+            if not owned:
+                continue
             bad = path.with_name(f"{path.name}.BAD")
             with contextlib.suppress(OSError):
                 shutil.rmtree(bad, ignore_errors=True)
@@ -194,7 +197,7 @@ class Checkpoints:
 
 
 def step_of(path: Path) -> int:
-    match = _NAME.match(path.name)
+    match = CHECKPOINT_NAME.match(path.name)
     assert match is not None
     return int(match[1])
 

@@ -16,10 +16,10 @@ from memconsole.plan.plan import Plan
 
 PROMPT_TOKENS = 16
 """Of validation text that a run's samples go on from."""
-DETERMINISTIC = "Deterministic: the same bits from the same seed; on a GPU some kernels are slower"
 """What an engine says of `train.deterministic`."""
 Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
+STEP = "optimizer.step"
+"""The tensor of a state that counts the steps taken."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,21 @@ class DeviceFacts:
     total_bytes: int | None
 
 
+class WeightsError(ValueError):
+    """Weights or a state that do not fit the model; the message is one line."""
+
+    cause = "bad_plan"
+
+
+def check_names(source: StateSource, expected: Iterable[str]) -> None:
+    """Raise `WeightsError` unless `source` holds the `expected` tensors and no others."""
+    stored = set(source.names())
+    wrong = sorted(stored.symmetric_difference(expected))
+    if wrong:
+        where = "has an unexpected" if wrong[0] in stored else "lacks"
+        raise WeightsError(f"checkpoint {where} {wrong[0]} ({len(wrong)} tensors differ)")
+
+
 class Engine(Protocol):
     """A backend's implementation of training one model on one device."""
 
@@ -137,7 +152,8 @@ class Engine(Protocol):
         ...
 
     def load_state(self, source: StateSource) -> None:
-        """Continue from `state()`, at the step it was taken."""
+        """Continue from `state()`, at the step it was taken. Raises `WeightsError` when the tensors are not those of
+        this model and optimizer, by name or shape."""
         ...
 
     def memory(self) -> MemoryReading:

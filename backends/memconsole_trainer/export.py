@@ -48,12 +48,13 @@ def export(
     """Write config.json, safetensors and, if there is one, `tokenizer` into `out`; returns the names.
 
     `out` must not exist or be empty. Weights go shard by shard, so no more than `SHARD_BYTES` and one
-    tensor are in memory. `change` gives the tensors that one is stored as, `more` is added to config.json. Raises `NothingTrainedError` for a folder that holds something.
+    tensor are in memory. `change` gives the tensors that one is stored as, `more` is added to config.json. Raises OSError, `FileExistsError` for
+    a folder that holds something.
     """
     from safetensors.numpy import save_file
 
     if out.exists() and any(out.iterdir()):
-        raise trained.NothingTrainedError(f"{out}: exists and is not empty")
+        raise FileExistsError(f"{out}: exists and is not empty")
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(
         json.dumps({**config(architecture), **(more or {})}, indent=2) + "\n"

@@ -10,7 +10,6 @@ import contextlib
 import gc
 import os
 import threading
-import time
 import weakref
 from dataclasses import dataclass
 from typing import ClassVar
@@ -62,7 +61,6 @@ class HostMemory:
         self._peak = 0
         self._mark = 0
         self._mapped = 0
-        self._peak_tree = 0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -95,17 +93,10 @@ class HostMemory:
         self._sample()
         return max(0, self._peak - self._baseline)
 
-    def peak_tree_bytes(self) -> int:
-        """Highest resident bytes of the whole process tree seen so far."""
-        self._sample_tree()
-        return self._peak_tree
-
     def reset_peak(self) -> None:
         """Start measuring the peak anew, without what the heap holds free."""
         heap.trim()
-        self._sample_tree()
         with self._lock:
-            self._peak_tree = max(self._peak_tree, resident().high)
             with contextlib.suppress(OSError), open(_CLEAR_REFS, "w") as file:
                 file.write("5")
             now = resident()
@@ -131,21 +122,14 @@ class HostMemory:
             HostMemory.highest_anonymous = max(HostMemory.highest_anonymous, peak)
             return now
 
-    def _sample_tree(self) -> None:
-        self._peak_tree = max(self._peak_tree, tree_memory().resident)
-
 
 def _watch(memory: weakref.ref[HostMemory], stop: threading.Event, period: float) -> None:
     """Sample every `period` seconds until stopped, or until nobody holds the memory's owner."""
-    next_tree = time.monotonic()
     while not stop.wait(period):
         watched = memory()
         if watched is None:
             return
         watched._sample()
-        if time.monotonic() >= next_tree:
-            watched._sample_tree()
-            next_tree = time.monotonic() + 5.0
         del watched
 
 

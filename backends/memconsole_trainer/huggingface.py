@@ -15,14 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture, Parameter, parameters
-from memconsole_trainer.engine import WeightSource
+from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.tensorfile import TensorFile, TensorFileError
-
-
-class WeightsError(ValueError):
-    """A weights directory that does not fit the architecture; the message is one line."""
-
-    cause = "bad_plan"
 
 
 @dataclass(frozen=True)

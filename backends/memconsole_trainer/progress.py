@@ -114,8 +114,8 @@ def start(plan: Plan, steps_per_epoch: int) -> Progress:
 def fingerprint(plan: Plan, architecture: Architecture) -> str:
     """Of every setting that the continuation of a run depends on.
 
-    How often to log, evaluate and save, when to stop early, how many checkpoints to keep, and on which device to compute
-    may change between attempts. Settings at their default do not count: one that a newer version adds leaves the
+    What only says how a run is watched and kept, when it ends early and on which device it computes may change between
+    attempts. Settings at their default do not count: one that a newer version adds leaves the
     runs of older versions resumable.
     """
     free = (
@@ -125,14 +125,18 @@ def fingerprint(plan: Plan, architecture: Architecture) -> str:
         "evaluate_every",
         "evaluation_batches",
         "evaluation_batch_size",
+        "early_stopping_patience",
+        "early_stopping_minimum",
         "checkpoint_every",
+        "keep_checkpoints",
+        "sample_tokens",
+        "tensorboard",
     )
-    stopping = ("early_stopping_patience", "early_stopping_minimum")
     counted = {
         name: _changed(getattr(plan, name), getattr(Plan(), name))
         for name in ("data", "train", "optimize")
     }
-    for key in (*free, *stopping, "keep_checkpoints", "sample_tokens", "tensorboard"):
+    for key in free:
         counted["train"].pop(key, None)
     parts = (plan.backend, counted, architecture)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -25,7 +25,7 @@ def main() -> int:
         tokenizer = found.tokenizer()
         engine = engine_factory(found.plan.backend)(found.plan, None)
         found.build(engine)
-    except (PlanError, ValueError) as error:
+    except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
     if found.note:

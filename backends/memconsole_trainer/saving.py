@@ -89,9 +89,9 @@ class Saver:
         """Sleep a little. Raises `error` at the deadline, or when asked to stop."""
         if self._watch.phase != "wait_disk":
             self._watch.enter("wait_disk", str(error.strerror))
-            message = f"the disk is full ({error.strerror}); waiting for room to save a checkpoint"
-            print(f"warning: {message}", flush=True)
-            self._attempt.emit(events.Warning(message=message))
+            self._watch.warn(
+                f"the disk is full ({error.strerror}); waiting for room to save a checkpoint"
+            )
         for _ in range(10):
             if time.monotonic() >= deadline or self._attempt.stop_requested:
                 raise error

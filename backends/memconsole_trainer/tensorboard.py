@@ -79,12 +79,15 @@ class TensorBoard:
         self._file.write(record(_double(1, now) + _varint(2, first_step) + _message(7, start)))
         self._file.flush()
         self._last: dict[str, int] = {}
+        self._failed = False
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="tensorboard", daemon=True)
         self._thread.start()
 
     def see(self, event: events.Event) -> None:
         """Queue the figures of an event, each step of a tag once."""
+        if self._failed:
+            return
         step, found = scalars(event)
         new = [(tag, value) for tag, value in found if step > self._last.get(tag, -1)]
         if new:
@@ -108,6 +111,7 @@ class TensorBoard:
                     if self._queue.empty():
                         self._file.flush()
         except OSError as error:  # a full disk ends the curves, not the run
+            self._failed = True
             print(f"warning: TensorBoard's file ends here: {error}", flush=True)
 
     def _waiting(self) -> Iterator[bytes]:

@@ -97,7 +97,7 @@ def read(path: Path) -> Trained:
     run = RunDirectory(path)
     plan = run.read_plan()
     stored = Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints).newest(
-        lambda warning: print(f"warning: {warning}", file=sys.stderr), lambda: None
+        lambda warning: print(f"warning: {warning}", file=sys.stderr), lambda: None, owned=False
     )
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")

@@ -15,6 +15,7 @@ import click
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Missing
+from memconsole.errors import UserError
 from memconsole.plan.plan import installed_backends
 from memconsole.plan.processor import missing_instructions
 from memconsole.runs.directory import runs_root
@@ -122,20 +123,19 @@ def _devices() -> list[Finding]:
 
 
 def _limits() -> list[Finding]:
-    root = runs_root()
-    place = root
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    low = free < LOW_DISK
-    return [
-        (
-            "runs",
-            "warning" if low else "ok",
-            f"{root}, {format_bytes(free)} free" + ("; checkpoints may not fit" if low else ""),
-        ),
-        *_bf16(),
-    ]
+    return [_runs(), *_bf16()]
+
+
+def _runs() -> Finding:
+    try:
+        root = runs_root()
+        free = shutil.disk_usage(root).free
+    except (UserError, OSError) as error:
+        return "runs", "warning", str(error)
+    words = f"{root}, {format_bytes(free)} free"
+    if free < LOW_DISK:
+        return "runs", "warning", f"{words}; checkpoints may not fit"
+    return "runs", "ok", words
 
 
 def _bf16() -> list[Finding]:

@@ -55,7 +55,8 @@ def text(answer: Answer) -> list[str]:
     if found.changes:
         lines.append("what to change" if found.fits else "what needs least")
         rows = [
-            [f"  {c.label}", f"{_word(c.before)} -> {_word(c.after)}", c.key] for c in found.changes
+            [f"  {c.label}", f"{plans.written(c.before)} -> {plans.written(c.after)}", c.key]
+            for c in found.changes
         ]
         lines += columns(rows, left=(0, 1, 2))
         altered = ", ".join(found.result_changes)
@@ -74,10 +75,6 @@ def text(answer: Answer) -> list[str]:
 def _verdict(table: MemoryTable) -> str:
     free = format_bytes(abs(table.free_bytes))
     return f"fits, {free} free" if table.fits else f"does not fit, {free} over"
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:

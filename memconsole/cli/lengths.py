@@ -47,13 +47,11 @@ def _measured(plan: Plan) -> Lengths:
 
 def _assignments(plan: Plan) -> list[str]:
     """The settings that decide how the data is tokenized."""
-    words = []
-    for key, setting in plans.SETTINGS.items():
-        value = plans.get(plan, key)
-        if key.startswith(("data.", "model.")) and key != "data.source" and value is not None:
-            shown = str(value).lower() if isinstance(value, bool) else str(value)
-            words += [f"{key}={shown}"] if value != setting.default else []
-    return words
+    return [
+        word
+        for word in plans.command_line(plan)
+        if word.startswith(("data.", "model.")) and not word.startswith("data.source=")
+    ]
 
 
 def lengths_words(lengths: Lengths) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from memconsole.cli.tables import columns
 from memconsole.devices.reading import Devices
 from memconsole.memory.advice import Remedy
+from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
 from memconsole.remedies import remedies_of
 from memconsole.runs.comparison import Comparison
@@ -74,7 +75,9 @@ def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:
             "~" + format_bytes(remedy.saves_bytes),
             f"x{remedy.time_factor:.2f}",
             "fits" if remedy.fits else "too little",
-            " ".join(f"--set {key}={_word(value)}" for key, value in remedy.changes.items()),
+            " ".join(
+                f"--set {key}={plans.written(value)}" for key, value in remedy.changes.items()
+            ),
         ]
         for remedy in found
     ]
@@ -89,10 +92,6 @@ def _row(c: Comparison) -> list[str]:
         error = f"{c.error_percent:+.1f} %"
     band = {True: "yes", False: "no", None: "n/a"}[c.inside_band]
     return [c.name, guess, seen, error, band]
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bytes(count: int | None) -> str:

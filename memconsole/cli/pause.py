@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
-
 import click
 
-from memconsole.runs.control import request_pause, wait_answer
-from memconsole.runs.directory import RunError, find_run
+from memconsole.runs.control import request_pause, wait_accepted
+from memconsole.runs.directory import find_run
+from memconsole.runs.identity import user_name
 
 
 @click.command()
@@ -18,8 +17,5 @@ def command(run: str) -> None:
     To free the memory, stop it instead.
     """
     found = find_run(run)
-    request = request_pause(found, f"{getpass.getuser()} (memconsole pause)")
-    answer = wait_answer(found, request)
-    if answer is None or not answer.accepted:
-        raise RunError(f"run {found.id}: {answer.note if answer else 'its supervisor is silent'}")
+    wait_accepted(found, request_pause(found, f"{user_name()} (memconsole pause)"))
     click.echo(f"{found.id}: pauses after its present step; memconsole resume {found.id} goes on")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 
 import click
 
 from memconsole.runs import events
-from memconsole.runs.control import request_profile, wait_answer
+from memconsole.runs.control import request_profile, wait_accepted
 from memconsole.runs.directory import RunDirectory, RunError, find_run
 from memconsole.runs.eventlog import EventReader
+from memconsole.runs.identity import user_name
 from memconsole.runs.liveness import liveness
 from memconsole.sanitize import clean_line
 
@@ -27,10 +27,8 @@ def command(run: str, steps: int, wait: bool) -> None:
     The files go into RUN's folder; recorded steps are slower.
     """
     found = find_run(run)
-    request = request_profile(found, f"{getpass.getuser()} (memconsole profile)", steps)
-    answer = wait_answer(found, request)
-    if answer is None or not answer.accepted:
-        raise RunError(f"run {found.id}: {answer.note if answer else 'its supervisor is silent'}")
+    request = request_profile(found, f"{user_name()} (memconsole profile)", steps)
+    answer = wait_accepted(found, request)
     if not wait:
         click.echo(f"{found.id}: records its next steps into {found.path / 'profiles'}")
         return

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
-
 import click
 
 from memconsole.runs.control import pause_asked, request_continue
 from memconsole.runs.directory import find_run
+from memconsole.runs.identity import user_name
 from memconsole.runs.launch import local
 from memconsole.runs.liveness import liveness
 
@@ -20,7 +19,7 @@ def command(ctx: click.Context, run: str, watch: bool) -> None:
     """Let a paused RUN go on; start an ended one anew from its newest intact checkpoint."""
     found = find_run(run)
     if liveness(found).live and pause_asked(found):
-        request_continue(found, f"{getpass.getuser()} (memconsole resume)")
+        request_continue(found, f"{user_name()} (memconsole resume)")
         click.echo(f"{found.id}: goes on")
     else:
         attempt = local.resume(found)

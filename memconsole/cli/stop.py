@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 
 import click
@@ -10,6 +9,7 @@ import click
 from memconsole.runs.control import request_kill, request_stop
 from memconsole.runs.directory import find_run
 from memconsole.runs.follow import status
+from memconsole.runs.identity import user_name
 from memconsole.runs.snapshot import LIVE
 
 POLL_SECONDS = 0.2
@@ -31,7 +31,7 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
     verb = "Kill" if kill else "Stop"
     if not yes:
         click.confirm(f"{verb} {found.id} ({before.name}) at step {before.step:,}?", abort=True)
-    who = f"{getpass.getuser()} (memconsole stop)"
+    who = f"{user_name()} (memconsole stop)"
     (request_kill if kill else request_stop)(found, who)
     while wait:
         now = status(found)

@@ -32,7 +32,7 @@ ORDER = (
 
 LARGEST_BATCH = 65_536
 CHUNK_TOKENS = 1024
-"""Tokens whose logits both backends make at a time under a chunked loss."""
+"""No backend makes the logits of more tokens at a time under a chunked loss."""
 SCORES_SLACK = 256 * 2**20
 """Bytes by which chunks of attention scores can shrink where a micro-batch grows by a row: eight times what
 one chunk of them takes at most."""

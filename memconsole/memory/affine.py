@@ -14,7 +14,7 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.memory.timeline import Exact, ExactPhase, Moment, Timeline
-from memconsole.memory.torch_moments import CHUNK_TOKENS
+from memconsole.memory.torch_moments import CHUNK_TOKENS, MASK_ALIGNMENT
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
@@ -23,19 +23,11 @@ TERMS = ("1", "S", "B·S", "S²", "B·S²", "chunk", "rest")
 rows of its last chunk where there are several. A single chunk has B·S rows."""
 CHUNKS = 3
 """Chunks of a traced loss at most: a whole one behind a whole one, then the rest, is all there is to see."""
-MASK_ALIGNMENT = 16
-"""Elements to which CUDA's memory-efficient attention pads a mask's rows (PyTorch, sdp_utils: pad_bias)."""
 
 
 def chunks(tokens: int) -> int:
     """Chunks that a trace of `tokens` tokens must have."""
     return min(CHUNKS, -(-tokens // CHUNK_TOKENS))
-
-
-def windowed(architecture: Architecture, length: int) -> bool:
-    """Whether a sliding window cuts, so that there is a mask."""
-    window = architecture.sliding_window
-    return window is not None and window < length
 
 
 def sizes(batch: int, length: int) -> tuple[int, ...]:
@@ -69,7 +61,7 @@ def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
         f"fused_loss={o.fused_loss}",
         f"freeze={o.freeze_base}",
         f"rank={o.lora_rank} base={o.base_storage}",
-        f"offload={o.optimizer_offload},{o.activation_offload}",
+        f"offload={o.optimizer_offload},{o.activation_offload} backward={o.optimizer_in_backward}",
         f"sharding={o.sharding},{plan.device.count}",
         # A CPU holds the whole step's rows; elsewhere all micro-batches after the first are alike.
         f"accumulation={o.accumulation_steps if kind == 'cpu' else min(2, o.accumulation_steps)}",
@@ -164,7 +156,7 @@ def _outweighs(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
 
 def _regime(a: Architecture, kind: str, batch: int, length: int, isolated: bool) -> tuple[str, ...]:
     """What about the sizes themselves changes which tensors there are."""
-    tokens, cut = batch * length, windowed(a, length)
+    tokens, cut = batch * length, a.windowed(length)
     parts = [f"rows={'one' if batch == 1 else 'many'}", f"chunks={chunks(tokens)}"]
     parts.append(f"windowed={cut}")
     if isolated:

@@ -44,16 +44,6 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Timeline | None = None
 
 
-def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/memconsole/exact``, or the system's own place for caches."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(home):
-        return Path(home) / "memconsole" / "exact"
-    import platformdirs
-
-    return platformdirs.user_cache_path("memconsole") / "exact"
-
-
 def fingerprint(module: str) -> str:
     """A hash of a tracer's package, of the trainer's and of ours, and of the frameworks' versions."""
     found = hashlib.sha256()

@@ -183,9 +183,8 @@ def _score_copies(step: Step, overlap: Overlap, rows: int) -> float:
 def score_bytes(step: Step, rows: int) -> int:
     """fp32 attention scores of one chunk of queries of so many rows; none where cuDNN's fused attention takes them."""
     a, length = step.architecture, step.sequence
-    windowed = a.sliding_window is not None and a.sliding_window < length
-    windowed |= step.plan.data.isolate_documents
-    fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not windowed
+    masked = a.windowed(length) or step.plan.data.isolate_documents
+    fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not masked
     if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
         return 0
     row = 4 * rows * a.heads * length

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import msgspec
 
 from memconsole import typed_json
+from memconsole.cache import cache_folder
 from memconsole.memory.estimate import Lookup, architecture_of, table_of
 from memconsole.memory.table import Budget, MemoryTable
 from memconsole.plan.lengths import Lengths, lengths_key
@@ -53,20 +53,10 @@ def priced_lengths(
     return tuple(found)
 
 
-def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/memconsole/lengths``, or the system's own place for caches."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(home):
-        return Path(home) / "memconsole" / "lengths"
-    import platformdirs
-
-    return platformdirs.user_cache_path("memconsole") / "lengths"
-
-
 def known_lengths(plan: Plan) -> Lengths | None:
     """The lengths measured of this data as it is now, or None. Damaged files are ignored."""
     try:
-        file = cache_folder() / f"{lengths_key(plan)}.json"
+        file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
         return typed_json.decode(file.read_bytes(), Lengths)
     except (OSError, PlanError, msgspec.DecodeError):
         return None
@@ -75,7 +65,7 @@ def known_lengths(plan: Plan) -> Lengths | None:
 def keep_lengths(plan: Plan, lengths: Lengths) -> None:
     """Remember a measurement; where the cache cannot be written, it is measured again next time."""
     try:
-        file = cache_folder() / f"{lengths_key(plan)}.json"
+        file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f".tmp-{os.getpid()}-{file.name}")
         temporary.write_bytes(msgspec.json.encode(lengths))

@@ -11,9 +11,6 @@ from memconsole.memory.sizes import Group, Sizes, coded_bytes, sizes
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
-ADAPTED_MATRICES = 7
-"""Matrices of a gated block that take adapters; each adds two tensors."""
-
 
 class Moment(msgspec.Struct, frozen=True):
     """Live bytes of each component at one moment of a step; runtime is the same in all of them."""
@@ -156,11 +153,11 @@ def _adapters(s: Sizes, rank: int) -> Group:
         return Group()
     return Group(
         elements=rank * s.block.adapter_width * s.layers,
-        tensors=2 * ADAPTED_MATRICES * s.layers,
+        tensors=2 * s.block.adapted * s.layers,
         largest=rank * s.block.adapter_largest,
         orthogonal=rank * s.block.adapter_width * s.layers,
         orthogonalizing=2 * rank * s.block.adapter_largest + rank**2,
-        factored=(s.block.adapter_width + 2 * ADAPTED_MATRICES * rank) * s.layers,
+        factored=(s.block.adapter_width + 2 * s.block.adapted * rank) * s.layers,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memconsole.memory.table import MemoryTable
 from memconsole.plan.optimizations import Optimization
 from memconsole.plan.plan import Plan
+from memconsole.units import format_bytes
 
 PHASE_WORDS = {
     "forward": "the forward pass",
@@ -78,9 +79,5 @@ def _specific(key: str, backend: str, value: object, changed: Plan, kind: str) -
 def _host(before: MemoryTable, after: MemoryTable) -> str:
     if after.host_bytes < before.host_bytes:
         saved = before.host_bytes - after.host_bytes
-        return f"saves host memory, not device memory ({_mib(saved)})"
+        return f"saves host memory, not device memory ({format_bytes(saved)})"
     return "data waits in host memory, not on the device"
-
-
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"

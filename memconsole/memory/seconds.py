@@ -17,7 +17,7 @@ from memconsole.memory.table import Budget
 from memconsole.memory.torch_program import kept_per_token
 from memconsole.plan.architecture import Architecture, layer_parameters
 from memconsole.plan.plan import Plan
-from memconsole.plan.processor import missing_instructions
+from memconsole.plan.processor import missing_instructions, vectors_alone
 from memconsole.plan.sections import EIGHT_BIT
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
@@ -31,6 +31,9 @@ DISK = 1e9
 """Bytes per second to and from a file, most of it in the kernel's cache."""
 SOFT_FACTORS = {"bf16": 3.0, "fp16": 50.0}
 """How much slower torch's 16-bit arithmetic is on a CPU without instructions for it (`tests/bench/optimizations.py`)."""
+VECTOR_SHARES = {"bf16": 0.29, "fp16": 0.40}
+"""What torch reaches of the doubled peak where a CPU has vector instructions for 16 bits and no matrix unit, beside
+its share in fp32: it trains at 0.58 and 0.80 of fp32's speed there (`tests/bench/optimizations.py`)."""
 
 
 def forward_flops_per_token(a: Architecture, sequence: int) -> int:
@@ -44,7 +47,7 @@ def attention_flops_per_token(a: Architecture, sequence: int) -> int:
     """Of those, the scores' and their values', of the keys that a query sees on average."""
     attended = sequence
     if a.sliding_window is not None:
-        local = sum(a.is_local(layer) for layer in range(a.layers))
+        local = a.local_layers
         window = min(sequence, a.sliding_window)
         attended = (local * window + (a.layers - local) * sequence) // max(1, a.layers)
     return 4 * attended * a.query_width * a.layers // 2
@@ -104,6 +107,11 @@ def peak_flops(budget: Budget, precision: str, backend: str = "torch") -> float:
 def _soft(width: str) -> bool:
     """Whether this machine's processor lacks instructions for a 16-bit type."""
     return missing_instructions(width) != ""
+
+
+@lru_cache(maxsize=4)
+def _vector_share(precision: str) -> float:
+    return VECTOR_SHARES[precision.removesuffix("-sr")] if vectors_alone(precision) else 1.0
 
 
 @lru_cache(maxsize=1)
@@ -199,9 +207,10 @@ def _orthogonalizing_flops(a: Architecture, rank: int) -> float:
 def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> float:
     """Estimated seconds of one optimizer step."""
     o, costs = plan.optimize, speed(budget.kind)
-    arithmetic = step_flops(plan, architecture) / (
-        peak_flops(budget, o.precision, plan.backend) * costs.flops_share
-    )
+    peak = peak_flops(budget, o.precision, plan.backend) * costs.flops_share
+    if budget.kind == "cpu" and plan.backend == "torch":
+        peak *= _vector_share(o.precision)
+    arithmetic = step_flops(plan, architecture) / peak
     bandwidth = budget.bandwidth_bytes_per_second or GENERIC_BANDWIDTH.get(budget.kind, 1e11)
     traffic = _traffic(plan, architecture, budget.kind) / (bandwidth * costs.bandwidth_share)
     launches = o.accumulation_steps * (architecture.layers + 2) * costs.step_overhead_seconds

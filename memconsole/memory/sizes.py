@@ -47,6 +47,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     (Shazeer & Stern 2018, algorithm 4)."""
     sides: tuple[int, ...] = ()
     """In and out of one matrix that takes an adapter; empty for several weights."""
+    adapted: int = 0
+    """Matrices that take adapters."""
     adapter_width: int = 0
     """Sum of in + out over the matrices that take adapters; times the rank gives their elements."""
     adapter_largest: int = 0
@@ -67,6 +69,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             coded_blocks=self.coded_blocks + times * other.coded_blocks,
             factored=self.factored + times * other.factored,
             sides=() if self.tensors else other.sides,
+            adapted=self.adapted + times * other.adapted,
             adapter_width=self.adapter_width + times * other.adapter_width,
             adapter_largest=max(self.adapter_largest, other.adapter_largest),
         )
@@ -162,6 +165,7 @@ def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 coded_blocks=-(-p.size // STORAGE_BLOCK) if matrix else 0,
                 factored=sum(p.shape) if len(p.shape) > 1 else p.size,
                 sides=p.shape[::-1] if matrix else (),
+                adapted=int(matrix),
                 adapter_width=sum(p.shape) if matrix else 0,
                 adapter_largest=max(p.shape) if matrix else 0,
             )

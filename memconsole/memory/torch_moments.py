@@ -23,7 +23,6 @@ from memconsole.memory.torch_program import (
     final_norm_program,
 )
 from memconsole.memory.torch_tape import Live
-from memconsole.plan.architecture import Architecture
 
 CHUNK_TOKENS = 512
 """`memconsole_torch.fused_loss.CHUNK_TOKENS`."""
@@ -411,8 +410,7 @@ def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
     """The kinds of blocks: those behind a mask and the others. Where nothing below the first is trained it keeps
     less, see `_Timeline`: only where it is the only one is it a kind of its own."""
     a = step.architecture
-    window = a.sliding_window
-    masked = _local_layers(a) if window is not None and window < step.sequence else 0
+    masked = a.local_layers if a.windowed(step.sequence) else 0
     if step.plan.data.isolate_documents:
         masked = a.layers
     counts = {True: masked, False: a.layers - masked}
@@ -427,18 +425,12 @@ def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
     return found
 
 
-@lru_cache(maxsize=256)
-def _local_layers(a: Architecture) -> int:
-    """Layers that attend within a sliding window, whether or not it cuts."""
-    return sum(a.is_local(layer) for layer in range(a.layers))
-
-
 def _tables(step: Step, tokens: int) -> tuple[int, int]:
     """Rotary cosines and sines of global and of local layers, and additive masks, of `tokens` tokens: in the forward
     pass, and what of it layers keep."""
     a, length = step.architecture, step.sequence
-    local, wide = _local_layers(a), a.layers - _local_layers(a)
-    cut = a.sliding_window is not None and a.sliding_window < length
+    local, wide = a.local_layers, a.layers - a.local_layers
+    cut = a.windowed(length)
     rope = 4 * a.head_size if a.positions == "rope" else 0
     if step.plan.data.isolate_documents:
         mask = step.compute * tokens * length * (2 if cut and local and wide else 1)
@@ -465,10 +457,10 @@ def _pads_mask(step: Step) -> bool:
 def _mask_making(step: Step, tokens: int) -> int:
     """Two truth values and one more element for each of the sliding window's mask; one value for each of a mask of
     every row, and one for each of the order."""
-    window, length = step.architecture.sliding_window, step.sequence
+    length = step.sequence
     if step.plan.data.isolate_documents:
         return (tokens + length) * length
-    return (2 + step.compute) * length * length if window is not None and window < length else 0
+    return (2 + step.compute) * length * length if step.architecture.windowed(length) else 0
 
 
 def _norm_workspace(step: Step) -> int:

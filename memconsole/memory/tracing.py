@@ -14,7 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from memconsole.memory.exact_store import ExactStore, Stored, cache_folder, fingerprint
+from memconsole.cache import cache_folder
+from memconsole.memory.exact_store import ExactStore, Stored, fingerprint
 from memconsole.memory.matter import Matter, matter_of
 from memconsole.memory.table import Budget
 from memconsole.memory.timeline import Answer, Exact, Question, Timeline
@@ -355,6 +356,6 @@ class Desk:
         """The backend's part of the store; None where nothing traces for it."""
         module = self._module(backend)
         if module is not None and backend not in self._stores:
-            root = self._folder or cache_folder()
+            root = self._folder or cache_folder() / "exact"
             self._stores[backend] = ExactStore(root, fingerprint(module))
         return self._stores.get(backend)

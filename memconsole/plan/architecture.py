@@ -85,6 +85,15 @@ class Architecture(
         return self.sliding_window is not None and (layer + 1) % self.global_every != 0
 
     @property
+    def local_layers(self) -> int:
+        """Layers that attend within a sliding window, whether or not it cuts."""
+        return 0 if self.sliding_window is None else self.layers - self.layers // self.global_every
+
+    def windowed(self, length: int) -> bool:
+        """Whether the sliding window hides anything in rows of so many tokens."""
+        return self.sliding_window is not None and self.sliding_window < length
+
+    @property
     def scale(self) -> float:
         return self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
 

@@ -11,7 +11,6 @@ from memconsole.plan import plan as plans
 from memconsole.plan.conflicts import check_conflicts
 from memconsole.plan.plan import Plan, PlanError
 
-DeviceKind = str
 """cpu | gpu (NVIDIA) | rocm (AMD) | apple | tpu"""
 
 
@@ -151,7 +150,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
         key="optimize.gradient_checkpointing",
         label="gradient checkpointing (remat)",
         help="keep only block inputs (full), with attention (attention) and matmuls (selective); recompute the rest",
-        costs="20-30 % more time",
+        costs="time to compute it again",
         values=_fixed("none", "selective", "attention", "full"),
         trains=EVERYWHERE,
     ),

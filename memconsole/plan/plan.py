@@ -69,6 +69,7 @@ __all__ = [
     "quote",
     "replace",
     "to_document",
+    "written",
 ]
 
 
@@ -270,15 +271,15 @@ def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
 
 
 def load(path: Path) -> Plan:
-    """Read a plan file. Raises `PlanError`, also when the file cannot be read."""
+    """Read a plan file; ``~`` is a home directory. Raises `PlanError`, also when the file cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
         raise PlanError(f"{printable(str(path))}: cannot be read: {_reason(error)}") from None
     return loads(text, str(path))
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _reason(error: OSError | ValueError | RuntimeError) -> str:
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else printable(str(error))
@@ -309,11 +310,12 @@ def command_line(plan: Plan) -> list[str]:
     for key in SETTINGS:
         value = get(plan, key)
         if value != get(default, key):
-            arguments += ["--set", f"{key}={_word(value)}"]
+            arguments += ["--set", f"{key}={written(value)}"]
     return arguments
 
 
-def _word(value: Any) -> str:
+def written(value: Any) -> str:
+    """A setting's value as `parse_value` reads it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value)

@@ -15,13 +15,29 @@ _ARM = {"bf16": ("bf16", "svebf16"), "fp16": ("asimdhp", "fphp")}
 def missing_instructions(precision: str, cpuinfo: Path = _CPUINFO) -> str:
     """The instruction set that would make matmuls in `precision` fast and is not there; empty if one is, if none is
     needed, or where the system does not say (it does on Linux)."""
-    width = precision.removesuffix("-sr")
+    known, present = _instructions(precision, cpuinfo)
+    return known[0] if known and not present else ""
+
+
+def vectors_alone(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether an x86 processor has vector instructions for `precision`, and no matrix unit (AMX)."""
+    return _instructions(precision, cpuinfo)[1] == {_X86.get(_width(precision), ("",))[0]}
+
+
+def _width(precision: str) -> str:
+    return precision.removesuffix("-sr")
+
+
+def _instructions(precision: str, cpuinfo: Path) -> tuple[tuple[str, ...], set[str]]:
+    """Instruction sets for matmuls in `precision`, none where the system does not say; and those of them that are
+    there."""
+    width = _width(precision)
     if width not in _X86:
-        return ""
+        return (), set()
     try:
         text = cpuinfo.read_text(errors="replace")
     except OSError:
-        return ""
+        return (), set()
     lines = (line.partition(":") for line in text.splitlines())
     found = {key.strip(): set(value.split()) for key, _, value in lines}
     if "flags" in found:
@@ -29,5 +45,5 @@ def missing_instructions(precision: str, cpuinfo: Path = _CPUINFO) -> str:
     elif "Features" in found:
         known, present = _ARM[width], found["Features"]
     else:
-        return ""
-    return "" if present & set(known) else known[0]
+        return (), set()
+    return known, present & set(known)

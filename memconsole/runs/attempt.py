@@ -51,7 +51,8 @@ class Attempt:
         self.run = run_directory
         self.number = number
         self.path = run_directory.attempt_path(number)
-        self.stop_requests = 0
+        self.stop_requested = False
+        """Finish the step, save, leave with exit code 75."""
         self.step = 0
         self.checkpoint: str | None = None
         """The newest one, for the last word of an attempt that ends before it trains."""
@@ -109,16 +110,6 @@ class Attempt:
             self._heartbeat = None
         self.free_reserve()
         self._release()
-
-    @property
-    def stop_requested(self) -> bool:
-        """Finish the step, save, leave with exit code 75."""
-        return self.stop_requests > 0
-
-    @property
-    def stop_urgent(self) -> bool:
-        """Asked a second time: save what is there without finishing the step or the evaluation."""
-        return self.stop_requests > 1
 
     @property
     def paused(self) -> bool:
@@ -278,7 +269,7 @@ class Attempt:
             self._locks.pop().release()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        self.stop_requests += 1
+        self.stop_requested = True
 
     def _on_exception(
         self, kind: type[BaseException], exception: BaseException, trace: TracebackType | None

@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_stop(run: RunDirectory, who: str) -> str:
-    """Ask the trainer to save and stop; asked twice, not to finish the step first.
+    """Ask the trainer to finish its step, save and stop; asked twice, it is killed sooner if it does not.
 
     Returns the request's id. Starts a supervisor when the run has lost its own. Raises `RunError`
     when the run does not live.
@@ -128,6 +128,14 @@ def wait_answer(run: RunDirectory, request_id: str, seconds: float = 10.0) -> An
     deadline = time.monotonic() + seconds
     while (found := answer(run, request_id)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
+    return found
+
+
+def wait_accepted(run: RunDirectory, request_id: str) -> Answer:
+    """The supervisor's answer. Raises `RunError` where it does not come in time, or refuses."""
+    found = wait_answer(run, request_id)
+    if found is None or not found.accepted:
+        raise RunError(f"run {run.id}: {found.note if found else 'its supervisor is silent'}")
     return found
 
 

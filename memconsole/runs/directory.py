@@ -23,6 +23,7 @@ from memconsole.runs.records import AttemptRecord, RunRecord
 from memconsole.sanitize import clean_line
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
+CHECKPOINT_NAME = re.compile(r"step-(\d{9,})")
 NAME_CHARACTERS = 80
 RECEIPT = "receipt.json"
 
@@ -147,9 +148,7 @@ class RunDirectory:
             names = os.listdir(self.checkpoints_path)
         except OSError:
             return []
-        steps = sorted(
-            (int(m[1]), m[0]) for m in map(re.compile(r"step-(\d+)").fullmatch, names) if m
-        )
+        steps = sorted((int(m[1]), m[0]) for m in map(CHECKPOINT_NAME.fullmatch, names) if m)
         return [self.checkpoints_path / name for _, name in steps]
 
 

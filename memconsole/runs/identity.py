@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import getpass
 import os
 import select
 import signal
@@ -43,6 +44,14 @@ def boot_id() -> str:
 @functools.cache
 def host_name() -> str:
     return os.uname().nodename or "localhost"
+
+
+def user_name() -> str:
+    """Who asks; a user id where it has no name, as in containers."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return f"user {os.getuid()}"
 
 
 def start_ticks(pid: int) -> int | None:

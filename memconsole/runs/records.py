@@ -1,4 +1,4 @@
-"""The small JSON files of a run directory, typed."""
+"""The small JSON records of a run, typed."""
 
 from __future__ import annotations
 
@@ -84,3 +84,10 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor was not the trainer's parent and could not learn its exit code."""
     continues: bool = False
     """The supervisor starts another attempt by itself, see `ladder`."""
+
+
+class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor tells whoever started it, once, through a pipe: which attempt runs, or why none does."""
+
+    attempt: int = 0
+    error: str = ""

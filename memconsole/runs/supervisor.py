@@ -18,15 +18,9 @@ import msgspec
 
 from memconsole.runs import daemon, locks
 from memconsole.runs.directory import RunDirectory, RunError
+from memconsole.runs.records import StartRecord
 from memconsole.runs.spawn import TrainerCommand, trainer_command
 from memconsole.runs.supervision import Supervisor, say
-
-
-class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor tells whoever started it, once."""
-
-    attempt: int = 0
-    error: str = ""
 
 
 def main(arguments: Sequence[str] | None = None, command: TrainerCommand = trainer_command) -> int:
@@ -50,9 +44,9 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
         attempt = supervisor.adopt() if options.mode == "adopt" else supervisor.start(command)
     except (RunError, locks.LockHeld, OSError, ValueError) as error:
         say(str(error))
-        _tell(options.ready_fd, Started(error=str(error)))
+        _tell(options.ready_fd, StartRecord(error=str(error)))
         return 1
-    _tell(options.ready_fd, Started(attempt=attempt))
+    _tell(options.ready_fd, StartRecord(attempt=attempt))
     supervisor.watch()
     while supervisor.continues:
         supervisor = supervisor.successor()
@@ -66,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
     return 0
 
 
-def _tell(descriptor: int, message: Started) -> None:
+def _tell(descriptor: int, message: StartRecord) -> None:
     if descriptor >= 0:
         with contextlib.suppress(OSError):
             os.write(descriptor, msgspec.json.encode(message))

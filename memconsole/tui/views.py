@@ -126,7 +126,7 @@ class PlanView:
 
 
 def same_value(a: object, b: object) -> bool:
-    """Equal in type and value, so that `True` is not `1`; numbers written as text count as numbers."""
+    """Equal in type and value, so that `True` is not `1`."""
     return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -122,6 +123,22 @@ ROWS: dict[str, Settings] = {
         "optimize.precision": "bf16",
     },
 }
+UNCHANGED: dict[str, Settings] = {
+    "evaluation batch 64": {"train.evaluation_batch_size": 64},
+    "stride 128": {"data.stride": 128},
+    "dataset limit 30": {"data.max_examples": 30},
+    "shuffle buffer 100": {"data.shuffle_buffer": 100},
+    "heap as glibc has it": {},
+}
+"""What a step computes is the plain one's, of other rows at most."""
+ENVIRONMENTS = {
+    "heap as glibc has it": {
+        "MALLOC_ARENA_MAX": str(8 * (os.cpu_count() or 1)),
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+    }
+}
+"""Instead of what a trainer starts in: here glibc's own limits, its thresholds where they come to rest (mallopt(3))."""
 ONE_ROW: Settings = {"train.batch_size": 1}
 LARGE: dict[str, Settings] = {
     "plain": {},
@@ -137,7 +154,7 @@ LARGE: dict[str, Settings] = {
     "LoRA rank 8, nf4 base": {**ADAPTERS, "optimize.base_storage": "nf4"},
 }
 CASES: dict[str, tuple[Settings, dict[str, Settings]]] = {
-    "GPT 13.9 M": ({}, ROWS),
+    "GPT 13.9 M": ({}, {**ROWS, **UNCHANGED}),
     "GPT 77.2 M": (ONE_ROW, LARGE),
 }
 REFERENCE: dict[tuple[str, str], dict[str, float]] = {
@@ -186,10 +203,11 @@ SAME_LOSS = 0.002
 """How far its loss may be from the plain run's, as a share."""
 
 
-def measured(backend: str, case: str, changes: Settings, model: str) -> dict[str, Any]:
-    """One short run; bytes at the peak, estimated and measured, its speed and its last loss."""
+def measured(backend: str, case: str, name: str, model: str) -> dict[str, Any]:
+    """One short run of a row; bytes at the peak, estimated and measured, its speed and its last loss."""
     base = {"model.name": model, "backend": backend, "device.name": "cpu"}
-    report = run({**PLAIN, **base, **CASES[case][0], **changes})
+    common, rows = CASES[case]
+    report = run({**PLAIN, **base, **common, **rows[name]}, ENVIRONMENTS.get(name, {}))
     steps = [s for s in report["steps"] if s["step"] > 2]
     return {
         "estimated_bytes": report["memory"]["estimated"]["peak_bytes"],
@@ -344,11 +362,11 @@ def _measure_all(
         for backend in options.backend or BACKENDS:
             rows = results.setdefault(case, {}).setdefault(backend, {})
             plain: dict[str, Any] = {}  # of the same run: the machine is never as fast again
-            for name, changes in names.items():
+            for name in names:
                 if not any(word in name for word in options.only or [""]) and name != "plain":
                     continue
                 try:
-                    row = measured(backend, case, changes, model)
+                    row = measured(backend, case, name, model)
                     plain = row if name == "plain" else plain
                     row["speed"] = row["tokens_per_second"] / plain["tokens_per_second"]
                     rows[name] = row

@@ -11,7 +11,10 @@ import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from memconsole.cli.train import BAD_PLAN
 
 BACKENDS = ("torch", "jax")
 Settings = Mapping[str, object]
@@ -21,29 +24,35 @@ class RefusedError(Exception):
     """The console does not launch the plan; says why."""
 
 
-def trained(settings: Settings, state: Path) -> dict[str, Any]:
+def trained(
+    settings: Settings, state: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """`memconsole report --json` of a run with `settings`, kept under the folder `state`. Raises `RefusedError`."""
     words = [part for key, value in settings.items() for part in ("--set", f"{key}={_word(value)}")]
     done = subprocess.run(
         [sys.executable, "-m", "memconsole", "train", "--json", "--force", *words],
-        env={**os.environ, "XDG_STATE_HOME": str(state)},
+        env={**os.environ, **environment, "XDG_STATE_HOME": str(state)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    if not done.stdout.strip():
+    if done.returncode == BAD_PLAN and not done.stdout.strip():
         raise RefusedError(done.stderr.strip().splitlines()[-1])
+    if not done.stdout.strip():
+        raise RuntimeError(f"exit code {done.returncode}: {words}\n{done.stderr[-2000:]}")
     report: dict[str, Any] = json.loads(done.stdout)
     if report["verdict"]["reason"] != "finished":
         raise RuntimeError(f"{report['verdict']}: {words}\n{done.stderr[-2000:]}")
     return report
 
 
-def run(settings: Settings) -> dict[str, Any]:
+def run(
+    settings: Settings, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """`trained`, in a folder that goes."""
     with tempfile.TemporaryDirectory() as state:
-        return trained(settings, Path(state))
+        return trained(settings, Path(state), environment)
 
 
 def machine() -> dict[str, Any]:

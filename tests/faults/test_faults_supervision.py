@@ -175,7 +175,7 @@ def test_closing_the_terminal_and_its_shell_does_not_stop_training(story: Story)
 
 
 def test_a_second_request_hurries_and_the_deadline_kills(story: Story) -> None:
-    story.start(each_step="attempt.stop_requests = 0")
+    story.start(each_step="attempt.stop_requested = False")
     story.wait_training()
     first = control.wait_answer(story.run, control.request_stop(story.run, "me"))
     story.wait(lambda: story.state == "stopping")

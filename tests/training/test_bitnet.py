@@ -30,8 +30,9 @@ from memconsole_trainer.data.prepared import held_out
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import MASKED, BatchShape
+from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.export import export
-from memconsole_trainer.huggingface import WeightsError, stored
+from memconsole_trainer.huggingface import stored
 from memconsole_trainer.initialize import InitialWeights, generator
 
 torch.set_num_threads(1)

@@ -12,7 +12,6 @@ from memconsole.plan.huggingface import read_architecture
 from memconsole_torch.pretrained import load
 from memconsole_trainer import export
 from memconsole_trainer.initialize import InitialWeights
-from memconsole_trainer.trained import NothingTrainedError
 
 NO_TOKENIZER = Path("/nonexistent")
 
@@ -54,6 +53,6 @@ def test_large_weights_go_into_shards_with_an_index(
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
     architecture = ARCHITECTURES["llama"]
-    with pytest.raises(NothingTrainedError, match="not empty"):
+    with pytest.raises(FileExistsError, match="not empty"):
         export.export(architecture, InitialWeights(architecture, 0), NO_TOKENIZER, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -237,7 +237,7 @@ def test_a_run_goes_on_exactly_where_it_stopped(
         def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
             super().progress(phase, step, bytes_written)
             if step >= 3:
-                self.stop_requests = 1
+                self.stop_requested = True
 
     whole, broken = create_run(plan), create_run(plan)
 

@@ -17,8 +17,8 @@ from memconsole.plan.architecture import Architecture, parameter_count, paramete
 from memconsole_jax import attention, engine
 from memconsole_jax.attention import causal_attention, chunk_rows
 from memconsole_jax.decoder import assemble
-from memconsole_jax.pretrained import HuggingFaceWeights
 from memconsole_jax.stacking import stacks
+from memconsole_trainer.huggingface import HuggingFaceWeights
 from memconsole_trainer.initialize import InitialWeights
 
 

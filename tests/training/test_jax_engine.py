@@ -276,6 +276,11 @@ def test_platform_lines_say_what_is_on() -> None:
         optimize__accumulation_steps=8,
     )
     lines = "\n".join(engine.create(plan, None).platform_lines())
-    for words in ("Detected platform: CPU", "Mixed precision (bfloat16)", "remat, full", "8 steps"):
+    for words in (
+        "Detected platform: CPU",
+        "Mixed precision (bfloat16)",
+        "(remat) enabled - keeps block inputs only",
+        "8 steps",
+    ):
         assert words in lines
     assert "remat" not in "\n".join(engine.create(plan_with(), None).platform_lines())

@@ -22,8 +22,7 @@ from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
 from memconsole_torch import pretrained
 from memconsole_trainer import adapters
-from memconsole_trainer.engine import Batch
-from memconsole_trainer.huggingface import WeightsError
+from memconsole_trainer.engine import Batch, WeightsError
 from memconsole_trainer.initialize import InitialWeights, drawn, generator
 from memconsole_trainer.trained import Trained
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import tiny_models
 import torch
 from test_lora import LENGTH, MODELS, batch, built
 
-from memconsole.memory import jax_moments
+from memconsole.memory import jax_moments, seconds
 from memconsole.memory.moments import step_of
+from memconsole.memory.table import Budget
 from memconsole.memory.torch_moments import moments
+from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
-from memconsole.plan.processor import missing_instructions
+from memconsole.plan.processor import missing_instructions, vectors_alone
 from memconsole_jax import precision as jax_precision
 from memconsole_jax import trace, trace_targets
 from memconsole_jax.programs import Programs
@@ -34,6 +37,7 @@ from memconsole_torch.trace_liveness import Liveness
 from memconsole_trainer import loss_scale, rounding
 from memconsole_trainer.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING
+from tests.bench.optimizations import RESULTS
 
 torch.set_num_threads(1)
 BACKENDS = ("torch", "jax")
@@ -294,3 +298,52 @@ def test_a_processor_without_the_instructions_is_told(
     info.write_text(f"processor : 0\n{line}\n")
     assert missing_instructions(precision, info) == missing
     assert missing_instructions(precision, tmp_path / "absent") == ""
+
+
+@pytest.mark.parametrize(
+    ("precision", "line", "alone"),
+    [
+        ("bf16", "flags : fpu avx512_bf16 sse", True),
+        ("bf16-sr", "flags : fpu avx512_bf16 sse", True),
+        ("bf16", "flags : fpu avx512_bf16 amx_bf16", False),
+        ("fp16", "flags : fpu avx512_bf16", False),
+        ("bf16", "Features : fp bf16", False),
+        ("fp32", "flags : fpu avx512_bf16", False),
+    ],
+)
+def test_a_processor_without_a_matrix_unit_is_told(
+    precision: str, line: str, alone: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
+    assert vectors_alone(precision, tmp_path / "cpuinfo") == alone
+
+
+def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a step that is mostly matrices, beside what `make bench` measured, whose speeds scatter by a fifth."""
+    monkeypatch.setattr(seconds, "vectors_alone", lambda precision: precision != "fp32")
+    monkeypatch.setattr(seconds, "missing_instructions", lambda precision: "")
+    cpu = Budget(
+        name="here",
+        kind="cpu",
+        memory_label="host RAM",
+        total_bytes=2**34,
+        usable_bytes=2**34,
+        why="free now",
+    )
+    base = {"device.name": "cpu", "model.name": "gpt2", "data.sequence_length": 256}
+    seconds._soft.cache_clear()
+    seconds._vector_share.cache_clear()
+    plain, *others = (
+        seconds.step_seconds(plan, catalog.architecture(plan), cpu)
+        for plan in (
+            plans.replace(Plan(), {**base, "optimize.precision": p})
+            for p in ("fp32", "bf16", "fp16")
+        )
+    )
+    rows = json.loads(RESULTS.read_text())["results"]["GPT 13.9 M"]["torch"]
+    speeds = [rows[precision]["speed"] for precision in ("bf16", "fp16")]
+    assert [plain / other for other in others] == pytest.approx(speeds, rel=0.25)
+    seconds._soft.cache_clear()
+    seconds._vector_share.cache_clear()

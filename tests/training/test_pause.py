@@ -50,7 +50,7 @@ class Paused(Attempt):
             assert step == 5, "the step under way is finished first"
             if time.monotonic() - self._since > PAUSE_SECONDS:
                 if self.stops:
-                    self.stop_requests = 1
+                    self.stop_requested = True
                 else:
                     mark.unlink(missing_ok=True)
 

@@ -198,3 +198,6 @@ def test_a_disk_that_fails_ends_the_curves_and_nothing_else(
         board.see(events.Evaluation(step=step, loss=1.0, bits_per_byte=None, tokens=1, seconds=1.0))
     board.close()
     assert "TensorBoard's file ends here" in capsys.readouterr().out
+    waiting = board._queue.qsize()
+    board.see(events.Evaluation(step=3, loss=1.0, bits_per_byte=None, tokens=1, seconds=1.0))
+    assert board._queue.qsize() == waiting

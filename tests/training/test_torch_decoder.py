@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole_torch import pretrained
 from memconsole_torch.decoder import Decoder, RMSNorm, attend, sliding_window_mask
+from memconsole_trainer.engine import WeightsError
+from memconsole_trainer.huggingface import HuggingFaceWeights
 from memconsole_trainer.initialize import InitialWeights
 
 torch.set_num_threads(1)
@@ -32,7 +34,7 @@ def test_a_saved_hugging_face_model_gives_transformers_logits(
     files = list(tmp_path.glob("*.safetensors"))
     assert (len(files) > 1) == (shard == "20KB")
     architecture = tiny_models.ARCHITECTURES[kind]
-    weights = pretrained.HuggingFaceWeights(tmp_path, architecture)
+    weights = HuggingFaceWeights(tmp_path, architecture)
     decoder = pretrained.load(architecture, weights, CPU)
     tokens = torch.from_numpy(tiny_models.tokens())
     with torch.no_grad():
@@ -129,5 +131,5 @@ def test_a_weight_of_another_shape_is_refused_by_name() -> None:
         def tensor(self, name: str) -> np.ndarray:
             return np.zeros((3, 3), np.float32)
 
-    with pytest.raises(pretrained.WeightsError, match=r"embedding\.weight: shape \(3, 3\)"):
+    with pytest.raises(WeightsError, match=r"embedding\.weight: shape \(3, 3\)"):
         pretrained.load(architecture, Wrong(), CPU)

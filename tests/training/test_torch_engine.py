@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
-from memconsole_torch import compilation, devices, pretrained
+from memconsole_torch import compilation, devices
 from memconsole_torch.engine import TorchEngine, create, gradients, logits
 from memconsole_torch.generate import choose
 from memconsole_trainer.engine import Batch
@@ -230,17 +230,6 @@ def test_resuming_continues_bit_for_bit(optimizer: str) -> None:
     expected = state_of(whole)
     for name, array in state_of(resumed).items():
         assert np.array_equal(array, expected[name]), name
-
-
-def test_another_models_checkpoint_is_refused_by_name() -> None:
-    engine = an_engine(a_plan())
-    tensors = state_of(engine)
-    lion = an_engine(a_plan(optimize__optimizer="lion"))
-    with pytest.raises(pretrained.WeightsError, match=r"exp_avg|momentum"):
-        lion.load_state(Stored(tensors))
-    del tensors["model.norm.weight"]
-    with pytest.raises(pretrained.WeightsError, match=r"lacks model\.norm\.weight"):
-        engine.load_state(Stored(tensors))
 
 
 class Reads(TorchDispatchMode):

@@ -18,7 +18,7 @@ from memconsole.plan.plan import Plan, dumps, replace
 
 torch = pytest.importorskip("torch")
 
-from memconsole_torch import trace, trace_step, trace_timeline  # noqa: E402
+from memconsole_torch import trace, trace_devices, trace_step, trace_timeline  # noqa: E402
 from memconsole_trainer import tracing  # noqa: E402
 from tests.accuracy import torch_exact  # noqa: E402
 from tests.accuracy.random_plans import describe, draw  # noqa: E402
@@ -131,6 +131,18 @@ def test_attention_is_traced_as_each_device_computes_it() -> None:
 
     assert forward("apple", "fp32") - forward("gpu", "fp32") > scores
     assert forward("gpu", "bf16") < forward("gpu", "fp32")
+
+
+def test_every_part_of_the_backend_widens_the_slices_of_another_device() -> None:
+    with trace_devices.emulated("gpu", aligned=True):
+        sizes = {
+            name: module.CPU_SLICE
+            for name, module in sys.modules.items()
+            if name.startswith("memconsole_torch.") and hasattr(module, "CPU_SLICE")
+        }
+    defining = sizes.pop("memconsole_torch.stochastic")
+    assert len(sizes) >= 5
+    assert min(sizes.values()) > defining
 
 
 def test_no_fused_update_on_mps_and_wider_slices_off_the_cpu() -> None:

@@ -14,8 +14,15 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from memconsole.runs.directory import RunDirectory
 from memconsole_trainer import checkpoint, tensorfile
-from memconsole_trainer.checkpoint import Checkpoints, FencedError, NotFiniteError, verify
+from memconsole_trainer.checkpoint import (
+    Checkpoints,
+    FencedError,
+    NotFiniteError,
+    step_of,
+    verify,
+)
 from memconsole_trainer.host_memory import resident
 
 STATE = {"progress": {"step": 3}, "validation_loss": None}
@@ -116,6 +123,25 @@ def test_any_damage_is_found_named_and_passed_over(name: str, how: str, tmp_path
     assert save(checkpoints, 2).path.name == "step-000000002"
 
 
+def test_who_only_reads_passes_damage_over_and_leaves_it_where_it_is(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 5)
+    save(checkpoints, 1)
+    (save(checkpoints, 2).path / "state.json").write_bytes(b"{}")
+    said: list[str] = []
+    stored = checkpoints.newest(said.append, lambda: None, owned=False)
+    assert stored is not None
+    assert stored.step == 1
+    assert "step-000000002 is damaged" in said[0]
+    assert [step_of(p) for p in checkpoints.committed()] == [2, 1]
+
+
+def test_folders_of_other_names_are_no_checkpoints(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    save(Checkpoints(run.checkpoints_path, 5), 1)
+    (run.checkpoints_path / "step-5").mkdir()
+    assert [step_of(p) for p in run.committed_checkpoints()] == [1]
+
+
 def test_with_every_checkpoint_damaged_there_is_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 3)
     for step in (1, 2):
@@ -210,10 +236,12 @@ def test_reading_a_file_through_holds_one_tensor_of_it_at_a_time(tmp_path: Path)
     path = tmp_path / "large.safetensors"
     tensorfile.write(path, [(f"t{n}", np.full(4 * mib, n, np.uint8)) for n in range(16)])
     opened = tensorfile.TensorFile(path)
-    before, most = resident().mapped, 0
+    before, most = resident(), 0
     for name in opened.names():
-        assert int(opened.tensor(name).sum()) == int(name[1:]) * 4 * mib
         array = opened.tensor(name)
-        assert array[-1] == int(name[1:])
-        most = max(most, resident().mapped - before)
-    assert most < 16 * mib
+        assert int(array.sum()) == int(name[1:]) * 4 * mib
+        now = resident()
+        most = max(most, now.mapped - before.mapped)
+        assert now.anonymous - before.anonymous < 3 * mib  # mapped, not read
+        del array
+    assert 3 * mib < most < 16 * mib

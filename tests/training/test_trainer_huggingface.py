@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from memconsole.plan.architecture import Architecture, parameters
-from memconsole_trainer.huggingface import HuggingFaceWeights, WeightsError, exported
+from memconsole_trainer.engine import WeightsError
+from memconsole_trainer.huggingface import HuggingFaceWeights, exported
 from memconsole_trainer.initialize import InitialWeights
 
 transformers = pytest.importorskip("transformers")

@@ -70,7 +70,7 @@ class StopAt(Attempt):
     def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
         super().progress(phase, step, bytes_written)
         if self.stop_at(phase, step):
-            self.stop_requests = 1
+            self.stop_requested = True
 
 
 def plan(text: Path, backend: str = "torch", **changes: Any) -> Plan:

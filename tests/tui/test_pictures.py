@@ -44,6 +44,8 @@ def outline(rows: Sequence[str]) -> set[tuple[object, ...]]:
         texts = [(match.start(), match[0]) for match in SEGMENT.finditer(row)]
         if len(texts) >= 4 and all(LABEL.fullmatch(text) for _, text in texts):
             found.add(("columns", *(text for _, text in texts)))
+        if sum(" ─" in text for _, text in texts) > 1:
+            panes.clear()  # a new band of panes side by side
         for x, text in texts:
             title, ruled, _ = text.partition(" ─")
             if ruled and title[0].isalpha():
@@ -70,6 +72,15 @@ def test_an_outline_has_the_labels_and_not_the_numbers(name: str) -> None:
     assert outline(list(other_numbers(rows))) == lines
     moved = [rows[0], "", *rows[1:-2], rows[-1]]
     assert outline(moved) != lines
+
+
+def test_what_a_pane_of_free_text_says_is_no_label_of_the_pane_above() -> None:
+    rows = committed("run-live-80x24")
+    lines = outline(rows)
+    step = next(y for y, row in enumerate(rows) if "step 310/900" in row)
+    start = rows[step].index("step 310/900")
+    rows[step] = f"{rows[step][:start]}step 300  validation loss 5.367422"
+    assert outline(rows) == lines
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """The commands' documents, exit codes and error lines."""
 
 import json
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from click.testing import CliRunner, Result
 from memconsole.cli.main import cli
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole.runs.identity import user_name
+from memconsole.tui.screens.prompt import path_refusal
 
 PLAN_KEYS = {
     "backend", "device", "tier", "components", "phases", "peak_phase", "peak_bytes", "reserved_bytes",
@@ -89,6 +93,28 @@ def test_doctor_lists_frameworks() -> None:
     result = run("doctor", "--json")
     what = {finding["what"] for finding in json.loads(result.output)}
     assert {"torch backend", "jax backend", "terminal", "runs"} <= what
+
+
+def test_doctor_says_what_is_wrong_with_the_folder_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memconsole").write_text("in the way")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    found = {f["what"]: f for f in json.loads(run("doctor", "--json").output)}
+    assert found["runs"]["state"] == "warning"
+    assert str(tmp_path) in found["runs"]["found"]
+
+
+def test_a_home_of_nobody_is_a_message_and_no_traceback() -> None:
+    assert "cannot be read" in str(run("plan", "--plan", "~nosuchuser/x.toml").exception)
+    assert "nosuchuser" in (path_refusal()("~nosuchuser/x.toml") or "")
+
+
+def test_who_asks_has_a_name_where_the_system_knows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert user_name() == f"user {os.getuid()}"
 
 
 def test_default_plan_needs_no_settings() -> None:

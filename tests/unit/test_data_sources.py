@@ -21,6 +21,7 @@ from memconsole_trainer.data.documents import (
     StreamDocuments,
 )
 from memconsole_trainer.data.hdf5 import Hdf5Texts, TokenRows
+from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import Split, split_of
 from memconsole_trainer.data.tokens import TextBlocks
@@ -308,6 +309,33 @@ def test_a_hub_dataset_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch
     plan = replace(Plan(), {"data.source": "hf://nobody/nothing-of-this-name"})
     with pytest.raises(DataError, match=r"hf://nobody/nothing-of-this-name: cannot be opened"):
         open_source(plan, 300)
+
+
+def test_a_stream_may_begin_with_a_row_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    rows = [{"text": None, "n": 1}, {"text": "hello", "n": 2}]
+    plan = replace(Plan(), {"data.source": "hf://some/where", "data.streaming": True})
+    typed = datasets.Features({"text": datasets.Value("string"), "n": datasets.Value("int64")})
+    for features in (typed, None):
+        stream = datasets.IterableDataset.from_generator(lambda: iter(rows), features=features)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, s=stream, **__: s)
+        found = open_source(plan, 300)
+        assert isinstance(found, StreamDocuments)
+        assert "hello" in list(found.iterate(0))
+        with pytest.raises(PlanError, match=r"column \"n\" holds int"):
+            open_source(replace(plan, {"data.text_column": "n"}), 300)
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (4, 0)])
+def test_an_empty_table_of_tokens_is_named(shape: tuple[int, int], tmp_path: Path) -> None:
+    path = hdf5(tmp_path / "rows.h5", labels=["a"])
+    with h5py.File(path, "a") as file:
+        file.create_dataset("tokens", data=np.zeros(shape, np.int64))
+    plan = replace(Plan(), {"data.source": str(path), "data.text_column": "tokens"})
+    for look in (lambda: open_source(plan, 300), lambda: inspect(plan)):
+        with pytest.raises(DataError, match="tokens holds no tokens"):
+            look()
 
 
 class FakeStream:

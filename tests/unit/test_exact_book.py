@@ -21,6 +21,7 @@ from memconsole.memory.table import Budget
 from memconsole.memory.timeline import Exact, ExactPhase
 from memconsole.memory.tracing import Patience
 from memconsole.plan import plan as plans
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
 
 GIB = 2**30
@@ -431,9 +432,19 @@ def test_keys_tell_apart_what_needs_another_answer() -> None:
         assert matter_of(plans.replace(plan(), changes), DEVICE).key == base.key, changes
 
 
-def test_neighbours_are_the_next_key_presses_the_selected_row_first() -> None:
-    from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_every_value_of_every_optimization_is_another_structure(backend: str) -> None:
+    """But for compiling, without which is asked, and accumulation, of which two micro-batches speak for all."""
+    for row in OPTIMIZATIONS:
+        if not row.key.startswith("optimize.") or row.key.endswith((".compile", ".sharding")):
+            continue
+        base = plan(backend=backend)
+        values = row.values(base)[:2] if row.key.endswith("_steps") else row.values(base)
+        found = {matter_of(row.apply(base, v), DEVICE).structure for v in values}
+        assert len(found) == len(values), row.key
 
+
+def test_neighbours_are_the_next_key_presses_the_selected_row_first() -> None:
     found = list(neighbours(Plan(), "optimize.optimizer"))
     row = BY_KEY["optimize.optimizer"]
     assert found[0] == row.apply(Plan(), row.next_value(Plan()))

@@ -171,9 +171,16 @@ def test_attempts_count_up_and_the_newest_owns_the_run() -> None:
 
 def test_checkpoints_count_only_when_committed() -> None:
     run = create_run(Plan())
-    for name in ("step-20", "step-100", ".tmp-300", "step-x", ".trash-step-1"):
+    for name in (
+        "step-1000000000",
+        "step-000000020",
+        "step-5",
+        ".tmp-300",
+        ".trash-step-000000001",
+    ):
         (run.checkpoints_path / name).mkdir()
-    assert [path.name for path in run.committed_checkpoints()] == ["step-20", "step-100"]
+    found = [path.name for path in run.committed_checkpoints()]
+    assert found == ["step-000000020", "step-1000000000"]
 
 
 def ended(run: RunDirectory, reason: str) -> None:

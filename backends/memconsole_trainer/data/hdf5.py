@@ -66,12 +66,14 @@ class Hdf5Texts(_Hdf5Dataset):
 
 
 class TokenRows(_Hdf5Dataset):
-    """A 2-D dataset of integers: one row of token ids each."""
+    """A 2-D dataset of integers: one row of token ids each. Raises `DataError` where it is empty."""
 
     def __init__(self, path: Path, name: str, vocab_size: int, max_examples: int | None) -> None:
         super().__init__(path, name, max_examples)
         self._vocab_size = vocab_size
         self.width = int(self._dataset().shape[1])
+        if not self.count or not self.width:
+            raise DataError(f"{path}: {name} holds no tokens")
 
     def rows(self, start: int, stop: int) -> NDArray[np.int32]:
         """Rows (stop - start, width). Raises `DataError` for a token the model does not have."""

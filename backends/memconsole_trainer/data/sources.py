@@ -129,7 +129,12 @@ def _hub(where: str, config: str | None, split: str, column: str, data: DataChoi
         ) from error
     if first is None:
         raise DataError(f"{name}: holds no rows")
-    kinds = {k: "string" if isinstance(v, str) else type(v).__name__ for k, v in first.items()}
+    kinds = {
+        k: "string" if v is None or isinstance(v, str) else type(v).__name__
+        for k, v in first.items()
+    }
+    if table.features is not None:
+        kinds = column_types(table.features)
     check_column(kinds, column, name)
     return StreamDocuments(table, column, name, data.max_examples)
 

@@ -23,7 +23,6 @@ class TokenBlocks(Protocol):
     """Tokens one row of the batch is cut from: inputs and targets overlap in all but one."""
     stride: int
     """Tokens between the starts of two rows of the joined blocks."""
-    documents: int | None
 
     def block(self, index: int) -> Tokens:
         """The tokens of block `index`, documents joined by the end-of-text token."""
@@ -52,7 +51,6 @@ class TextBlocks:
         self._split = split
         self._tokenizer = tokenizer
         self._size = documents.block_size
-        self.documents = documents.count
         self.count = None if documents.count is None else -(-documents.count // self._size)
         self.row_tokens = sequence_length + 1
         self.stride = stride
@@ -124,7 +122,6 @@ class RowBlocks:
         self._split = split
         self._size = rows.block_size
         self._dtype = token_dtype(vocab_size)
-        self.documents = rows.count
         assert rows.count is not None
         self._rows = rows.count
         self.count: int | None = -(-rows.count // self._size)

@@ -11,7 +11,6 @@ from memconsole.plan.plan import Plan, from_document
 
 DatasetKind = Literal["stdlib", "hub", "file"]
 DatasetFormat = Literal["text", "jsonl", "json", "csv", "parquet", "hdf5", "directory"]
-Precisions = ("fp32", "tf32", "bf16", "fp16")
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from memconsole.cache import cache_folder
 from memconsole.plan.plan import Plan
 
 RUN_ID = "MEMCONSOLE_RUN_ID"
@@ -65,7 +66,7 @@ def trainer_environment(
         wanted["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if plan.backend == "torch" and plan.optimize.compile:
         # Its default is a fixed name in the shared temporary folder, which anyone may make first.
-        wanted["TORCHINDUCTOR_CACHE_DIR"] = str(_cache_folder(inherited) / "inductor")
+        wanted["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder(inherited) / "inductor")
     if plan.backend == "jax":
         # Otherwise JAX takes three quarters of the GPU at once and its own account is all that is left.
         wanted["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -78,11 +79,3 @@ def trainer_environment(
     environment[RUN_ID] = run_id
     environment[ATTEMPT] = str(attempt)
     return environment
-
-
-def _cache_folder(environment: Mapping[str, str]) -> Path:
-    if environment.get("XDG_CACHE_HOME", "").startswith("/"):
-        return Path(environment["XDG_CACHE_HOME"]) / "memconsole"
-    import platformdirs
-
-    return platformdirs.user_cache_path("memconsole")

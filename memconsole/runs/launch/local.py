@@ -18,6 +18,7 @@ from memconsole.runs.directory import RunDirectory, RunError, create_run
 from memconsole.runs.files import write_atomic
 from memconsole.runs.launch.environment import trainer_environment
 from memconsole.runs.liveness import liveness, refusal, settled
+from memconsole.runs.records import StartRecord
 from memconsole.runs.redaction import recorded_environment
 
 START_SECONDS = 60.0
@@ -25,11 +26,6 @@ START_SECONDS = 60.0
 
 # -P: a file in the current folder must not shadow a module.
 SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.supervisor")
-
-
-class _Started(msgspec.Struct):
-    attempt: int = 0
-    error: str = ""
 
 
 def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -> RunDirectory:
@@ -127,7 +123,7 @@ def start_supervisor(
     return message.attempt
 
 
-def _hear(reader: int) -> _Started | None:
+def _hear(reader: int) -> StartRecord | None:
     """The supervisor's message; None when it died or took too long."""
     poller = select.poll()
     poller.register(reader, select.POLLIN | select.POLLHUP)
@@ -135,6 +131,6 @@ def _hear(reader: int) -> _Started | None:
         return None
     content = os.read(reader, 65536)
     try:
-        return typed_json.decode(content, _Started)
+        return typed_json.decode(content, StartRecord)
     except msgspec.DecodeError:
         return None

@@ -266,9 +266,7 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
         from memconsole.tui.screens.prompt import PromptScreen
 
         setting = plans.SETTINGS[key]
-        present = plans.get(self.view.plan, key)
-        text = str(present).lower() if isinstance(present, bool) else str(present)
-        text = "none" if present is None else text
+        text = plans.written(plans.get(self.view.plan, key))
 
         def refusal(word: str) -> str | None:
             try:

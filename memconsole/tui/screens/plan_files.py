@@ -48,16 +48,16 @@ class PlanFiles(FitPlan, inherit_bindings=False):
 
         def refusal(word: str) -> str | None:
             try:
-                plans.load(Path(word).expanduser())
+                plans.load(Path(word))
             except PlanError as error:
                 return str(error)
             return None
 
         def entered(word: object) -> None:
             if isinstance(word, str):
-                self.change(lambda _: plans.load(Path(word).expanduser()))
+                self.change(lambda _: plans.load(Path(word)))
 
-        about = "a TOML file written by w or by hand"
+        about = f"a TOML file written by {self.shown_key('save')} or by hand"
         self.app.push_screen(PromptScreen("open plan", "plan.toml", about, refusal), entered)
 
     def action_command(self) -> None:
@@ -83,7 +83,7 @@ class PlanFiles(FitPlan, inherit_bindings=False):
             if not isinstance(value, str):
                 return
             try:
-                make = others[value][1] if value in others else lambda: _file(value)
+                make = others[value][1] if value in others else lambda: plans.load(Path(value))
                 other = self._priced_under(value, make())
             except (PlanError, OSError) as error:
                 self.notice(str(error), "bad")
@@ -103,7 +103,10 @@ class PlanFiles(FitPlan, inherit_bindings=False):
         found: dict[str, tuple[str, Callable[[], Plan]]] = {}
         undo = self.view.undo
         if undo:
-            found["before the last change"] = ("what u goes back to", lambda: undo[-1])
+            found["before the last change"] = (
+                f"what {self.shown_key('undo')} goes back to",
+                lambda: undo[-1],
+            )
         if len(undo) > 1:
             found["as it began"] = (f"{len(undo)} changes ago", lambda: undo[0])
         try:
@@ -121,7 +124,3 @@ class PlanFiles(FitPlan, inherit_bindings=False):
 
         priced = price(plan, self.view.devices, self.exact_lookup)
         return PricedPlan(name, plan, priced.estimate, priced.problem)
-
-
-def _file(word: str) -> Plan:
-    return plans.load(Path(word).expanduser())

@@ -132,9 +132,7 @@ class FitPlan(ExactPlan, inherit_bindings=False):
             size = search(view.plan, device, lambda plan, on: table_of(plan, on, lookup))
             name = "micro-batch" if batch else "sequence length"
             if size is None:
-                words = (
-                    f"no {name} fits {format_bytes(device.usable_bytes)}; f changes other settings"
-                )
+                words = f"no {name} fits {format_bytes(device.usable_bytes)}; {self.shown_key('fit')} changes other settings"
                 return Solution(view.plan, view.plan, words, "bad")
             plan = plans.replace(view.plan, {key: size})
             words = f"largest {name}: {size:,} tokens" if not batch else (

@@ -25,16 +25,17 @@ def path_refusal() -> Refusal:
     asked: set[str] = set()
 
     def refusal(word: str) -> str | None:
-        path = Path(word).expanduser()
         if not word.strip():
             return "type a file name"
+        path = Path(word)
         try:
+            path = path.expanduser()
             if path.is_dir():
                 return f"{path} is a directory"
             if path.exists() and word not in asked:
                 asked.add(word)
                 return f"{path} exists; enter again to overwrite it"
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             return f"{path}: {error}"
         return None
 

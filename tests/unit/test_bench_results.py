@@ -1,0 +1,77 @@
+"""What `make bench` stored meets its bars, is whole, and is what the README quotes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memconsole.plan.check import check
+from memconsole.plan.conflicts import check_conflicts
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, PlanError, replace
+from tests.bench import agreement, optimizations
+from tests.bench.trained import BACKENDS
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+RESULTS = json.loads(optimizations.RESULTS.read_text())["results"]
+AGREEMENT = json.loads(agreement.RESULTS.read_text())["results"]
+
+
+def test_the_readme_quotes_the_table_of_optimizations() -> None:
+    assert f"\n{optimizations.table(RESULTS)}\n" in README
+
+
+def test_every_row_was_measured_in_both_backends_or_is_refused_in_one() -> None:
+    for case, (_, names) in optimizations.CASES.items():
+        for name in names:
+            found = [RESULTS[case][backend][name] for backend in BACKENDS]
+            assert sum("refused" in row for row in found) <= 1, name
+
+
+def test_no_row_falls_short_and_all_together_save_what_they_should() -> None:
+    assert optimizations.short(RESULTS) == []
+    found = optimizations.all_on(RESULTS)
+    for backend, (times, apart) in found.items():
+        assert times >= optimizations.TIMES[backend]
+        assert apart <= optimizations.SAME_LOSS
+    assert set(found) == set(BACKENDS)
+    words = " ".join(README.split())
+    torch, jax = (f"{found[backend][0]:.1f} times less" for backend in BACKENDS)
+    assert f"All on together hold {torch} above start than plain in torch and {jax} in JAX" in words
+    apart = max(apart for _, apart in found.values())
+    assert f"with the same loss to {apart:.3%}".replace("%", " %") in words
+
+
+def test_a_row_that_falls_short_is_found() -> None:
+    rows = RESULTS["GPT 13.9 M"]["torch"]
+    spoiled = {**rows, "checkpointing, full": rows["plain"]}
+    (problem,) = optimizations.short({"GPT 13.9 M": {"torch": spoiled}})
+    assert "checkpointing, full" in problem
+
+
+def test_both_backends_agree_in_every_row_that_both_train() -> None:
+    assert set(AGREEMENT) == set(optimizations.ROWS) - set(agreement.ALONE)
+    differences = {name: one["largest_difference"] for name, one in AGREEMENT.items()}
+    assert max(differences.values()) <= agreement.BAR
+    lion = differences.pop("Lion")
+    assert f"{lion:.1%} apart in every row".replace("%", " %") in " ".join(README.split())
+    assert max(differences.values()) <= 0.0003
+
+
+def launched(plan: Plan) -> None:
+    """The checks before a launch."""
+    check_trainable(plan)
+    check_conflicts(plan)
+    check(plan)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_was_refused_is_refused_now(backend: str) -> None:
+    names = optimizations.CASES["GPT 13.9 M"][1]
+    refused = [n for n, row in RESULTS["GPT 13.9 M"][backend].items() if "refused" in row]
+    for name in refused:
+        plan = replace(Plan(), {**names[name], "backend": backend, "device.name": "cpu"})
+        with pytest.raises(PlanError):
+            launched(plan)
