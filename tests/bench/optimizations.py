@@ -207,14 +207,16 @@ def measured(backend: str, case: str, name: str, model: str) -> dict[str, Any]:
     """One short run of a row; bytes at the peak, estimated and measured, its speed and its last loss."""
     base = {"model.name": model, "backend": backend, "device.name": "cpu"}
     common, rows = CASES[case]
-    report = run({**PLAIN, **base, **common, **rows[name]}, ENVIRONMENTS.get(name, {}))
+    environment = ENVIRONMENTS.get(name, {})
+    report = run({**PLAIN, **base, **common, **rows[name]}, environment)
     steps = [s for s in report["steps"] if s["step"] > 2]
-    return {
+    found = {
         "estimated_bytes": report["memory"]["estimated"]["peak_bytes"],
         "measured_bytes": report["memory"]["measured"]["peak_bytes"],
         "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps),
         "loss": steps[-1]["loss"],
     }
+    return {**found, "environment": environment} if environment else found
 
 
 def saved(rows: dict[str, Any], name: str) -> float:

@@ -30,6 +30,13 @@ def test_every_row_was_measured_in_both_backends_or_is_refused_in_one() -> None:
             assert sum("refused" in row for row in found) <= 1, name
 
 
+def test_rows_of_another_environment_say_so() -> None:
+    for case in RESULTS.values():
+        for rows in case.values():
+            found = {name for name, row in rows.items() if "environment" in row}
+            assert found == set(rows) & set(optimizations.ENVIRONMENTS)
+
+
 def test_no_row_falls_short_and_all_together_save_what_they_should() -> None:
     assert optimizations.short(RESULTS) == []
     found = optimizations.all_on(RESULTS)

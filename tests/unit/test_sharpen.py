@@ -258,3 +258,12 @@ def test_the_shipped_bands_cover_every_measured_case() -> None:
             for name in ("allocated", "reserved", "unreplayed"):
                 low, high = getattr(found, name)
                 assert low <= getattr(wanted, name)[0] <= 1 <= getattr(wanted, name)[1] <= high
+
+
+def test_the_shipped_bands_of_the_formula_cover_every_measured_case() -> None:
+    from memconsole.memory.coefficients import coefficients
+    from tests.accuracy.bands import formula_bands
+
+    for (backend, kind), (low, high) in formula_bands().items():
+        shipped = coefficients().runtime[backend][kind].band
+        assert shipped[0] <= low < 1 < high <= shipped[1], (backend, kind)
