@@ -8,10 +8,14 @@ In comments T tokens, V vocabulary, h hidden, f intermediate.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+
+import msgspec
 
 from memconsole.memory.activations import jax_block
 from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.moments import Moment, Step
+from memconsole.plan.processor import wide_vectors
 
 CHUNK_TOKENS = 1024
 """`memconsole_jax.fused_loss.CHUNK_TOKENS`."""
@@ -25,12 +29,23 @@ FEWEST_ROWS = 64
 """`memconsole_jax.attention.FEWEST_ROWS`."""
 PACKED = 2 * 296
 """Elements summed over that are packed at a time."""
-FEW_QUERIES = 768
-"""Of a chunk in all rows, up to which its scores' reductions are split."""
-SPLIT_BYTES = 64 * 2**20
-"""Most that is counted for that; more was not measured."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.fused_loss.ALIGNED_ROWS`."""
+
+
+class Reductions(msgspec.Struct, frozen=True):
+    """What reductions of attention's scores take on a CPU beside XLA's plan."""
+
+    few_queries: int
+    """Of a chunk in all rows, up to which they are split."""
+    copies: float
+    """Of the chunk, where they are."""
+
+
+REDUCTIONS = {True: Reductions(768, 3.5), False: Reductions(1024, 1.0)}
+"""With vectors of 512 bits and without, as measured (tests/training/test_jax_library_memory.py)."""
+SPLIT_BYTES = 64 * 2**20
+"""Most that is counted for them; more was not measured."""
 
 
 def moments(step: Step) -> Iterator[Moment]:
@@ -154,8 +169,7 @@ def library_bytes(step: Step) -> int:
 
     Eigen packs slices of both operands of a product, two of up to 296 of the elements that are summed over
     (TensorContractionThreadPool.h): most for the gradient of the head's matrix, or of what it reads. YNNPACK's reductions
-    of attention's scores split what has few rows, and then take five times a chunk of them
-    (tests/training/test_jax_library_memory.py).
+    of attention's scores split what has few rows, and then take copies of a chunk of them, more where vectors are wide.
     """
     if step.kind != "cpu":
         return 0
@@ -167,10 +181,15 @@ def library_bytes(step: Step) -> int:
     rows = step.plan.train.batch_size
     scores = score_bytes(step, rows)
     queries = scores // (4 * a.heads * step.sequence)
-    attention = 1.5 * scores
-    if queries <= FEW_QUERIES:
-        attention += min(3.5 * scores, SPLIT_BYTES)
+    attention, reductions = 1.5 * scores, REDUCTIONS[_wide_vectors()]
+    if queries <= reductions.few_queries:
+        attention += min(reductions.copies * scores, SPLIT_BYTES)
     return int(max(4 * head, attention))
+
+
+@lru_cache(maxsize=1)
+def _wide_vectors() -> bool:
+    return wide_vectors()
 
 
 def _score_copies(step: Step, overlap: Overlap, rows: int) -> float:

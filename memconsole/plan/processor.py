@@ -1,4 +1,5 @@
-"""Which 16-bit instructions this machine's processor has; a CPU without them trains far slower in 16 bits than in 32."""
+"""Which instructions this machine's processor has: a CPU without those for 16 bits trains far slower in them than in 32;
+the width of its vectors decides what libraries take for themselves."""
 
 from __future__ import annotations
 
@@ -24,6 +25,12 @@ def vectors_alone(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
     return _instructions(precision, cpuinfo)[1] == {_X86.get(_width(precision), ("",))[0]}
 
 
+def wide_vectors(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether vectors have 512 bits; so where the system does not say."""
+    found = _features(cpuinfo).get("flags")
+    return found is None or "avx512f" in found
+
+
 def _width(precision: str) -> str:
     return precision.removesuffix("-sr")
 
@@ -34,12 +41,7 @@ def _instructions(precision: str, cpuinfo: Path) -> tuple[tuple[str, ...], set[s
     width = _width(precision)
     if width not in _X86:
         return (), set()
-    try:
-        text = cpuinfo.read_text(errors="replace")
-    except OSError:
-        return (), set()
-    lines = (line.partition(":") for line in text.splitlines())
-    found = {key.strip(): set(value.split()) for key, _, value in lines}
+    found = _features(cpuinfo)
     if "flags" in found:
         known, present = _X86[width], found["flags"]
     elif "Features" in found:
@@ -47,3 +49,13 @@ def _instructions(precision: str, cpuinfo: Path) -> tuple[tuple[str, ...], set[s
     else:
         return (), set()
     return known, present & set(known)
+
+
+def _features(cpuinfo: Path) -> dict[str, set[str]]:
+    """The words of each key; none where the system does not say."""
+    try:
+        text = cpuinfo.read_text(errors="replace")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): set(value.split()) for key, _, value in lines}

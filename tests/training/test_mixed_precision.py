@@ -26,7 +26,7 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
-from memconsole.plan.processor import missing_instructions, vectors_alone
+from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
 from memconsole_jax import precision as jax_precision
 from memconsole_jax import trace, trace_targets
 from memconsole_jax.programs import Programs
@@ -316,6 +316,21 @@ def test_a_processor_without_a_matrix_unit_is_told(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
     assert vectors_alone(precision, tmp_path / "cpuinfo") == alone
+
+
+@pytest.mark.parametrize(
+    ("line", "wide"),
+    [
+        ("flags : fpu avx2 avx512f", True),
+        ("flags : fpu avx2", False),
+        ("Features : fp asimd", True),
+        ("", True),
+    ],
+)
+def test_the_width_of_vectors_is_told(line: str, wide: bool, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
+    assert wide_vectors(tmp_path / "cpuinfo") == wide
+    assert wide_vectors(tmp_path / "none")
 
 
 def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
