@@ -38,6 +38,7 @@ accuracy: .venv/.installed-dev
 bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/optimizations.py
 	$(BIN)/python tests/bench/agreement.py
+	$(BIN)/python tests/bench/bitnet.py
 	$(BIN)/python tests/pty/bar.py
 
 screenshots: .venv/.installed-dev

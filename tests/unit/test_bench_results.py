@@ -11,11 +11,12 @@ from memconsole.plan.check import check
 from memconsole.plan.conflicts import check_conflicts
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
-from tests.bench import agreement, optimizations
+from tests.bench import agreement, bitnet, optimizations
 from tests.bench.trained import BACKENDS
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 RESULTS = json.loads(optimizations.RESULTS.read_text())["results"]
+BITNET = json.loads(bitnet.RESULTS.read_text())["results"]
 AGREEMENT = json.loads(agreement.RESULTS.read_text())["results"]
 
 
@@ -65,6 +66,13 @@ def test_both_backends_agree_in_every_row_that_both_train() -> None:
     lion = differences.pop("Lion")
     assert f"{lion:.1%} apart in every row".replace("%", " %") in " ".join(README.split())
     assert max(differences.values()) <= 0.0003
+
+
+def test_the_readme_quotes_what_bitnet_codes_cost_and_both_backends_tell_the_same() -> None:
+    assert bitnet.sentence(BITNET) in " ".join(README.split())
+    torch, jax = (BITNET[backend]["validation"] for backend in BACKENDS)
+    for when in ("before", "after"):
+        assert jax[when]["loss"] == pytest.approx(torch[when]["loss"], rel=agreement.BAR)
 
 
 def launched(plan: Plan) -> None:
