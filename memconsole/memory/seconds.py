@@ -17,7 +17,7 @@ from memconsole.memory.table import Budget
 from memconsole.memory.torch_program import kept_per_token
 from memconsole.plan.architecture import Architecture, layer_parameters
 from memconsole.plan.plan import Plan
-from memconsole.plan.processor import missing_instructions, vectors_alone
+from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
 from memconsole.plan.sections import EIGHT_BIT
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
@@ -29,8 +29,9 @@ PINNED_LINK = 24e9
 """The same from pinned memory."""
 DISK = 1e9
 """Bytes per second to and from a file, most of it in the kernel's cache."""
-SOFT_FACTORS = {"bf16": 3.0, "fp16": 50.0}
-"""How much slower torch's 16-bit arithmetic is on a CPU without instructions for it (`tests/bench/optimizations.py`)."""
+SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16": 24.0}}
+"""How much slower torch's 16-bit arithmetic is on a CPU without instructions for it, with vectors of 512 bits and without
+(`tests/bench/optimizations.py`)."""
 VECTOR_SHARES = {"bf16": 0.29, "fp16": 0.40}
 """What torch reaches of the doubled peak where a CPU has vector instructions for 16 bits and no matrix unit, beside
 its share in fp32: it trains at 0.58 and 0.80 of fp32's speed there (`tests/bench/optimizations.py`)."""
@@ -99,14 +100,14 @@ def peak_flops(budget: Budget, precision: str, backend: str = "torch") -> float:
     if budget.kind == "cpu":
         fp32 = rates.get("fp32") or _cpu_peak()
         width = precision.removesuffix("-sr")
-        return fp32 if width == "fp32" else fp32 * (1 / SOFT_FACTORS[width] if _soft(width) else 2)
+        return fp32 if width == "fp32" else fp32 * _speedup(width)
     return rates.get("fp32", GENERIC_FLOPS.get(budget.kind, 1e13))
 
 
 @lru_cache(maxsize=2)
-def _soft(width: str) -> bool:
-    """Whether this machine's processor lacks instructions for a 16-bit type."""
-    return missing_instructions(width) != ""
+def _speedup(width: str) -> float:
+    """Of a 16-bit type over fp32 on this machine's processor."""
+    return 1 / SOFT_FACTORS[wide_vectors()][width] if missing_instructions(width) else 2.0
 
 
 @lru_cache(maxsize=4)

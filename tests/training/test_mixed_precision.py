@@ -333,6 +333,17 @@ def test_the_width_of_vectors_is_told(line: str, wide: bool, tmp_path: Path) -> 
     assert wide_vectors(tmp_path / "none")
 
 
+@pytest.mark.parametrize(("wide", "bf16"), [(True, 3), (False, 21)])
+def test_16_bits_without_instructions_cost_more_where_vectors_are_narrow(
+    wide: bool, bf16: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seconds, "wide_vectors", lambda: wide)
+    monkeypatch.setattr(seconds, "missing_instructions", lambda precision: "avx512_bf16")
+    seconds._speedup.cache_clear()
+    assert seconds._speedup("bf16") == pytest.approx(1 / bf16)
+    seconds._speedup.cache_clear()
+
+
 def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -348,7 +359,7 @@ def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
         why="free now",
     )
     base = {"device.name": "cpu", "model.name": "gpt2", "data.sequence_length": 256}
-    seconds._soft.cache_clear()
+    seconds._speedup.cache_clear()
     seconds._vector_share.cache_clear()
     plain, *others = (
         seconds.step_seconds(plan, catalog.architecture(plan), cpu)
@@ -360,5 +371,5 @@ def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
     rows = json.loads(RESULTS.read_text())["results"]["GPT 13.9 M"]["torch"]
     speeds = [rows[precision]["speed"] for precision in ("bf16", "fp16")]
     assert [plain / other for other in others] == pytest.approx(speeds, rel=0.25)
-    seconds._soft.cache_clear()
+    seconds._speedup.cache_clear()
     seconds._vector_share.cache_clear()
