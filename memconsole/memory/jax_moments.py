@@ -8,7 +8,6 @@ In comments T tokens, V vocabulary, h hidden, f intermediate.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import msgspec
 
@@ -181,15 +180,10 @@ def library_bytes(step: Step) -> int:
     rows = step.plan.train.batch_size
     scores = score_bytes(step, rows)
     queries = scores // (4 * a.heads * step.sequence)
-    attention, reductions = 1.5 * scores, REDUCTIONS[_wide_vectors()]
+    attention, reductions = 1.5 * scores, REDUCTIONS[wide_vectors()]
     if queries <= reductions.few_queries:
         attention += min(reductions.copies * scores, SPLIT_BYTES)
     return int(max(4 * head, attention))
-
-
-@lru_cache(maxsize=1)
-def _wide_vectors() -> bool:
-    return wide_vectors()
 
 
 def _score_copies(step: Step, overlap: Overlap, rows: int) -> float:

@@ -3,6 +3,7 @@ the width of its vectors decides what libraries take for themselves."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -25,6 +26,7 @@ def vectors_alone(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
     return _instructions(precision, cpuinfo)[1] == {_X86.get(_width(precision), ("",))[0]}
 
 
+@lru_cache(maxsize=1)
 def wide_vectors(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether vectors have 512 bits; so where the system does not say."""
     found = _features(cpuinfo).get("flags")

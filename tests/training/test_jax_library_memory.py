@@ -79,5 +79,5 @@ def test_small_chunks_of_scores_save_what_reductions_take_beside_the_plan() -> N
 def test_what_reductions_take_follows_the_width_of_vectors(
     wide: bool, chunks: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax_moments, "_wide_vectors", lambda: wide)
+    monkeypatch.setattr(jax_moments, "wide_vectors", lambda: wide)
     assert library_bytes(step_of(PLAN, MODEL, "cpu")) == chunks * 8 * MIB
