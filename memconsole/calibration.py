@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from memconsole import typed_json
+from memconsole.memory.answers.receipts import Machine, Measured, calibrated, setup_of
 from memconsole.memory.estimate import table_of
-from memconsole.memory.receipts import Machine, Measured, calibrated, setup_of
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
-from memconsole.runs.directory import RECEIPT, runs_root
-from memconsole.runs.receipt import driver_version
+from memconsole.runs.read.receipt import driver_version
+from memconsole.runs.record.directory import RECEIPT, runs_root
 
 MOST_RUNS = 20
 """Newest runs of one setup that count."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
-from memconsole.memory.advice import Remedy, remedies
-from memconsole.memory.correction import Died
+from memconsole.memory.answers.advice import Remedy, remedies
+from memconsole.memory.answers.correction import Died
 from memconsole.plan.plan import Plan
-from memconsole.runs.comparison import MEASURED_PHASES
-from memconsole.runs.shortfall import Shortfall
+from memconsole.runs.read.comparison import MEASURED_PHASES
+from memconsole.runs.record.shortfall import Shortfall
 
 
 def remedies_of(

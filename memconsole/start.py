@@ -14,8 +14,8 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.directory import RunDirectory
-from memconsole.runs.launch.local import launch
+from memconsole.runs.act.launch import launch
+from memconsole.runs.record.directory import RunDirectory
 
 
 def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Estimate:

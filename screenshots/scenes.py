@@ -10,7 +10,7 @@ from picture import SIZES, name_of, settle, shoot
 
 from memconsole import typed_json
 from memconsole.devices.reading import Devices
-from memconsole.memory.exact import ExactBook
+from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan.plan import Plan, apply_settings
 from memconsole.tui.app import ConsoleApp
 

@@ -125,9 +125,9 @@ def launched(name: str, settings: tuple[str, ...], *options: str) -> str:
 
 async def until(run: str, far_enough: Callable[[Any], bool] = lambda _: False) -> bool:
     """Wait until the run is far enough, or has ended. Whether it went on for a moment."""
-    from memconsole.runs.directory import find_run
-    from memconsole.runs.follow import Follower
-    from memconsole.runs.snapshot import LIVE
+    from memconsole.runs.read.follow import Follower
+    from memconsole.runs.record.directory import find_run
+    from memconsole.runs.record.states import LIVE
 
     follower = Follower(find_run(run))
     waited = False

@@ -16,7 +16,7 @@ import psutil
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole_trainer.engine import DeviceFacts
-from memconsole_trainer.platform_lines import cpu_name, optimization_lines
+from memconsole_trainer.host.platform_lines import cpu_name, optimization_lines
 
 CACHE_BYTES = 2**29
 """Compiled programs kept on disk."""

@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_jax import devices, generate, quantized_base
-from memconsole_jax.average import first
-from memconsole_jax.decoder import assemble
-from memconsole_jax.fused_loss import MASKED
+from memconsole_jax import devices, generate
+from memconsole_jax.models.decoder import assemble
 from memconsole_jax.profiling import Recording
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import Stack, stacks
 from memconsole_jax.step import Trained, mean_gradients, summed_loss
-from memconsole_trainer import adapters, average, loss_scale
-from memconsole_trainer.adapters import InitialAdapters
+from memconsole_jax.techniques import quantized_base
+from memconsole_jax.techniques.average import first
+from memconsole_jax.techniques.fused_loss import MASKED
 from memconsole_trainer.engine import (
     PROMPT_TOKENS,
     STEP,
@@ -43,8 +42,10 @@ from memconsole_trainer.engine import (
     check_names,
     micro_batches,
 )
-from memconsole_trainer.host_memory import HostMemory
-from memconsole_trainer.schedule import learning_rate
+from memconsole_trainer.host.host_memory import HostMemory
+from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.techniques import adapters, average, loss_scale
+from memconsole_trainer.techniques.adapters import InitialAdapters
 
 STEPS_IN_FLIGHT = 2
 """Steps the host may run ahead of the device; more would only queue batches."""

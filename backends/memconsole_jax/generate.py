@@ -10,8 +10,8 @@ from flax import nnx
 from jax import Array, lax
 
 from memconsole.plan.architecture import Architecture
-from memconsole_jax.decoder import Decoder, all_rotations, layer_view, local_layers
-from memconsole_jax.lora import assembled
+from memconsole_jax.models.decoder import Decoder, all_rotations, layer_view, local_layers
+from memconsole_jax.techniques.lora import assembled
 
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""

@@ -26,12 +26,12 @@ from jax.tree_util import DictKey, SequenceKey
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_jax import precision
-from memconsole_jax.average import followed
-from memconsole_jax.optimizers import Part, transformation
-from memconsole_jax.rounding import Rounding
 from memconsole_jax.stacking import Stack
 from memconsole_jax.step import Backward, Trained, Tree, backward_pass, chosen, counted
+from memconsole_jax.techniques import precision
+from memconsole_jax.techniques.average import followed
+from memconsole_jax.techniques.optimizers import Part, transformation
+from memconsole_jax.techniques.rounding import Rounding
 
 PINNED = "pinned_host"
 

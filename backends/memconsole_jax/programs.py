@@ -14,16 +14,17 @@ import jax.numpy as jnp
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_jax import generate, offload, precision
-from memconsole_jax.activation_offload import Disk
-from memconsole_jax.optimizers import transformation
-from memconsole_jax.quantized_base import stored_shapes
+from memconsole_jax import generate, offload
 from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import Trained, evaluation_step, train_step
-from memconsole_trainer import loss_scale, rounding
-from memconsole_trainer.adapters import stored_narrow, trained_parameters
-from memconsole_trainer.average import is_averaged
-from memconsole_trainer.base_storage import is_quantized
+from memconsole_jax.techniques import precision
+from memconsole_jax.techniques.activation_offload import Disk
+from memconsole_jax.techniques.optimizers import transformation
+from memconsole_jax.techniques.quantized_base import stored_shapes
+from memconsole_trainer.techniques import loss_scale, rounding
+from memconsole_trainer.techniques.adapters import stored_narrow, trained_parameters
+from memconsole_trainer.techniques.average import is_averaged
+from memconsole_trainer.techniques.base_storage import is_quantized
 
 
 @dataclass(frozen=True)

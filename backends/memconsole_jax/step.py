@@ -16,16 +16,16 @@ from jax import Array, lax
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
-from memconsole_jax import checkpointing, precision
-from memconsole_jax.activation_offload import Disk
-from memconsole_jax.average import followed
-from memconsole_jax.fused_loss import MASKED, chunked_nats, plain_nats
-from memconsole_jax.lora import assembled, is_adapter
-from memconsole_jax.optimizers import clip_factor
-from memconsole_jax.precision import adapted
-from memconsole_jax.rounding import Rounding
-from memconsole_trainer.compressed import is_compressed
-from memconsole_trainer.loss_scale import is_scaled
+from memconsole_jax.techniques import checkpointing, precision
+from memconsole_jax.techniques.activation_offload import Disk
+from memconsole_jax.techniques.average import followed
+from memconsole_jax.techniques.fused_loss import MASKED, chunked_nats, plain_nats
+from memconsole_jax.techniques.lora import assembled, is_adapter
+from memconsole_jax.techniques.optimizers import clip_factor
+from memconsole_jax.techniques.precision import adapted
+from memconsole_jax.techniques.rounding import Rounding
+from memconsole_trainer.techniques.compressed import is_compressed
+from memconsole_trainer.techniques.loss_scale import is_scaled
 
 Tree = dict[str, Array]
 Loss = Callable[..., Array]

@@ -9,8 +9,8 @@ import torch
 
 from memconsole.plan.plan import DeviceChoice, Plan, PlanError
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
-from memconsole_trainer.host_memory import HostMemory
-from memconsole_trainer.platform_lines import cpu_name
+from memconsole_trainer.host.host_memory import HostMemory
+from memconsole_trainer.host.platform_lines import cpu_name
 
 
 def resolve(choice: DeviceChoice) -> torch.device:

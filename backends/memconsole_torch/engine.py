@@ -16,23 +16,22 @@ from torch import Tensor
 
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
-from memconsole_torch import (
+from memconsole_torch import devices
+from memconsole_torch.models import pretrained
+from memconsole_torch.models.generate import generate
+from memconsole_torch.profiling import Recording
+from memconsole_torch.techniques import (
     activation_offload,
     checkpointing,
     compilation,
-    devices,
     fused_loss,
     lora,
     optimizers,
     precision,
-    pretrained,
     rounding,
 )
-from memconsole_torch.average import Average
-from memconsole_torch.generate import generate
-from memconsole_torch.optimizer_in_backward import InBackward
-from memconsole_torch.profiling import Recording
-from memconsole_trainer import adapters, average, loss_scale
+from memconsole_torch.techniques.average import Average
+from memconsole_torch.techniques.optimizer_in_backward import InBackward
 from memconsole_trainer.engine import (
     STEP,
     Batch,
@@ -46,14 +45,14 @@ from memconsole_trainer.engine import (
     check_names,
     micro_batches,
 )
-from memconsole_trainer.platform_lines import optimization_lines
-from memconsole_trainer.schedule import learning_rate
+from memconsole_trainer.host.platform_lines import optimization_lines
+from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.techniques import adapters, average, loss_scale
 
 
 def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     """An engine for `plan` on this machine. Raises `PlanError` for what cannot run here."""
     # Optimizers import it on first use; here, what it holds is not taken for the model's memory.
-    import torch._dynamo  # noqa: F401
 
     device = devices.resolve(plan.device)
     if plan.optimize.compile:

@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memconsole.plan.plan import PlanError
-from memconsole.runs import events
-from memconsole.runs.attempt import Attempt
-from memconsole.runs.directory import RunDirectory
-from memconsole.runs.failure import ExitCode, exit_code_of
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.failure import ExitCode, exit_code_of
 
 if TYPE_CHECKING:
-    from memconsole_trainer.setup import Job
-    from memconsole_trainer.tensorboard import TensorBoard
+    from memconsole_trainer.loop.setup import Job
+    from memconsole_trainer.loop.tensorboard import TensorBoard
 
 _REASONS = {"disk": "disk_full", "device_lost": "crashed"}
 
 
 def run(attempt: Attempt) -> int:
     """Train and leave the last word. Returns the exit code."""
-    from memconsole_trainer.checkpoint import FencedError
     from memconsole_trainer.data.documents import DataError
     from memconsole_trainer.engine import WeightsError
-    from memconsole_trainer.loop import NonFiniteLossError, Trainer
-    from memconsole_trainer.memory_limit import lift_limit
-    from memconsole_trainer.setup import StopRequestedError, set_up
+    from memconsole_trainer.host.memory_limit import lift_limit
+    from memconsole_trainer.loop.setup import StopRequestedError, set_up
+    from memconsole_trainer.loop.training import NonFiniteLossError, Trainer
+    from memconsole_trainer.weights.checkpoint import FencedError
 
     job = trainer = board = None
     code, reason = ExitCode.DONE, "finished"
@@ -67,7 +67,7 @@ def run(attempt: Attempt) -> int:
 
 def _board(attempt: Attempt, job: Job) -> TensorBoard:
     """The attempt's TensorBoard file, which listens from now on."""
-    from memconsole_trainer.tensorboard import FOLDER, TensorBoard
+    from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard
 
     folder = attempt.run.path / FOLDER
     board = TensorBoard(folder, attempt.number, job.progress.step + 1, time.time())

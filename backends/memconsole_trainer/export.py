@@ -2,193 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import PlanError
-from memconsole_trainer import trained
-from memconsole_trainer.engine import WeightSource
-from memconsole_trainer.huggingface import exported
-
-SHARD_BYTES = 4 << 30
-CLASSES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-}
-"""The transformers class of each model type."""
-
-
-Change = Callable[[str, NDArray[np.generic]], Iterable[tuple[str, NDArray[np.generic]]]]
-
-
-def _as_it_is(name: str, array: NDArray[np.generic]) -> Iterable[tuple[str, NDArray[np.generic]]]:
-    return ((name, array),)
-
-
-def export(
-    architecture: Architecture,
-    weights: WeightSource,
-    tokenizer: Path,
-    out: Path,
-    change: Change = _as_it_is,
-    more: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """Write config.json, safetensors and, if there is one, `tokenizer` into `out`; returns the names.
-
-    `out` must not exist or be empty. Weights go shard by shard, so no more than `SHARD_BYTES` and one
-    tensor are in memory. `change` gives the tensors that one is stored as, `more` is added to config.json. Raises OSError, `FileExistsError` for
-    a folder that holds something.
-    """
-    from safetensors.numpy import save_file
-
-    if out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out}: exists and is not empty")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(
-        json.dumps({**config(architecture), **(more or {})}, indent=2) + "\n"
-    )
-    if tokenizer.is_file():
-        shutil.copyfile(tokenizer, out / "tokenizer.json")
-    shards: list[dict[str, Any]] = [{}]
-    index: dict[str, int] = {}
-    held = total = 0
-    tensors = (t for named in exported(architecture, weights) for t in change(*named))
-    for name, array in tensors:
-        if held and held + array.nbytes > SHARD_BYTES:
-            save_file(shards[-1], out / f"part-{len(shards)}", metadata={"format": "pt"})
-            shards[-1] = {}
-            shards.append({})
-            held = 0
-        shards[-1][name] = array
-        index[name] = len(shards)
-        held += array.nbytes
-        total += array.nbytes
-    save_file(shards[-1], out / f"part-{len(shards)}", metadata={"format": "pt"})
-    if len(shards) == 1:
-        os.replace(out / "part-1", out / "model.safetensors")
-    else:
-        names = {
-            i: f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)
-        }
-        for i, name in names.items():
-            os.replace(out / f"part-{i}", out / name)
-        document = {
-            "metadata": {"total_size": total},
-            "weight_map": {name: names[shard] for name, shard in index.items()},
-        }
-        (out / "model.safetensors.index.json").write_text(json.dumps(document, indent=2) + "\n")
-    return sorted(path.name for path in out.iterdir())
-
-
-def config(a: Architecture) -> dict[str, Any]:
-    """The Hugging Face config.json of an architecture, in transformers 4 and 5 spelling."""
-    if a.family == "gpt2":
-        return _described(
-            "gpt2",
-            a,
-            n_positions=a.max_positions,
-            n_embd=a.hidden_size,
-            n_layer=a.layers,
-            n_head=a.heads,
-            n_inner=a.intermediate_size,
-            activation_function="gelu_new",
-            layer_norm_epsilon=a.norm_eps,
-            attn_pdrop=0.0,
-            embd_pdrop=0.0,
-            resid_pdrop=0.0,
-        )
-    shape: dict[str, Any] = {
-        "hidden_size": a.hidden_size,
-        "num_hidden_layers": a.layers,
-        "num_attention_heads": a.heads,
-        "num_key_value_heads": a.kv_heads,
-        "head_dim": a.head_size,
-        "intermediate_size": a.intermediate_size,
-        "max_position_embeddings": a.max_positions,
-        "rms_norm_eps": a.norm_eps,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-    }
-    if a.family == "gemma3":
-        full = {**_rope(a), "rope_theta": a.rope_theta}
-        kinds = [
-            "sliding_attention" if a.is_local(i) else "full_attention" for i in range(a.layers)
-        ]
-        return _described(
-            "gemma3_text",
-            a,
-            **shape,
-            hidden_activation="gelu_pytorch_tanh",
-            query_pre_attn_scalar=round(a.scale**-2),
-            sliding_window=a.sliding_window,
-            sliding_window_pattern=a.global_every,
-            layer_types=kinds,
-            rope_theta=a.rope_theta,
-            rope_local_base_freq=a.rope_local_theta,
-            rope_parameters={
-                "full_attention": full,
-                "sliding_attention": {"rope_type": "default", "rope_theta": a.rope_local_theta},
-            },
-        )
-    rope = {"rope_theta": a.rope_theta, "rope_parameters": {**_rope(a), "rope_theta": a.rope_theta}}
-    if a.rope_scaling is not None:
-        rope["rope_scaling"] = _rope(a)
-    if a.family == "gemma":
-        return _described("gemma", a, **shape, **rope, hidden_activation="gelu_pytorch_tanh")
-    kind = "qwen3" if a.query_key_norm else "llama"
-    return _described(kind, a, **shape, **rope, hidden_act="silu")
-
-
-def _described(kind: str, a: Architecture, **rest: Any) -> dict[str, Any]:
-    return {
-        "architectures": [CLASSES[kind]],
-        "model_type": kind,
-        "vocab_size": a.vocab_size,
-        "tie_word_embeddings": a.tied_embeddings,
-        "initializer_range": a.initializer_range,
-        "dtype": "float32",
-        **rest,
-    }
-
-
-def _rope(a: Architecture) -> dict[str, Any]:
-    scaling = a.rope_scaling
-    if scaling is None:
-        return {"rope_type": "default"}
-    if scaling.kind == "linear":
-        return {"rope_type": "linear", "factor": scaling.factor}
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_positions,
-    }
+from memconsole_trainer.weights import trained
+from memconsole_trainer.weights.bitnet_accuracy import export_bitnet
+from memconsole_trainer.weights.export import export
 
 
 def main() -> int:
     if len(sys.argv) != 3 and (len(sys.argv) != 4 or sys.argv[3] != "bitnet"):
-        print("usage: python -m memconsole_trainer.export RUN_DIR OUT [bitnet]", file=sys.stderr)
+        print(
+            "usage: python -m memconsole_trainer.export RUN_DIR OUT [bitnet]",
+            file=sys.stderr,
+        )
         return 2
     try:
         found = trained.read(Path(sys.argv[1]))
         found.check_base()
         out, lines = Path(sys.argv[2]), []
         if len(sys.argv) == 4:
-            from memconsole_trainer.bitnet_accuracy import export_bitnet
-
             lines = export_bitnet(found, out)
             names = sorted(path.name for path in out.iterdir())
         else:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from memconsole.plan.plan import PlanError
-from memconsole_trainer import trained
-from memconsole_trainer.setup import engine_factory
+from memconsole_trainer.backends import engine_factory
+from memconsole_trainer.weights import trained
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 
 from memconsole import typed_json
-from memconsole.memory.timeline import Answer, Question
+from memconsole.memory.exact.timeline import Answer, Question
 
 DROPPED = "a newer question came first"
 

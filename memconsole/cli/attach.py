@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from memconsole.runs.directory import find_run
+from memconsole.runs.record.directory import find_run
 
 
 @click.command()

@@ -9,8 +9,8 @@ import msgspec
 
 from memconsole.cli.tables import columns
 from memconsole.plan.differences import differing
-from memconsole.runs.directory import RunDirectory, find_run
-from memconsole.runs.report import Report, report
+from memconsole.runs.read.report import Report, report
+from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.units import format_bytes
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json as json_module
-import subprocess
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from memconsole import typed_json
+from memconsole.cli.inspection import inspection
 from memconsole.cli.lengths import lengths_words
 from memconsole.cli.tables import columns
-from memconsole.memory.lengths import keep_lengths
+from memconsole.memory.answers.lengths import keep_lengths
 from memconsole.plan import plan as plans
 from memconsole.plan.lengths import Lengths
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan
 from memconsole.sanitize import clean, clean_line
 from memconsole.units import format_bytes, format_count
 
@@ -48,23 +46,6 @@ def inspect_command(
         click.echo(json_module.dumps(found, indent=2))
     else:
         click.echo(text(found))
-
-
-def inspection(source: str, assignments: Sequence[str], *, lengths: bool) -> dict[str, Any]:
-    """What `memconsole_trainer.data` says of a source. Raises `PlanError`."""
-    argv = [sys.executable, "-P", "-m", "memconsole_trainer.data"]
-    argv += [*(["--lengths"] if lengths else []), source, *assignments]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True)
-    try:
-        found: dict[str, Any] = json_module.loads(done.stdout)
-    except ValueError:
-        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PlanError(
-            clean_line(f"{source}: its reader ended with code {done.returncode}: {last}")
-        ) from None
-    if "error" in found:
-        raise PlanError(clean_line(found["error"]))
-    return found
 
 
 def text(found: dict[str, Any]) -> str:

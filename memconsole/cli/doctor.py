@@ -18,7 +18,7 @@ from memconsole.devices.reading import Missing
 from memconsole.errors import UserError
 from memconsole.plan.plan import installed_backends
 from memconsole.plan.processor import missing_instructions
-from memconsole.runs.directory import runs_root
+from memconsole.runs.record.directory import runs_root
 from memconsole.sanitize import clean_line
 from memconsole.units import GIB, format_bytes
 
@@ -82,7 +82,7 @@ def _terminal() -> list[Finding]:
 
 def _keys() -> list[Finding]:
     """The keymap file, and each of its rows that is refused."""
-    from memconsole.tui.keymap import read_keymap
+    from memconsole.tui.keys.keymap import read_keymap
 
     keymap = read_keymap()
     path = clean_line(str(keymap.path), 300)

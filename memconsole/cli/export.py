@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from memconsole.runs.directory import find_run
+from memconsole.runs.record.directory import find_run
 
 
 @click.command()

@@ -18,13 +18,13 @@ from memconsole.cli.plan import DOES_NOT_FIT, NOT_EXACT
 from memconsole.devices.budget import budget
 from memconsole.devices.planned import catalog_budgets, missing_compiler
 from memconsole.devices.probe import read_once
-from memconsole.memory.advice import largest_micro_batch, largest_sequence_length
+from memconsole.memory.answers.advice import largest_micro_batch, largest_sequence_length
+from memconsole.memory.answers.solve import Fit, Price, fit, smallest_device, smallest_device_fitted
 from memconsole.memory.estimate import table_of
-from memconsole.memory.exact import ExactBook
-from memconsole.memory.solve import Fit, Price, fit, smallest_device, smallest_device_fitted
-from memconsole.memory.table import Budget
+from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.units import MIB, parse_bytes

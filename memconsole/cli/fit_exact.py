@@ -7,10 +7,11 @@ import time
 import msgspec
 
 from memconsole.cli.exact import wait_for_exact
+from memconsole.memory.answers.solve import Fit, Price, fit
 from memconsole.memory.estimate import table_of
-from memconsole.memory.exact import ExactBook
-from memconsole.memory.solve import Fit, Price, fit
-from memconsole.memory.table import Budget, MemoryTable
+from memconsole.memory.table import MemoryTable
+from memconsole.memory.tracers.exact_book import ExactBook
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from memconsole.cli.tables import columns
+from memconsole.memory.answers.solve import Fit
 from memconsole.memory.reasons import PHASE_WORDS
-from memconsole.memory.solve import Fit
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memconsole.sanitize import clean_line
-from memconsole.tui.keymap import dumps, read_keymap
+from memconsole.tui.keys.keymap import dumps, read_keymap
 
 
 @click.command()

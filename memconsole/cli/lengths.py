@@ -8,10 +8,16 @@ from typing import Any
 import msgspec
 
 from memconsole import typed_json
+from memconsole.cli.inspection import inspection
+from memconsole.memory.answers.lengths import (
+    LengthPrice,
+    keep_lengths,
+    known_lengths,
+    priced_lengths,
+)
 from memconsole.memory.estimate import Lookup
-from memconsole.memory.lengths import LengthPrice, keep_lengths, known_lengths, priced_lengths
-from memconsole.memory.table import Budget
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.units import format_bytes
@@ -34,7 +40,6 @@ def row_lengths(
 
 
 def _measured(plan: Plan) -> Lengths:
-    from memconsole.cli.data import inspection
 
     found = inspection(plan.data.source, _assignments(plan), lengths=True)
     if not found.get("lengths"):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from memconsole.runs.directory import RunDirectory, RunError, find_run
-from memconsole.runs.follow import status
-from memconsole.runs.snapshot import LIVE
+from memconsole.runs.read.follow import status
+from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.runs.record.states import LIVE
 from memconsole.sanitize import clean
 
 CHUNK = 1 << 16

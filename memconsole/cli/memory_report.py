@@ -8,15 +8,15 @@ import msgspec
 
 from memconsole.cli.tables import columns
 from memconsole.devices.reading import Devices
-from memconsole.memory.advice import Remedy
+from memconsole.memory.answers.advice import Remedy
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
 from memconsole.remedies import remedies_of
-from memconsole.runs.comparison import Comparison
-from memconsole.runs.directory import RunDirectory
-from memconsole.runs.ladder import present_plan
-from memconsole.runs.report import MemoryReport, Report
-from memconsole.runs.snapshot import OUT_OF_MEMORY
+from memconsole.runs.read.comparison import Comparison
+from memconsole.runs.read.ladder import present_plan
+from memconsole.runs.read.report import MemoryReport, Report
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.states import OUT_OF_MEMORY
 from memconsole.units import format_bytes
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from memconsole.runs.control import request_pause, wait_accepted
-from memconsole.runs.directory import find_run
-from memconsole.runs.identity import user_name
+from memconsole.runs.act.control import request_pause, wait_accepted
+from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.identity import user_name
 
 
 @click.command()

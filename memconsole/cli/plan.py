@@ -17,9 +17,10 @@ from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.memory.estimate import estimate
-from memconsole.memory.table import PHASES, Budget, Estimate, MemoryTable, Tier
+from memconsole.memory.table import PHASES, Estimate, MemoryTable, Tier
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import BY_KEY
 from memconsole.plan.plan import Plan
 from memconsole.units import format_bytes, format_count, format_duration
@@ -100,7 +101,7 @@ def command(
 def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str]:
     """The estimate with what tracing or compiling found, and why it is the formula's where it is."""
     from memconsole.cli.exact import wait_for_exact
-    from memconsole.memory.exact import ExactBook
+    from memconsole.memory.tracers.exact_book import ExactBook
 
     estimate(plan, device)  # A plan without a price is refused before anything is started.
     book = ExactBook()

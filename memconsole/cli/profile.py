@@ -6,12 +6,12 @@ import time
 
 import click
 
-from memconsole.runs import events
-from memconsole.runs.control import request_profile, wait_accepted
-from memconsole.runs.directory import RunDirectory, RunError, find_run
-from memconsole.runs.eventlog import EventReader
-from memconsole.runs.identity import user_name
-from memconsole.runs.liveness import liveness
+from memconsole.runs.act.control import request_profile, wait_accepted
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.identity import user_name
 from memconsole.sanitize import clean_line
 
 POLL_SECONDS = 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memconsole.runs.snapshot import RunSnapshot
+from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.units import format_bytes, format_count, format_duration
 
 WIDTH = 80

@@ -10,10 +10,10 @@ from memconsole.cli.memory_report import document, memory_lines, remedies_after,
 from memconsole.cli.progress import summary
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
-from memconsole.runs.directory import find_run
-from memconsole.runs.follow import Follower
-from memconsole.runs.report import report
-from memconsole.runs.snapshot import OUT_OF_MEMORY
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.report import report
+from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.states import OUT_OF_MEMORY
 
 
 @click.command()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from memconsole.runs.control import pause_asked, request_continue
-from memconsole.runs.directory import find_run
-from memconsole.runs.identity import user_name
-from memconsole.runs.launch import local
-from memconsole.runs.liveness import liveness
+from memconsole.runs.act import launch
+from memconsole.runs.act.control import request_continue
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.identity import user_name
+from memconsole.runs.record.requests import pause_asked
 
 
 @click.command()
@@ -22,7 +23,7 @@ def command(ctx: click.Context, run: str, watch: bool) -> None:
         request_continue(found, f"{user_name()} (memconsole resume)")
         click.echo(f"{found.id}: goes on")
     else:
-        attempt = local.resume(found)
+        attempt = launch.resume(found)
         click.echo(f"{found.id}: attempt {attempt}")
     if watch:
         from memconsole.cli.train import follow

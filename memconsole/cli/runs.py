@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from memconsole.cli.tables import columns
-from memconsole.runs.directory import list_runs
-from memconsole.runs.follow import RunStatus, status
-from memconsole.runs.snapshot import LIVE
+from memconsole.runs.read.follow import RunStatus, status
+from memconsole.runs.record.directory import list_runs
+from memconsole.runs.record.states import LIVE
 from memconsole.units import format_duration
 
 

@@ -6,11 +6,11 @@ import time
 
 import click
 
-from memconsole.runs.control import request_kill, request_stop
-from memconsole.runs.directory import find_run
-from memconsole.runs.follow import status
-from memconsole.runs.identity import user_name
-from memconsole.runs.snapshot import LIVE
+from memconsole.runs.act.control import request_kill, request_stop
+from memconsole.runs.read.follow import status
+from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.identity import user_name
+from memconsole.runs.record.states import LIVE
 
 POLL_SECONDS = 0.2
 

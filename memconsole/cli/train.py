@@ -16,11 +16,12 @@ from memconsole.cli.plan import DOES_NOT_FIT
 from memconsole.cli.progress import ProgressLines, summary
 from memconsole.devices.probe import read_once
 from memconsole.plan.plan import Plan
-from memconsole.runs.control import request_stop
-from memconsole.runs.directory import RunDirectory
-from memconsole.runs.follow import Follower
-from memconsole.runs.report import report
-from memconsole.runs.snapshot import LIVE, OUT_OF_MEMORY, RunSnapshot
+from memconsole.runs.act.control import request_stop
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.report import report
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.start import check_launch, start
 from memconsole.units import format_bytes
 

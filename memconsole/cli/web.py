@@ -24,7 +24,7 @@ def command(run: str | None, port: int, write: bool) -> None:
     except ModuleNotFoundError:
         raise UserError("memconsole web needs: pip install 'memconsole[web]'") from None
     if run is not None:
-        from memconsole.runs.directory import find_run
+        from memconsole.runs.record.directory import find_run
 
         run = find_run(run).id
     argv = [sys.executable, "-m", "memconsole", *(("attach", run) if run else ())]

@@ -12,8 +12,8 @@ from memconsole.devices.apple import working_set_bytes
 from memconsole.devices.frameworks import Framework, framework_of
 from memconsole.devices.host import Host
 from memconsole.devices.reading import DeviceReading, Devices, Missing
-from memconsole.memory.table import Budget
 from memconsole.plan import catalog
+from memconsole.plan.budget import Budget
 from memconsole.plan.catalog import CatalogDevice
 from memconsole.plan.plan import Plan, PlanError
 

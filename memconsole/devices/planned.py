@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import msgspec
 
 from memconsole.devices.budget import budget
-from memconsole.memory.table import Budget
 from memconsole.plan import catalog
+from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError
 
@@ -31,7 +31,7 @@ def catalog_budgets(plan: Plan) -> dict[str, Budget]:
 
 def missing_compiler(plan: Plan, device: Budget) -> str:
     """What torch.compile would need and does not find here; empty if nothing, or if the device is another
-    machine's. Tells ahead what `memconsole_torch.compilation` refuses at launch, without importing torch."""
+    machine's. Tells ahead what `memconsole_torch.techniques.compilation` refuses at launch, without importing torch."""
     if plan.backend != "torch" or not device.local:
         return ""
     if device.kind in ("gpu", "rocm"):

@@ -62,7 +62,7 @@ class Asking:
             self._wanted.clear()
             try:
                 self._answer = self._ask()
-            except Exception as error:  # noqa: BLE001 - a source's surprise is its note, not our end
+            except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
                 self._answer = ([], [f"{self._label}: {type(error).__name__}: {error}"])
             self._done.set()
 

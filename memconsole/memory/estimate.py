@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.data import training_tokens
+from memconsole.memory.exact.sharpen import Known, alike, compiled, saved, sharpened
 from memconsole.memory.formula import memory_table
 from memconsole.memory.reasons import nothing_saved
 from memconsole.memory.seconds import peak_tokens_per_second, step_seconds
-from memconsole.memory.sharpen import Known, alike, compiled, saved, sharpened
-from memconsole.memory.sizes import sizes
-from memconsole.memory.table import Budget, Estimate, MemoryTable, Saving
+from memconsole.memory.state.data import training_tokens
+from memconsole.memory.state.sizes import sizes
+from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, uncompiled

@@ -6,12 +6,14 @@ is the largest moment, never a sum of largest components. Each phase of the tabl
 
 from __future__ import annotations
 
-from memconsole.memory import jax_moments, torch_moments
+from memconsole.memory.activations import jax_step
+from memconsole.memory.activations import torch_step as torch_step
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.host import compiler_bytes, host_bytes, runtime_bytes, saved_bytes
-from memconsole.memory.moments import Moment, step_of
-from memconsole.memory.table import COMPONENTS, PHASES, Budget, Component, MemoryTable, Tier
+from memconsole.memory.state.step_sizes import Moment, step_of
+from memconsole.memory.table import COMPONENTS, PHASES, Component, MemoryTable, Tier
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 
 
@@ -22,7 +24,7 @@ def memory_table(
     total alone."""
     costs = runtime(plan.backend, budget.kind)
     step = step_of(plan, architecture, budget.kind)
-    timeline = jax_moments if plan.backend == "jax" else torch_moments
+    timeline = jax_step if plan.backend == "jax" else torch_step
     largest: dict[str, Moment] = {}
     totals = dict.fromkeys(PHASES, -1)
     for moment in timeline.moments(step):

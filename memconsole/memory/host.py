@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from memconsole.memory.activations.jax_step import library_bytes
+from memconsole.memory.activations.torch_step import CHUNK_TOKENS
 from memconsole.memory.coefficients import Runtime
-from memconsole.memory.data import data_bytes
-from memconsole.memory.jax_moments import library_bytes
-from memconsole.memory.moments import Step
-from memconsole.memory.torch_moments import CHUNK_TOKENS
+from memconsole.memory.state.data import data_bytes
+from memconsole.memory.state.step_sizes import Step
 from memconsole.plan.plan import Plan
 
 
@@ -35,7 +35,7 @@ def compiler_bytes(plan: Plan, costs: Runtime) -> int:
 
 
 SHARD_BYTES = 64 * 2**20
-"""`memconsole_trainer.checkpoint.SHARD_BYTES`."""
+"""`memconsole_trainer.weights.checkpoint.SHARD_BYTES`."""
 
 
 def saved_bytes(step: Step) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from memconsole.memory.activations import jax_block
+from memconsole.memory.activations.jax_block import jax_block
+from memconsole.memory.activations.torch_block import kept_per_token
 from memconsole.memory.coefficients import speed
-from memconsole.memory.optimizer_state import state_bytes
-from memconsole.memory.sizes import sizes
-from memconsole.memory.table import Budget
-from memconsole.memory.torch_program import kept_per_token
+from memconsole.memory.state.optimizer_state import state_bytes
+from memconsole.memory.state.sizes import sizes
 from memconsole.plan.architecture import Architecture, layer_parameters
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
 from memconsole.plan.sections import EIGHT_BIT

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from memconsole.plan.budget import Budget
+
 
 class Tier(StrEnum):
     """How a number was come by."""
@@ -26,25 +28,6 @@ COMPONENTS = (
     "runtime",
 )
 PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
-
-
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """The device a plan is priced against."""
-
-    name: str
-    kind: str
-    """cpu | gpu | rocm | apple | tpu"""
-    memory_label: str
-    """VRAM | HBM | unified memory | host RAM"""
-    total_bytes: int
-    usable_bytes: int
-    why: str
-    """Where usable_bytes comes from, as one phrase: "free now", "75 % of total (JAX)" …"""
-    local: bool = False
-    """True for a device of this machine, False for a catalog device."""
-    bandwidth_bytes_per_second: float | None = None
-    peak_flops: dict[str, float] = {}
-    """Dense peak per precision (fp32, tf32, bf16, fp16), FLOP/s."""
 
 
 class Component(msgspec.Struct, frozen=True):

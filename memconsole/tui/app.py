@@ -18,18 +18,18 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.draw.themes import DARK, LIGHT
 from memconsole.tui.following import FollowingApp
-from memconsole.tui.key_table import KeyTable
-from memconsole.tui.keymap import Keymap, read_keymap
+from memconsole.tui.keys.keymap import Keymap, read_keymap
+from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.messages import ExactNews, LiveRunFound
 from memconsole.tui.parting import draws_unicode, parting_words
+from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.screens.base import ConsoleScreen
-from memconsole.tui.screens.plan import PlanScreen
-from memconsole.tui.themes import DARK, LIGHT
 
 if TYPE_CHECKING:
     from memconsole.devices.probe import Probe
-    from memconsole.memory.exact import ExactBook
+    from memconsole.memory.tracers.exact_book import ExactBook
 
 FIRST_LOOK_SECONDS = 0.1
 """Between two looks for the probe's first reading."""
@@ -153,7 +153,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
     def open_book(self) -> ExactBook | None:
         """The book of exact numbers, opened when first asked for; None where there is to be none."""
         if self.book is None:
-            from memconsole.memory.exact import ExactBook
+            from memconsole.memory.tracers.exact_book import ExactBook
 
             self.book = ExactBook(on_news=self._tell_exact_news)
         return self.book
@@ -169,7 +169,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
     @work(thread=True, exclusive=True, group="live", exit_on_error=False)
     def _find_live_run(self) -> None:
-        from memconsole.tui.runs_list import newest_live
+        from memconsole.tui.runs.runs_list import newest_live
 
         run = newest_live()
         if run is not None and not get_current_worker().is_cancelled:
@@ -202,7 +202,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
     def edit_plan_of(self, run_id: str) -> None:
         """Take a run's plan to the plan screen."""
-        from memconsole.runs.directory import RunError, find_run
+        from memconsole.runs.record.directory import RunError, find_run
 
         try:
             plan = find_run(run_id).read_plan()
@@ -224,7 +224,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         await self._show(None)
 
     async def action_show_run(self) -> None:
-        from memconsole.tui.screens.run import RunScreen
+        from memconsole.tui.run.screen import RunScreen
 
         if not self.run_id:
             launch, runs = (self.keys.shown("plan", id) for id in ("launch", "runs"))
@@ -238,7 +238,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             await self._show(RunScreen())
 
     async def action_show_runs(self) -> None:
-        from memconsole.tui.screens.runs import RunsScreen
+        from memconsole.tui.runs.screen import RunsScreen
 
         await self._show(RunsScreen())
 

@@ -14,7 +14,8 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.key_table import KeyTable
+from memconsole.tui.draw.wired import WiredApp
+from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.messages import (
     ActionFailed,
     FollowFailed,
@@ -23,10 +24,9 @@ from memconsole.tui.messages import (
     SnapshotArrived,
 )
 from memconsole.tui.views import Pane, RunView
-from memconsole.tui.wired import WiredApp
 
 if TYPE_CHECKING:
-    from memconsole.memory.exact import ExactBook
+    from memconsole.memory.tracers.exact_book import ExactBook
 
 
 class FollowingApp(WiredApp, inherit_bindings=False):
@@ -77,8 +77,8 @@ class FollowingApp(WiredApp, inherit_bindings=False):
     @work(thread=True, exclusive=True, group="follow", exit_on_error=False)
     def _follow(self, reference: str, stop: threading.Event) -> None:
         """One frozen snapshot per tick, and none while the last one is not yet drawn."""
-        from memconsole.runs.directory import RunError, find_run
-        from memconsole.runs.follow import Follower
+        from memconsole.runs.read.follow import Follower
+        from memconsole.runs.record.directory import RunError, find_run
 
         try:
             run = find_run(reference)
@@ -122,7 +122,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
 
     def set_run_view(self, view: RunView) -> None:
         """The one place where the run view changes; the run screen follows if it is there."""
-        from memconsole.tui.screens.run import RunScreen
+        from memconsole.tui.run.screen import RunScreen
 
         self.run_view = view
         for screen in self.screen_stack:
@@ -131,7 +131,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
 
     @work(thread=True, exclusive=True, group="prediction", exit_on_error=False)
     def _predict(self, run_id: str, plan: Plan, devices: Devices | None) -> None:
-        from memconsole.tui.predictions import predicted
+        from memconsole.tui.run.predictions import predicted
 
         found, problem = predicted(run_id, plan, devices)
         if not get_current_worker().is_cancelled:
@@ -159,7 +159,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def launch(self, plan: Plan, name: str | None = None) -> None:
         """Check, price and start `plan` as a run of its own."""
-        from memconsole.runs.directory import RunError
+        from memconsole.runs.record.directory import RunError
         from memconsole.start import start
 
         try:
@@ -172,8 +172,8 @@ class FollowingApp(WiredApp, inherit_bindings=False):
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def resume(self, run_id: str) -> None:
         """Start the next attempt of a run."""
-        from memconsole.runs.directory import RunError, find_run
-        from memconsole.runs.launch.local import resume
+        from memconsole.runs.act.launch import resume
+        from memconsole.runs.record.directory import RunError, find_run
 
         try:
             number = resume(find_run(run_id))
@@ -185,8 +185,8 @@ class FollowingApp(WiredApp, inherit_bindings=False):
     @work(thread=True, group="control", exit_on_error=False)
     def request(self, run_id: str, what: str) -> None:
         """Ask a run to `stop`, `kill` (end at once), `pause` or `continue`."""
-        from memconsole.runs import control
-        from memconsole.runs.directory import RunError, find_run
+        from memconsole.runs.act import control
+        from memconsole.runs.record.directory import RunError, find_run
 
         try:
             ask = {

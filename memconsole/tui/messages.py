@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from memconsole.memory.table import Estimate
-from memconsole.runs.snapshot import RunSnapshot
-from memconsole.tui.pricing import Priced
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.tui.plan.pricing import Priced
 
 if TYPE_CHECKING:
-    from memconsole.runs.follow import RunStatus
+    from memconsole.runs.read.follow import RunStatus
 
 
 @dataclass

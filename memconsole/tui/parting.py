@@ -6,7 +6,7 @@ import os
 import sys
 
 from memconsole.sanitize import clean_line
-from memconsole.tui.ink import cleaned
+from memconsole.tui.draw.ink import cleaned
 from memconsole.tui.views import RunView
 
 

@@ -9,11 +9,12 @@ from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan
-from memconsole.runs.snapshot import LIVE, OUT_OF_MEMORY, RunSnapshot
-from memconsole.tui.key_table import KeyTable
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
+from memconsole.tui.keys.table import KeyTable
 
 if TYPE_CHECKING:
-    from memconsole.memory.lengths import LengthPrice
+    from memconsole.memory.answers.lengths import LengthPrice
     from memconsole.plan.lengths import Lengths
 
 Pane = Literal["output", "sample", "summary", "closed"]

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.accuracy.results import UNAVAILABLE, into_readme, stored, table  # noqa: E402
+from tests.accuracy.results import UNAVAILABLE, into_readme, stored, table
 
 PARTS = {
     "torch-formula": "torch_formula.py",

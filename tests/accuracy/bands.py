@@ -19,8 +19,8 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory.coefficients import Certainty  # noqa: E402
-from tests.accuracy.results import Errors, stored  # noqa: E402
+from memconsole.memory.coefficients import Certainty
+from tests.accuracy.results import Errors, stored
 
 COEFFICIENTS = ROOT / "memconsole" / "memory" / "coefficients.json"
 FLOOR = 0.01

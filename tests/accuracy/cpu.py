@@ -30,14 +30,14 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.devices.budget import budget  # noqa: E402
-from memconsole.memory import coefficients as numbers  # noqa: E402
-from memconsole.memory.estimate import architecture_of, table_of  # noqa: E402
-from memconsole.memory.host import runtime_bytes  # noqa: E402
-from memconsole.memory.moments import step_of  # noqa: E402
-from memconsole.memory.seconds import step_seconds  # noqa: E402
-from memconsole.plan.plan import Plan, apply_settings  # noqa: E402
-from tests.accuracy.results import (  # noqa: E402
+from memconsole.devices.budget import budget
+from memconsole.memory import coefficients as numbers
+from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.host import runtime_bytes
+from memconsole.memory.seconds import step_seconds
+from memconsole.memory.state.step_sizes import step_of
+from memconsole.plan.plan import Plan, apply_settings
+from tests.accuracy.results import (
     MIB,
     Bar,
     Case,

@@ -19,13 +19,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.cli.exact import wait_for_exact  # noqa: E402
-from memconsole.devices.budget import budget  # noqa: E402
-from memconsole.memory.estimate import table_of  # noqa: E402
-from memconsole.memory.exact import ExactBook  # noqa: E402
-from memconsole.plan.plan import Plan, apply_settings  # noqa: E402
-from tests.accuracy.cpu import BAR, FIXED, REPORTED, settings  # noqa: E402
-from tests.accuracy.results import MIB, Case, Errors, Part, stored, unavailable, write  # noqa: E402
+from memconsole.cli.exact import wait_for_exact
+from memconsole.devices.budget import budget
+from memconsole.memory.estimate import table_of
+from memconsole.memory.tracers.exact_book import ExactBook
+from memconsole.plan.plan import Plan, apply_settings
+from tests.accuracy.cpu import BAR, FIXED, REPORTED, settings
+from tests.accuracy.results import MIB, Case, Errors, Part, stored, unavailable, write
 
 BACKENDS = ("torch", "jax")
 SECONDS = 240.0

@@ -29,14 +29,15 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory.coefficients import runtime  # noqa: E402
-from memconsole.memory.estimate import table_of  # noqa: E402
-from memconsole.memory.table import Budget, MemoryTable  # noqa: E402
-from memconsole.memory.timeline import Answer, Exact, Question  # noqa: E402
-from memconsole.plan.check import check  # noqa: E402
-from memconsole.plan.plan import Plan, apply_settings, dumps  # noqa: E402
-from memconsole.runs.launch.environment import trainer_environment  # noqa: E402
-from tests.accuracy.results import MIB, Bar, Case, Errors, Part, unavailable, write  # noqa: E402
+from memconsole.memory.coefficients import runtime
+from memconsole.memory.estimate import table_of
+from memconsole.memory.exact.timeline import Answer, Exact, Question
+from memconsole.memory.table import MemoryTable
+from memconsole.plan.budget import Budget
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, apply_settings, dumps
+from memconsole.runs.act.environment import trainer_environment
+from tests.accuracy.results import MIB, Bar, Case, Errors, Part, unavailable, write
 
 TOTAL_SECONDS = 450
 RUN_SECONDS = 90

@@ -18,12 +18,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from memconsole.plan import catalog  # noqa: E402
-from memconsole.plan.architecture import Architecture, parameters  # noqa: E402
-from memconsole.plan.plan import Plan, loads, replace  # noqa: E402
-from memconsole_trainer.engine import Batch  # noqa: E402
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.plan import Plan, loads, replace
+from memconsole_trainer.engine import Batch
 
 STEPS = 3
 

@@ -22,15 +22,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.devices.budget import budget  # noqa: E402
-from memconsole.memory.ahead import prepared  # noqa: E402
-from memconsole.memory.estimate import estimate  # noqa: E402
-from memconsole.memory.table import Budget  # noqa: E402
-from memconsole.plan import catalog  # noqa: E402
-from memconsole.plan.check import check  # noqa: E402
-from memconsole.plan.optimizations import OPTIMIZATIONS  # noqa: E402
-from memconsole.plan.plan import Plan, PlanError, replace  # noqa: E402
-from tests.accuracy.results import Latency, Part, write  # noqa: E402
+from memconsole.devices.budget import budget
+from memconsole.memory.estimate import estimate
+from memconsole.memory.tracers.ahead import prepared
+from memconsole.plan import catalog
+from memconsole.plan.budget import Budget
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.plan import Plan, PlanError, replace
+from tests.accuracy.results import Latency, Part, write
 
 PRESSES = 3000
 PREPARING_SECONDS = 0.15

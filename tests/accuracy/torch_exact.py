@@ -20,12 +20,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory import affine  # noqa: E402
-from memconsole.memory.timeline import Exact  # noqa: E402
-from memconsole.plan.architecture import Architecture  # noqa: E402
-from memconsole.plan.plan import Plan, replace  # noqa: E402
-from tests.accuracy.random_plans import describe, draw  # noqa: E402
-from tests.accuracy.results import Bar, Case, Errors, Part, unavailable, write  # noqa: E402
+from memconsole.memory.exact import affine
+from memconsole.memory.exact.timeline import Exact
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+from tests.accuracy.random_plans import describe, draw
+from tests.accuracy.results import Bar, Case, Errors, Part, unavailable, write
 
 FIRST, PLANS = 5000, 30
 BAR = Bar(within=0.01)
@@ -52,7 +52,7 @@ def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
 
     from memconsole_torch import engine as torch_engine
     from memconsole_trainer.engine import Batch
-    from memconsole_trainer.initialize import InitialWeights
+    from memconsole_trainer.weights.initialize import InitialWeights
 
     class Tracker(MemTracker):  # type: ignore[misc,unused-ignore]
         """MemTracker without its tables by module, which take frozen weights and second calls for mistakes."""
@@ -86,7 +86,7 @@ def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
 
 def traced(plan: Plan, architecture: Architecture) -> dict[str, int]:
     """The timeline's peaks, evaluated at the plan's sizes, without what no dispatch shows."""
-    from memconsole_torch.trace import record
+    from memconsole_torch.tracing.trace import record
 
     timeline = record(plan, architecture, "cpu", hidden=False).timeline
     exact = affine.evaluate(timeline, plan.train.batch_size, plan.data.sequence_length)

@@ -20,11 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory.moments import step_of  # noqa: E402
-from memconsole.memory.torch_moments import moments  # noqa: E402
-from tests.accuracy.results import Bar, Errors, Part, unavailable, write  # noqa: E402
-from tests.accuracy.results import Case as Result  # noqa: E402
-from tests.accuracy.wide_plans import Case, describe, draw  # noqa: E402
+from memconsole.memory.activations.torch_step import moments
+from memconsole.memory.state.step_sizes import step_of
+from tests.accuracy.results import Bar, Errors, Part, unavailable, write
+from tests.accuracy.results import Case as Result
+from tests.accuracy.wide_plans import Case, describe, draw
 
 FIRST, PLANS = 1000, 200
 BAR = Bar(median=0.03, under=0.08)
@@ -42,7 +42,7 @@ def estimated(case: Case) -> dict[str, int]:
 
 def traced(case: Case) -> dict[str, int]:
     """The same from a trace."""
-    from memconsole_torch.trace_step import trace
+    from memconsole_torch.tracing.trace_step import trace
 
     # The optimizer's state is there from the start, so that one step shows everything.
     return dict(trace(case.plan, case.architecture, case.kind, steps=1).peaks)

@@ -34,14 +34,14 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory import affine, allocator  # noqa: E402
-from memconsole.memory.coefficients import Runtime, runtime  # noqa: E402
-from memconsole.memory.moments import step_of  # noqa: E402
-from memconsole.memory.torch_moments import moments  # noqa: E402
-from memconsole.plan.plan import replace  # noqa: E402
-from tests.accuracy.results import MIB, Bar, Errors, Part, unavailable, write  # noqa: E402
-from tests.accuracy.results import Case as Result  # noqa: E402
-from tests.accuracy.wide_plans import Case, describe, draw  # noqa: E402
+from memconsole.memory.activations.torch_step import moments
+from memconsole.memory.coefficients import Runtime, runtime
+from memconsole.memory.exact import affine, allocator
+from memconsole.memory.state.step_sizes import step_of
+from memconsole.plan.plan import replace
+from tests.accuracy.results import MIB, Bar, Errors, Part, unavailable, write
+from tests.accuracy.results import Case as Result
+from tests.accuracy.wide_plans import Case, describe, draw
 
 REPORTED = range(7000, 7030)
 FITTED = range(3000, 3080)
@@ -74,7 +74,7 @@ def replayed(seed: int) -> Replay:
     """Trace the plan of `seed` once and replay it at its own sizes and at other lengths."""
     import torch
 
-    from memconsole_torch.trace import record
+    from memconsole_torch.tracing.trace import record
 
     torch.set_num_threads(1)
     case = msgspec.structs.replace(draw(seed), kind="gpu")

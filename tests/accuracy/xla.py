@@ -25,13 +25,14 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory import coefficients, jax_moments  # noqa: E402
-from memconsole.memory.moments import Step, step_of  # noqa: E402
-from memconsole.plan import catalog  # noqa: E402
-from memconsole.plan.architecture import Architecture  # noqa: E402
-from memconsole.plan.plan import Plan, replace  # noqa: E402
-from tests.accuracy.results import MIB, Bar, Case, Errors, Part, write  # noqa: E402
-from tests.accuracy.wide_plans import without_conflicts  # noqa: E402
+from memconsole.memory import coefficients
+from memconsole.memory.activations import jax_step
+from memconsole.memory.state.step_sizes import Step, step_of
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+from tests.accuracy.results import MIB, Bar, Case, Errors, Part, write
+from tests.accuracy.wide_plans import without_conflicts
 
 TRUTHS = Path(__file__).with_name("xla_truths.json")
 COEFFICIENTS = ROOT / "memconsole" / "memory" / "coefficients.json"
@@ -225,7 +226,7 @@ def stored() -> list[Truth]:
 
 def compile_plans(name: str, seeds: range, again: bool) -> None:
     """Ask XLA, one plan after another; each answer is stored as it comes."""
-    from memconsole_jax import trace, trace_targets
+    from memconsole_jax.tracing import trace, trace_targets
 
     trace_targets.environment()
     kind = kind_of(name)
@@ -267,7 +268,7 @@ def _step(seed: int, target: str) -> Step:
 
 def peak(step: Step) -> int:
     """The largest moment of the training step, as far as XLA plans it."""
-    return max(m.total for m in jax_moments.moments(step) if m.phase in TRAINING)
+    return max(m.total for m in jax_step.moments(step) if m.phase in TRAINING)
 
 
 def report() -> Part:
@@ -310,7 +311,7 @@ def fit(kind: str) -> dict[str, float | str]:
 
     def cost(values: dict[str, float]) -> float:
         overlap = coefficients.Overlap(**values, source="")
-        with mock.patch.object(jax_moments, "xla", return_value=overlap):
+        with mock.patch.object(jax_step, "xla", return_value=overlap):
             errors = [peak(step) / truth - 1 for step, truth in cases]
         missed = sum(min(CAP, abs(e)) * (1 if e > 0 else UNDER_WEIGHT) for e in errors)
         moved = sum(abs(values[n] - counted[n]) / (counted[n] + 0.5) for n in counted)

@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.optimizations import ROWS  # noqa: E402
-from tests.bench.trained import (  # noqa: E402
+from tests.bench.optimizations import ROWS
+from tests.bench.trained import (
     BACKENDS,
     RefusedError,
     Settings,

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.trained import BACKENDS, Settings, machine, markdown, trained  # noqa: E402
+from tests.bench.trained import BACKENDS, Settings, machine, markdown, trained
 
 RESULTS = Path(__file__).with_name("results") / "bitnet.json"
 COMMAND = (sys.executable, "-m", "memconsole")

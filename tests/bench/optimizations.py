@@ -24,10 +24,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory.estimate import architecture_of  # noqa: E402
-from memconsole.memory.moments import step_of  # noqa: E402
-from memconsole.plan.plan import Plan, replace  # noqa: E402
-from tests.bench.trained import (  # noqa: E402
+from memconsole.memory.estimate import architecture_of
+from memconsole.memory.state.step_sizes import step_of
+from memconsole.plan.plan import Plan, replace
+from tests.bench.trained import (
     BACKENDS,
     RefusedError,
     Settings,

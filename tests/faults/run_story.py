@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memconsole.plan import plan as plans
-from memconsole.runs import family
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole.runs.launch import local
-from memconsole.runs.liveness import liveness
+from memconsole.runs.act import family, launch
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.record.directory import RunDirectory, create_run
 
 SUPERVISE = """
 import sys
@@ -27,8 +26,8 @@ TRAINER = """
 import os, sys, time
 from pathlib import Path
 from memconsole.runs import events
-from memconsole.runs.attempt import Attempt
-from memconsole.runs.directory import RunDirectory
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.record.directory import RunDirectory
 
 run, number = RunDirectory(Path(sys.argv[1])), int(sys.argv[2])
 print("trainer output", flush=True)
@@ -61,7 +60,7 @@ class Story:
         path = self.folder / "trainer.py"
         path.write_text(script or TRAINER.replace("EACH_STEP", each_step))
         mode = "--resume" if self.run.newest_attempt() else "--start"
-        local.start_supervisor(
+        launch.start_supervisor(
             self.run, mode, command=[sys.executable, "-P", "-c", SUPERVISE, str(path)]
         )
 
@@ -86,7 +85,7 @@ class Story:
 
     @property
     def step(self) -> int:
-        from memconsole.runs.heartbeat import read_heartbeat
+        from memconsole.runs.record.heartbeat import read_heartbeat
 
         number = self.run.newest_attempt()
         beat = read_heartbeat(self.run.attempt_path(number)) if number else None

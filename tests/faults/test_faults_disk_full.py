@@ -14,10 +14,10 @@ from pathlib import Path
 os.environ["XDG_STATE_HOME"] = sys.argv[1]
 from memconsole.plan.plan import Plan
 from memconsole.runs import events, files
-from memconsole.runs.attempt import Attempt
-from memconsole.runs.directory import create_run
-from memconsole.runs.eventlog import EventReader
-from memconsole.runs.records import ErrorRecord, FinalRecord
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.records import ErrorRecord, FinalRecord
 
 def step(n):
     return events.Step(step=n, epoch=1, loss=1.0, learning_rate=1.0, gradient_norm=None, tokens=n,

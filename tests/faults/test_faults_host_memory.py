@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from run_story import SUPERVISE, TRAINER, Story
 
-from memconsole.runs.launch import local
-from memconsole.runs.liveness import liveness
+from memconsole.runs.act import launch
+from memconsole.runs.read.liveness import liveness
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_kill_for_lack_of_memory_is_named_with_its_evidence(
         TRAINER.replace("EACH_STEP", "step == 5 and bytearray(os.urandom(1) * (1 << 30))")
     )
     inside = f'echo $$ > {small_group}/cgroup.procs && exec "$@"'
-    local.start_supervisor(
+    launch.start_supervisor(
         story.run,
         "--start",
         ["sh", "-c", inside, "sh", sys.executable, "-P", "-c", SUPERVISE, str(trainer)],

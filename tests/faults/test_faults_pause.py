@@ -9,10 +9,11 @@ import time
 import pytest
 from run_story import TRAINER, Story
 
-from memconsole.runs import control
-from memconsole.runs.directory import RunError
-from memconsole.runs.follow import Follower
-from memconsole.runs.liveness import settled
+from memconsole.runs.act import control
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.liveness import settled
+from memconsole.runs.record import requests
+from memconsole.runs.record.directory import RunError
 
 PAUSING = TRAINER.replace(
     "EACH_STEP",
@@ -69,7 +70,7 @@ def test_a_paused_run_stops_when_asked_and_its_next_attempt_is_not_paused(story:
     story.wait(lambda: settled(story.run).state == "stopped")
     story.start(script=PAUSING)
     story.wait_training()
-    assert not control.pause_asked(story.run)
+    assert not requests.pause_asked(story.run)
 
 
 def test_an_ended_run_cannot_be_paused(story: Story) -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from run_story import SUPERVISE, TRAINER, Story
 
-from memconsole.runs import control, files, locks
-from memconsole.runs.directory import RunError, delete_run
-from memconsole.runs.follow import Follower
-from memconsole.runs.launch import local
-from memconsole.runs.liveness import liveness, settled
-from memconsole.runs.records import ExitRecord, FinalRecord
-from memconsole.runs.snapshot import Verdict
+from memconsole.runs.act import control, launch
+from memconsole.runs.act.delete import delete_run
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.liveness import liveness, settled
+from memconsole.runs.record import files, locks
+from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.records import ExitRecord, FinalRecord
+from memconsole.runs.record.states import Verdict
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -54,7 +55,7 @@ def test_a_stopped_run_resumes_as_its_next_attempt(story: Story) -> None:
     story.wait_training()
     assert liveness(story.run).attempt == 2
     with pytest.raises(RunError, match="running"):
-        local.resume(story.run)
+        launch.resume(story.run)
 
 
 @linux
@@ -111,9 +112,9 @@ def test_an_adopting_supervisor_says_when_it_cannot_know(story: Story) -> None:
     story.wait_training()
     os.kill(story.supervisor, signal.SIGKILL)
     story.wait(lambda: story.state == "unsupervised")
-    local.adopt(story.run)
+    launch.adopt(story.run)
     assert story.state == "running"
-    local.adopt(story.run)
+    launch.adopt(story.run)
     os.kill(story.trainer, signal.SIGKILL)
     story.wait(lambda: story.state == "lost")
     why = verdict_of(story)
@@ -155,9 +156,9 @@ def test_closing_the_terminal_and_its_shell_does_not_stop_training(story: Story)
     story.wait(lambda: locks.holder(story.run.supervisor_lock) is None)
     trainer.write_text(TRAINER.replace("EACH_STEP", "pass"))
     launch = (
-        "from pathlib import Path; from memconsole.runs.directory import RunDirectory;"
-        "from memconsole.runs.launch import local; import sys, time;"
-        f"local.start_supervisor(RunDirectory(Path({str(story.run.path)!r})), '--resume',"
+        "from pathlib import Path; from memconsole.runs.record.directory import RunDirectory;"
+        "from memconsole.runs.act import launch; import sys, time;"
+        f"launch.start_supervisor(RunDirectory(Path({str(story.run.path)!r})), '--resume',"
         f"[sys.executable, '-P', '-c', {SUPERVISE!r}, {str(trainer)!r}]);"
         "time.sleep(600)"
     )
@@ -205,7 +206,7 @@ def test_orphans_keep_the_run_from_resuming_until_they_are_killed(story: Story) 
     story.wait(lambda: story.state == "orphaned")
     assert verdict_of(story).reason == "killed"
     with pytest.raises(RunError, match="children"):
-        local.resume(story.run)
+        launch.resume(story.run)
     with pytest.raises(RunError, match="orphaned"):
         delete_run(story.run)
     control.request_kill(story.run, "me")
@@ -281,19 +282,19 @@ def test_the_cause_of_a_failure_is_named(story: Story, line: str, reason: str, s
 
 def test_a_trainer_that_cannot_start_is_a_clear_error(story: Story) -> None:
     with pytest.raises(RunError, match="cannot be started"):
-        local.start_supervisor(
+        launch.start_supervisor(
             story.run,
             "--start",
             [
                 sys.executable,
                 "-c",
-                "from memconsole.runs import supervisor as s;"
+                "from memconsole.runs.act import supervisor as s;"
                 "s.main(command=lambda run, n: ['/nonexistent/python'])",
             ],
         )
     assert story.state == "failed"
     with pytest.raises(RunError, match=r"no supervisor could be started: .*broken"):
-        local.start_supervisor(
+        launch.start_supervisor(
             story.run, "--resume", [sys.executable, "-c", "raise OSError('broken')"]
         )
 
@@ -313,7 +314,7 @@ def test_a_finished_run_is_not_resumed(story: Story) -> None:
     story.wait(lambda: story.state == "finished")
     assert verdict_of(story).resumable is False
     with pytest.raises(RunError, match="finished"):
-        local.resume(story.run)
+        launch.resume(story.run)
     final = files.read_struct(story.run.attempt_path(1) / "final.json", FinalRecord)
     assert final is not None
     delete_run(story.run)

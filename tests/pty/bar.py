@@ -36,8 +36,8 @@ TRAINER = """
 import math, sys, time
 from pathlib import Path
 from memconsole.runs import events
-from memconsole.runs.attempt import Attempt
-from memconsole.runs.directory import RunDirectory
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.record.directory import RunDirectory
 
 run, number = RunDirectory(Path(sys.argv[1])), int(sys.argv[2])
 MIB = 2**20
@@ -72,9 +72,9 @@ sys.exit(75)
 MANY = """
 import math, sys
 from memconsole.runs import events
-from memconsole.runs.directory import create_run
-from memconsole.runs.eventlog import EventWriter
-from memconsole.runs.follow import Follower
+from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.read.follow import Follower
 from memconsole.plan import plan as plans
 
 run = create_run(plans.replace(plans.Plan(), {"device.name": "cpu"}), "long")

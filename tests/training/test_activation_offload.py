@@ -13,21 +13,22 @@ import test_lora
 import torch
 from test_lora import LENGTH, MODELS, batch
 
-from memconsole.memory.moments import step_of
-from memconsole.memory.torch_moments import moments
+from memconsole.memory.activations.torch_step import moments
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError
-from memconsole_jax import checkpointing, target
 from memconsole_jax import engine as jax_engine
+from memconsole_jax import target
 from memconsole_jax.stacking import stacks
 from memconsole_jax.step import summed_loss
-from memconsole_torch import activation_offload
+from memconsole_jax.techniques import checkpointing
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.trace_liveness import Liveness
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_torch.techniques import activation_offload
+from memconsole_torch.tracing.trace_liveness import Liveness
+from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 

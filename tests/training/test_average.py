@@ -14,16 +14,16 @@ from test_trainer_runs import attempt, plan, state_hashes
 from test_trainer_runs import text as text
 
 from memconsole.memory.formula import memory_table
-from memconsole.memory.table import Budget
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.directory import create_run
-from memconsole_jax import trace as jax_trace
-from memconsole_jax import trace_targets
-from memconsole_torch import trace_step
-from memconsole_trainer import trained
-from memconsole_trainer.adapters import trained_parameters
-from memconsole_trainer.average import PREFIX, share
-from memconsole_trainer.export import export
+from memconsole.runs.record.directory import create_run
+from memconsole_jax.tracing import trace as jax_trace
+from memconsole_jax.tracing import trace_targets
+from memconsole_torch.tracing import trace_step
+from memconsole_trainer.techniques.adapters import trained_parameters
+from memconsole_trainer.techniques.average import PREFIX, share
+from memconsole_trainer.weights import trained
+from memconsole_trainer.weights.export import export
 
 torch.set_num_threads(1)
 WHOLE = {"optimize.lora_rank": 0, "optimize.freeze_base": False, "train.ema_decay": 0.8}

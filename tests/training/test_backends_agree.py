@@ -13,12 +13,13 @@ from test_lora import State
 
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, replace
-from memconsole_jax import decoder as jax_decoder
 from memconsole_jax import engine as jax_engine
-from memconsole_torch import decoder as torch_decoder
+from memconsole_jax.models import decoder as jax_decoder
 from memconsole_torch import engine as torch_engine
+from memconsole_torch.models import decoder as torch_decoder
 from memconsole_trainer.engine import Engine, WeightsError
-from memconsole_trainer.initialize import InitialWeights, generator
+from memconsole_trainer.randomness import generator
+from memconsole_trainer.weights.initialize import InitialWeights
 
 torch.set_num_threads(1)
 

@@ -8,22 +8,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.memory.moments import step_of
-from memconsole.memory.torch_compiled import compiled_block
-from memconsole.memory.torch_moments import kernels_of
-from memconsole.memory.torch_tape import Live
+from memconsole.memory.activations.torch_compiled import compiled_block
+from memconsole.memory.activations.torch_step import kernels_of
+from memconsole.memory.activations.torch_tape import Live
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.weights.initialize import InitialWeights
 
 torch = pytest.importorskip("torch")
 
-from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from memconsole_torch import compilation, precision  # noqa: E402
-from memconsole_torch.decoder import rotation  # noqa: E402
-from memconsole_torch.engine import TorchEngine  # noqa: E402
+from memconsole_torch.engine import TorchEngine
+from memconsole_torch.models.decoder import rotation
+from memconsole_torch.techniques import compilation, precision
 
 ROWS, LENGTH = 4, 128
 TOKENS = ROWS * LENGTH

@@ -14,16 +14,16 @@ import torch
 from test_lora import MODELS, batch, built
 from test_optimizer_offload import IN_BACKWARD, LORA, ROUNDED, moving, plan_with, resumes
 
-from memconsole.memory.moments import step_of
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import PlanError
-from memconsole_jax import compressed as jax_compressed
 from memconsole_jax import offload as jax_offload
-from memconsole_torch import compressed as torch_compressed
-from memconsole_torch import rounding as torch_rounding
-from memconsole_torch.compressed import Compressed
-from memconsole_trainer.compressed import slot_index
-from memconsole_trainer.rounding import random_bits, rounded, tensor_key
+from memconsole_jax.techniques import compressed as jax_compressed
+from memconsole_torch.techniques import compressed as torch_compressed
+from memconsole_torch.techniques import rounding as torch_rounding
+from memconsole_torch.techniques.compressed import Compressed
+from memconsole_trainer.techniques.compressed import slot_index
+from memconsole_trainer.techniques.rounding import random_bits, rounded, tensor_key
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 

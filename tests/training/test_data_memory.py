@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from memconsole.memory import data
+from memconsole.memory.state import data
 from memconsole.plan.plan import Plan, replace
 from memconsole.units import MIB
 
@@ -29,7 +29,7 @@ from memconsole_trainer.data.prepared import prepare
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
-from memconsole_trainer.host_memory import HostMemory
+from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.data.rows import load_grain
 
 plan = msgspec.json.decode(sys.argv[1], type=Plan)

@@ -14,8 +14,8 @@ from test_trainer_runs import attempt, plan, state_hashes, told
 from test_trainer_runs import text as text
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs import events
-from memconsole.runs.directory import create_run
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import create_run
 from memconsole_torch import devices
 
 

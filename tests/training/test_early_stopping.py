@@ -11,9 +11,9 @@ from test_trainer_runs import text as text
 
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs import events
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole_trainer.progress import Progress
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole_trainer.loop.progress import Progress
 
 
 @pytest.fixture(autouse=True)

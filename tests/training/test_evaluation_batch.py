@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import tiny_models
 
-from memconsole.memory import affine, jax_moments, torch_moments
-from memconsole.memory.moments import step_of
+from memconsole.memory.activations import jax_step
+from memconsole.memory.activations import torch_step as torch_step
+from memconsole.memory.exact import affine
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.plan import Plan, replace
+from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.initialize import InitialWeights
-from memconsole_trainer.schedule import learning_rate
-from memconsole_trainer.setup import engine_factory
+from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.weights.initialize import InitialWeights
 
 BACKENDS = ("torch", "jax")
 ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gemma3"], vocab_size=100)
@@ -58,7 +60,7 @@ def test_the_loss_does_not_depend_on_the_evaluation_batch(backend: str) -> None:
 
 def priced(plan: Plan, kind: str) -> dict[str, int]:
     """Each phase's largest moment by formula."""
-    timeline = jax_moments if plan.backend == "jax" else torch_moments
+    timeline = jax_step if plan.backend == "jax" else torch_step
     found: dict[str, int] = {}
     for moment in timeline.moments(step_of(plan, ARCHITECTURE, kind)):
         found[moment.phase] = max(found.get(moment.phase, 0), moment.total)
@@ -83,7 +85,7 @@ def test_a_larger_evaluation_batch_raises_the_evaluation_phase_alone(
 @pytest.mark.parametrize(("rows", "length"), [(1, 48), (7, 48), (7, 96), (40, 64)])
 def test_the_torch_timeline_and_formula_are_what_a_trace_finds(rows: int, length: int) -> None:
     pytest.importorskip("torch")
-    from memconsole_torch import trace, trace_step
+    from memconsole_torch.tracing import trace, trace_step
 
     plan = plan_with(train__evaluation_batch_size=rows, data__sequence_length=length)
     found = trace_step.trace(plan, ARCHITECTURE).peaks
@@ -96,7 +98,7 @@ def test_the_torch_timeline_and_formula_are_what_a_trace_finds(rows: int, length
 
 def test_a_torch_evaluation_holds_as_much_after_six_batches_as_after_two() -> None:
     pytest.importorskip("torch")
-    from memconsole_torch import trace_step
+    from memconsole_torch.tracing import trace_step
 
     plan, peaks = plan_with(), []
     for count in (2, 6):

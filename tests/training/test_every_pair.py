@@ -23,9 +23,10 @@ from memconsole.plan.optimizations import BY_KEY, check_trainable
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
-from memconsole_trainer.blockwise import SMALLEST
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.initialize import InitialWeights, generator
+from memconsole_trainer.randomness import generator
+from memconsole_trainer.techniques.blockwise import SMALLEST
+from memconsole_trainer.weights.initialize import InitialWeights
 
 __all__ = ["moving"]
 torch.set_num_threads(1)

@@ -127,7 +127,7 @@ def test_ctrl_c_ends_the_waiting_and_the_tracer(tmp_path: Path) -> None:
     tracers: list[psutil.Process] = []
     while not tracers and time.monotonic() < end:
         time.sleep(0.02)
-        tracers = [p for p in waiting.children() if "memconsole_torch.trace" in _words(p)]
+        tracers = [p for p in waiting.children() if "memconsole_torch.tracing.trace" in _words(p)]
     assert tracers
     waiting.send_signal(signal.SIGINT)
     output, said = waiting.communicate(timeout=60)

@@ -9,9 +9,9 @@ from tiny_models import ARCHITECTURES
 from transformers import AutoModelForCausalLM
 
 from memconsole.plan.huggingface import read_architecture
-from memconsole_torch.pretrained import load
-from memconsole_trainer import export
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_torch.models.pretrained import load
+from memconsole_trainer.weights import export
+from memconsole_trainer.weights.initialize import InitialWeights
 
 NO_TOKENIZER = Path("/nonexistent")
 

@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import ctypes, sys
 from memconsole_trainer import heap
-from memconsole_trainer.host_memory import resident
+from memconsole_trainer.host.host_memory import resident
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 import tiny_models
 
-from memconsole.memory import affine, jax_moments, torch_moments
-from memconsole.memory.moments import step_of
+from memconsole.memory.activations import jax_step
+from memconsole.memory.activations import torch_step as torch_step
+from memconsole.memory.exact import affine
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.attempt import Attempt
-from memconsole.runs.directory import RunDirectory, create_run
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole_trainer.__main__ import run as run_attempt
-from memconsole_trainer.checkpoint import weights_digest
+from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.prepared import boundary
 from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.initialize import InitialWeights
-from memconsole_trainer.setup import engine_factory
+from memconsole_trainer.weights.checkpoint import weights_digest
+from memconsole_trainer.weights.initialize import InitialWeights
 
 BACKENDS = ("torch", "jax")
 FAMILIES = ("gpt2", "llama", "llama-scaled", "gemma3")
@@ -182,7 +184,8 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
 
 def test_torch_compiles_it_too() -> None:
     torch = pytest.importorskip("torch")
-    from memconsole_torch import compilation, decoder
+    from memconsole_torch.models import decoder
+    from memconsole_torch.techniques import compilation
 
     compiled = decoder.Decoder(architecture("llama"))
     for weight in compiled.parameters():
@@ -256,7 +259,7 @@ def test_a_run_goes_on_exactly_where_it_stopped(
 
 
 def priced(plan: Plan, a: Architecture, kind: str) -> dict[str, int]:
-    timeline = jax_moments if plan.backend == "jax" else torch_moments
+    timeline = jax_step if plan.backend == "jax" else torch_step
     found: dict[str, int] = {}
     for moment in timeline.moments(step_of(plan, a, kind)):
         found[moment.phase] = max(found.get(moment.phase, 0), moment.total)
@@ -287,7 +290,7 @@ def test_the_torch_formula_and_timeline_are_what_a_trace_finds(
     kind: str, family: str, mode: str
 ) -> None:
     pytest.importorskip("torch")
-    from memconsole_torch import trace, trace_step
+    from memconsole_torch.tracing import trace, trace_step
 
     a = msgspec.structs.replace(architecture(family), vocab_size=1000, max_positions=512)
     changes = {"optimize__gradient_checkpointing": mode, "optimize__precision": "bf16"}
@@ -312,7 +315,7 @@ def test_the_jax_formula_is_near_what_xla_plans_and_no_mask_of_all_rows_is_held(
     family: str, mode: str
 ) -> None:
     pytest.importorskip("jax")
-    from memconsole_jax import trace, trace_targets
+    from memconsole_jax.tracing import trace, trace_targets
 
     a = msgspec.structs.replace(architecture(family), vocab_size=1000, max_positions=2048)
     needed = []

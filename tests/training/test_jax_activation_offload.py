@@ -18,14 +18,14 @@ from test_activation_offload import EVERYTHING, FULL, KEY, LORA, STEPS, plan_wit
 from test_every_pair import rows
 from test_lora import LENGTH, MODELS, State
 
-from memconsole.memory.jax_moments import library_bytes, moments
-from memconsole.memory.moments import step_of
+from memconsole.memory.activations.jax_step import library_bytes, moments
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, dumps
 from memconsole.units import MIB
 from memconsole_jax import engine as jax_engine
-from memconsole_jax import trace, trace_targets
-from memconsole_jax.activation_offload import Disk
+from memconsole_jax.techniques.activation_offload import Disk
+from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.engine import Batch
 from tests.accuracy.torch_formula import TRAINING
 
@@ -54,7 +54,7 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import loads
 from memconsole_jax import engine
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.weights.initialize import InitialWeights
 
 plan, a = loads(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Architecture)
 made = engine.create(plan, None)

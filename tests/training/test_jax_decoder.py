@@ -14,12 +14,13 @@ import pytest
 import tiny_models
 
 from memconsole.plan.architecture import Architecture, parameter_count, parameters
-from memconsole_jax import attention, engine
-from memconsole_jax.attention import causal_attention, chunk_rows
-from memconsole_jax.decoder import assemble
+from memconsole_jax import engine
+from memconsole_jax.models import attention
+from memconsole_jax.models.attention import causal_attention, chunk_rows
+from memconsole_jax.models.decoder import assemble
 from memconsole_jax.stacking import stacks
-from memconsole_trainer.huggingface import HuggingFaceWeights
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights
+from memconsole_trainer.weights.initialize import InitialWeights
 
 
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)

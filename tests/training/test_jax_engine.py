@@ -18,8 +18,8 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax import devices, engine
 from memconsole_jax.engine import JaxEngine
 from memconsole_trainer.engine import Batch, Engine
-from memconsole_trainer.initialize import InitialWeights
-from memconsole_trainer.schedule import learning_rate
+from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.weights.initialize import InitialWeights
 
 LENGTH, ROWS, STEPS = 12, 2, 20
 

@@ -12,13 +12,14 @@ import pytest
 import tiny_models
 
 from memconsole.plan.plan import Checkpointing, Plan, replace
-from memconsole_jax import attention, target
-from memconsole_jax.decoder import Norm, looked_up, product
-from memconsole_jax.fused_loss import MASKED, plain_nats
-from memconsole_jax.optimizers import transformation
+from memconsole_jax import target
+from memconsole_jax.models import attention
+from memconsole_jax.models.decoder import Norm, looked_up, product
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import stacks
 from memconsole_jax.step import mean_gradients, summed_loss
+from memconsole_jax.techniques.fused_loss import MASKED, plain_nats
+from memconsole_jax.techniques.optimizers import transformation
 
 RANDOM = np.random.default_rng(0)
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from memconsole.memory import jax_moments
-from memconsole.memory.jax_moments import library_bytes
-from memconsole.memory.moments import step_of
+from memconsole.memory.activations import jax_step
+from memconsole.memory.activations.jax_step import library_bytes
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole.units import MIB
@@ -36,7 +36,7 @@ import sys
 import numpy as np
 from memconsole_jax import attention, engine, trace, trace_targets
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.test_jax_library_memory import MODEL, PLAN
 
 attention.CPU_SCORE_BYTES = int(sys.argv[1])
@@ -79,5 +79,5 @@ def test_small_chunks_of_scores_save_what_reductions_take_beside_the_plan() -> N
 def test_what_reductions_take_follows_the_width_of_vectors(
     wide: bool, chunks: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax_moments, "wide_vectors", lambda: wide)
+    monkeypatch.setattr(jax_step, "wide_vectors", lambda: wide)
     assert library_bytes(step_of(PLAN, MODEL, "cpu")) == chunks * 8 * MIB

@@ -15,13 +15,13 @@ import tiny_models
 from test_jax_decoder import equations
 
 from memconsole.plan.plan import Plan, replace
-from memconsole_jax import fused_loss
-from memconsole_jax.fused_loss import chunked_nats, plain_nats
-from memconsole_jax.optimizers import transformation
 from memconsole_jax.stacking import stacks
 from memconsole_jax.step import Trained, train_step
-from memconsole_trainer import loss_scale
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_jax.techniques import fused_loss
+from memconsole_jax.techniques.fused_loss import chunked_nats, plain_nats
+from memconsole_jax.techniques.optimizers import transformation
+from memconsole_trainer.techniques import loss_scale
+from memconsole_trainer.weights.initialize import InitialWeights
 
 ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gemma3"], layers=6)
 ROWS, LENGTH = 4, 64

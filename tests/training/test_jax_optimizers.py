@@ -14,9 +14,9 @@ import tiny_models
 import torch
 
 from memconsole.plan.plan import Plan, replace
-from memconsole_jax.optimizers import clip_factor, transformation
 from memconsole_jax.stacking import Stack, stacks
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_jax.techniques.optimizers import clip_factor, transformation
+from memconsole_trainer.weights.initialize import InitialWeights
 
 ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gpt2"], layers=2)
 RATES = (1e-3, 5e-3, 2e-3, 1e-2, 3e-3, 3e-3)

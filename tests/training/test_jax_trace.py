@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.memory.timeline import Answer, Question
+from memconsole.memory.exact.timeline import Answer, Question
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, dumps, replace
-from memconsole_jax import trace, trace_targets
 from memconsole_jax.engine import create
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_jax.tracing import trace, trace_targets
+from memconsole_trainer.weights.initialize import InitialWeights
 
 SMALL = {
     "backend": "jax",
@@ -59,7 +59,7 @@ def test_the_process_answers_lines_with_lines() -> None:
         Question(id=9, plan=dumps(replace(plan, {"optimize.sharding": "fsdp"})), kind="cpu", urgent=False),
     ]  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-m", "memconsole_jax.trace"],
+        [sys.executable, "-m", "memconsole_jax.tracing.trace"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

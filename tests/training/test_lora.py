@@ -13,18 +13,19 @@ import pytest
 import tiny_models
 import torch
 
-from memconsole.memory.moments import step_of
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import parameters
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
-from memconsole_torch import pretrained
-from memconsole_trainer import adapters
+from memconsole_torch.models import pretrained
 from memconsole_trainer.engine import Batch, WeightsError
-from memconsole_trainer.initialize import InitialWeights, drawn, generator
-from memconsole_trainer.trained import Trained
+from memconsole_trainer.randomness import drawn, generator
+from memconsole_trainer.techniques import adapters
+from memconsole_trainer.weights.initialize import InitialWeights
+from memconsole_trainer.weights.trained import Trained
 
 torch.set_num_threads(1)
 MODELS = {

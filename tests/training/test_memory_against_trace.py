@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.memory import jax_moments
-from memconsole.memory.moments import step_of
-from memconsole.memory.torch_operations import Kernels
-from memconsole.memory.torch_program import block_program
+from memconsole.memory.activations import jax_step
+from memconsole.memory.activations.torch_block import block_program
+from memconsole.memory.activations.torch_operations import Kernels
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 
 torch = pytest.importorskip("torch")
 
-from memconsole_torch import checkpointing, precision  # noqa: E402
-from memconsole_torch.decoder import Decoder  # noqa: E402
-from memconsole_torch.trace_liveness import Liveness  # noqa: E402
-from tests.accuracy.random_plans import draw as draw_small  # noqa: E402
-from tests.accuracy.torch_formula import TRAINING, estimated, traced  # noqa: E402
-from tests.accuracy.wide_plans import Case, describe, draw  # noqa: E402
+from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.techniques import checkpointing, precision
+from memconsole_torch.tracing.trace_liveness import Liveness
+from tests.accuracy.random_plans import draw as draw_small
+from tests.accuracy.torch_formula import TRAINING, estimated, traced
+from tests.accuracy.wide_plans import Case, describe, draw
 
 SEEDS = range(2000, 2400)
 SLOWEST = 3
@@ -118,12 +118,12 @@ def test_a_torch_block_keeps_exactly_the_tensors_the_formula_lists(
 @pytest.mark.parametrize("seed", [3, 8])
 def test_the_formula_is_near_what_xla_plans_for_the_jax_step(seed: int) -> None:
     pytest.importorskip("jax")
-    from memconsole_jax import trace, trace_targets
+    from memconsole_jax.tracing import trace, trace_targets
 
     architecture, plan = draw_small(random.Random(seed), "jax")
     step = step_of(plan, architecture, "cpu")
     planned = trace.planned_step(plan, architecture, trace_targets.target("", "cpu"))
-    estimate = max(m.total for m in jax_moments.moments(step) if m.phase in TRAINING)
+    estimate = max(m.total for m in jax_step.moments(step) if m.phase in TRAINING)
     assert estimate == pytest.approx(planned.needed, rel=0.25)
     arguments = step.weights + step.state.resident + step.data
     assert arguments == pytest.approx(planned.arguments, rel=0.01)

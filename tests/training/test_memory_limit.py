@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.control import request_kill
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole.runs.follow import Follower
-from memconsole.runs.ladder import present_plan, rungs
-from memconsole.runs.launch import local
-from memconsole.runs.liveness import liveness
-from memconsole.runs.snapshot import LIVE, RunSnapshot
-from memconsole_trainer import memory_limit
+from memconsole.runs.act import launch as launching
+from memconsole.runs.act.control import request_kill
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.ladder import present_plan, rungs
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.states import LIVE
+from memconsole_trainer.host import memory_limit
 from tests.faults.run_story import SUPERVISE
 
 MIB = 2**20
@@ -77,7 +78,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
         script.write_text(TRAINER.format(left=left))
         started.append(create_run(plan))
         command = [sys.executable, "-P", "-c", SUPERVISE, str(script)]
-        local.start_supervisor(started[-1], "--start", command)
+        launching.start_supervisor(started[-1], "--start", command)
         return started[-1]
 
     yield launch_plan

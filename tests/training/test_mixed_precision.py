@@ -18,24 +18,25 @@ import tiny_models
 import torch
 from test_lora import LENGTH, MODELS, batch, built
 
-from memconsole.memory import jax_moments, seconds
-from memconsole.memory.moments import step_of
-from memconsole.memory.table import Budget
-from memconsole.memory.torch_moments import moments
+from memconsole.memory import seconds
+from memconsole.memory.activations import jax_step
+from memconsole.memory.activations.torch_step import moments
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
-from memconsole_jax import precision as jax_precision
-from memconsole_jax import trace, trace_targets
 from memconsole_jax.programs import Programs
-from memconsole_jax.rounding import Rounding
+from memconsole_jax.techniques import precision as jax_precision
+from memconsole_jax.techniques.rounding import Rounding
+from memconsole_jax.tracing import trace, trace_targets
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.stochastic import round_into
-from memconsole_torch.trace_liveness import Liveness
-from memconsole_trainer import loss_scale, rounding
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_torch.techniques.stochastic import round_into
+from memconsole_torch.tracing.trace_liveness import Liveness
+from memconsole_trainer.techniques import loss_scale, rounding
+from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING
 from tests.bench.optimizations import RESULTS
 
@@ -234,7 +235,7 @@ def test_xla_on_a_cpu_plans_no_less_in_16_bits_and_is_priced_so() -> None:
     assert planned[1].needed == pytest.approx(planned[0].needed, rel=0.05)
     assert planned[1].arguments == pytest.approx(planned[0].arguments, abs=64)
     priced = [
-        max(m.total for m in jax_moments.moments(step_of(p, model, "cpu")) if m.phase in TRAINING)
+        max(m.total for m in jax_step.moments(step_of(p, model, "cpu")) if m.phase in TRAINING)
         for p in pair
     ]
     assert priced[0] == priced[1]

@@ -14,13 +14,13 @@ import tiny_models
 import torch
 from test_lora import LENGTH, MODELS, batch, built
 
-from memconsole.memory.moments import step_of
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import parameters
 from memconsole.plan.plan import Plan
-from memconsole_jax import muon as jax_muon
-from memconsole_torch import muon as torch_muon
-from memconsole_trainer import muon
+from memconsole_jax.techniques import muon as jax_muon
+from memconsole_torch.techniques import muon as torch_muon
+from memconsole_trainer.techniques import muon
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 

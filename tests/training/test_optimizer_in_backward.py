@@ -10,16 +10,16 @@ import test_lora
 import torch
 from test_lora import LENGTH, batch, built
 
-from memconsole.memory.moments import step_of
-from memconsole.memory.torch_moments import moments
+from memconsole.memory.activations.torch_step import moments
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import BY_KEY, check_trainable
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.trace_liveness import Liveness
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_torch.tracing.trace_liveness import Liveness
+from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 

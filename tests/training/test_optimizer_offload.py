@@ -11,16 +11,16 @@ import test_lora
 import torch
 from test_lora import LENGTH, MODELS, batch, built
 
-from memconsole.memory.moments import step_of
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_jax import offload as jax_offload
-from memconsole_jax import trace, trace_targets
-from memconsole_torch import offload as torch_offload
-from memconsole_trainer import loss_scale
+from memconsole_jax.tracing import trace, trace_targets
+from memconsole_torch.techniques import offload as torch_offload
+from memconsole_trainer.techniques import loss_scale
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 

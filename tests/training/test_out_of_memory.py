@@ -12,14 +12,15 @@ import psutil
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs import files
-from memconsole.runs.control import request_kill
-from memconsole.runs.directory import RunDirectory, RunError
-from memconsole.runs.follow import Follower
-from memconsole.runs.launch.local import resume
-from memconsole.runs.liveness import liveness
-from memconsole.runs.receipt import Receipt
-from memconsole.runs.snapshot import LIVE, RunSnapshot
+from memconsole.runs.act.control import request_kill
+from memconsole.runs.act.launch import resume
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.receipt import Receipt
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record import files
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.states import LIVE
 from memconsole.start import start
 
 MIB = 2**20

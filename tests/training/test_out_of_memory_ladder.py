@@ -10,11 +10,12 @@ import psutil
 import pytest
 
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.directory import RunDirectory
-from memconsole.runs.follow import Follower
-from memconsole.runs.ladder import half, next_rung, present_plan, rungs, stepped
-from memconsole.runs.report import report
-from memconsole.runs.snapshot import LIVE, RunSnapshot
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.ladder import half, next_rung, present_plan, rungs, stepped
+from memconsole.runs.read.report import report
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.states import LIVE
 from memconsole.start import start
 
 MIB = 2**20

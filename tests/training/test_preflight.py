@@ -13,16 +13,16 @@ from unittest.mock import patch
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs import events, files
-from memconsole.runs.attempt import Attempt
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole.runs.eventlog import EventReader
-from memconsole.runs.failure import ExitCode
-from memconsole.runs.records import ErrorRecord
-from memconsole_trainer import checkpoint
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.record import events, files
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.failure import ExitCode
+from memconsole.runs.record.records import ErrorRecord
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.data.stream import MASKED
 from memconsole_trainer.engine import Batch
+from memconsole_trainer.weights import checkpoint
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
 Said = list[Any]
@@ -207,7 +207,7 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_first_step
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr("memconsole_trainer.preflight.DISK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("memconsole_trainer.loop.preflight.DISK_WAIT_SECONDS", 0.0)
     real = checkpoint.shutil.disk_usage
 
     def full(path: Path) -> Any:

@@ -14,11 +14,11 @@ from test_trainer_runs import attempt, plan, state_hashes, told
 from test_trainer_runs import text as text
 
 from memconsole.cli.main import cli
-from memconsole.runs import control, events, files
-from memconsole.runs.directory import RunDirectory, RunError, create_run
-from memconsole.runs.launch import local
-from memconsole.runs.liveness import liveness
-from memconsole.runs.report import report
+from memconsole.runs.act import control, launch
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.report import report
+from memconsole.runs.record import events, files, requests
+from memconsole.runs.record.directory import RunDirectory, RunError, create_run
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def ask(run: RunDirectory, steps: int) -> None:
     """What the supervisor leaves for its trainer."""
     number = run.newest_attempt()
     assert number is not None
-    request = control.Command(
+    request = requests.Request(
         id="0" * 16 + "-" + "a" * 10,
         command="profile",
         who="test",
@@ -38,7 +38,7 @@ def ask(run: RunDirectory, steps: int) -> None:
         time_wall=1.0,
         steps=steps,
     )
-    files.write_struct(run.attempt_path(number) / control.PROFILE, request)
+    files.write_struct(run.attempt_path(number) / requests.PROFILE, request)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -98,7 +98,7 @@ def test_a_profiler_that_fails_is_told_and_the_run_goes_on(
 
 
 def test_the_command_reaches_a_living_run_and_says_where_the_files_are(text: Path) -> None:
-    run = local.launch(plan(text, train__max_steps=100_000, train__sample_tokens=0))
+    run = launch.launch(plan(text, train__max_steps=100_000, train__sample_tokens=0))
     try:
         deadline = time.monotonic() + 120
         while not told(run, events.Step) and time.monotonic() < deadline:
@@ -109,7 +109,7 @@ def test_the_command_reaches_a_living_run_and_says_where_the_files_are(text: Pat
         assert all(path.is_file() for path in paths)
         assert {"trace.json.gz", "operators.txt"} <= {path.name for path in paths}
         assert liveness(run).live
-        assert not control.stop_requests(run, 1)
+        assert not requests.stop_requests(run, 1)
     finally:
         control.request_kill(run, "test")
         while liveness(run).live:

@@ -18,20 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memconsole.memory.optimizer_state import state_bytes
-from memconsole.memory.sizes import QUANTIZED_FROM, sizes
+from memconsole.memory.state.optimizer_state import state_bytes
+from memconsole.memory.state.sizes import QUANTIZED_FROM, sizes
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax import engine as jax_engine
-from memconsole_jax import quantized_adam as in_jax
+from memconsole_jax.techniques import quantized_adam as in_jax
 from memconsole_torch import engine as torch_engine
-from memconsole_torch import quantized_adam as in_torch
-from memconsole_trainer import blockwise
+from memconsole_torch.techniques import quantized_adam as in_torch
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.techniques import blockwise
+from memconsole_trainer.weights.initialize import InitialWeights
 
 torch.set_num_threads(1)
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "blockwise_vectors.json").read_text())

@@ -14,16 +14,16 @@ import test_lora
 import torch
 from test_lora import LENGTH, MODELS, STEPS, Base, State, batch, built, plan_with
 
-from memconsole.memory.moments import step_of
-from memconsole.memory.sizes import STORAGE_BLOCK
+from memconsole.memory.state.sizes import STORAGE_BLOCK
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole_jax import quantized_base as jax_base
+from memconsole_jax.techniques import quantized_base as jax_base
 from memconsole_torch import engine as torch_engine
-from memconsole_torch import quantized_base as torch_base
-from memconsole_trainer import adapters, base_storage
-from memconsole_trainer.base_storage import BLOCK, SCALES, dequantize, quantize
+from memconsole_torch.techniques import quantized_base as torch_base
+from memconsole_trainer.techniques import adapters, base_storage
+from memconsole_trainer.techniques.base_storage import BLOCK, SCALES, dequantize, quantize
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 

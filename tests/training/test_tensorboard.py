@@ -11,9 +11,9 @@ import pytest
 from test_trainer_runs import attempt, plan, told
 from test_trainer_runs import text as text
 
-from memconsole.runs import events
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole_trainer.tensorboard import FOLDER, TensorBoard, crc32c, record
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard, crc32c, record
 
 Curves = dict[str, list[tuple[int, float]]]
 

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from memconsole.plan.architecture import Architecture, parameters
-from memconsole_torch import pretrained
-from memconsole_torch.decoder import Decoder, RMSNorm, attend, sliding_window_mask
+from memconsole_torch.models import pretrained
+from memconsole_torch.models.decoder import Decoder, RMSNorm, attend, sliding_window_mask
 from memconsole_trainer.engine import WeightsError
-from memconsole_trainer.huggingface import HuggingFaceWeights
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights
+from memconsole_trainer.weights.initialize import InitialWeights
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -15,12 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
-from memconsole_torch import compilation, devices
+from memconsole_torch import devices
 from memconsole_torch.engine import TorchEngine, create, gradients, logits
-from memconsole_torch.generate import choose
+from memconsole_torch.models.generate import choose
+from memconsole_torch.techniques import compilation
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.initialize import InitialWeights
-from memconsole_trainer.schedule import learning_rate
+from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.weights.initialize import InitialWeights
 
 torch.set_num_threads(1)
 LLAMA = tiny_models.ARCHITECTURES["llama"]

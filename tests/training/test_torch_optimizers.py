@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole_torch import checkpointing, fused_loss, optimizers, pretrained
-from memconsole_torch.decoder import Decoder
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_torch.models import pretrained
+from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.techniques import checkpointing, fused_loss, optimizers
+from memconsole_trainer.weights.initialize import InitialWeights
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from memconsole_torch import generate
+from memconsole_torch.models import generate
 
 
 class Lengths(torch.nn.Module):

@@ -9,19 +9,19 @@ import sys
 import msgspec
 import pytest
 
-from memconsole.memory import affine
+from memconsole.memory.exact import affine
+from memconsole.memory.exact.timeline import Answer, Question
 from memconsole.memory.table import COMPONENTS, PHASES
-from memconsole.memory.timeline import Answer, Question
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, dumps, replace
 
 torch = pytest.importorskip("torch")
 
-from memconsole_torch import trace, trace_devices, trace_step, trace_timeline  # noqa: E402
-from memconsole_trainer import tracing  # noqa: E402
-from tests.accuracy import torch_exact  # noqa: E402
-from tests.accuracy.random_plans import describe, draw  # noqa: E402
+from memconsole_torch.tracing import trace, trace_devices, trace_step, trace_timeline
+from memconsole_trainer import tracing
+from tests.accuracy import torch_exact
+from tests.accuracy.random_plans import describe, draw
 
 KINDS = ("cpu", "gpu", "apple")
 
@@ -140,7 +140,7 @@ def test_every_part_of_the_backend_widens_the_slices_of_another_device() -> None
             for name, module in sys.modules.items()
             if name.startswith("memconsole_torch.") and hasattr(module, "CPU_SLICE")
         }
-    defining = sizes.pop("memconsole_torch.stochastic")
+    defining = sizes.pop("memconsole_torch.techniques.stochastic")
     assert len(sizes) >= 5
     assert min(sizes.values()) > defining
 
@@ -225,7 +225,7 @@ def test_sizes_tell_what_bytes_are_proportional_to() -> None:
 
 
 def test_the_process_answers_until_its_input_closes_and_drops_neighbours() -> None:
-    command = [sys.executable, "-m", "memconsole_torch.trace"]
+    command = [sys.executable, "-m", "memconsole_torch.tracing.trace"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

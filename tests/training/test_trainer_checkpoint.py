@@ -14,16 +14,16 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from memconsole.runs.directory import RunDirectory
-from memconsole_trainer import checkpoint, tensorfile
-from memconsole_trainer.checkpoint import (
+from memconsole.runs.record.directory import RunDirectory
+from memconsole_trainer.host.host_memory import resident
+from memconsole_trainer.weights import checkpoint, tensorfile
+from memconsole_trainer.weights.checkpoint import (
     Checkpoints,
     FencedError,
     NotFiniteError,
     step_of,
     verify,
 )
-from memconsole_trainer.host_memory import resident
 
 STATE = {"progress": {"step": 3}, "validation_loss": None}
 

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole_trainer.engine import WeightsError
-from memconsole_trainer.huggingface import HuggingFaceWeights, exported
-from memconsole_trainer.initialize import InitialWeights
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights, exported
+from memconsole_trainer.weights.initialize import InitialWeights
 
 transformers = pytest.importorskip("transformers")
 

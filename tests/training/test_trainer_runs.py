@@ -20,13 +20,13 @@ import pytest
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.processor import missing_instructions
-from memconsole.runs import events
-from memconsole.runs.attempt import Attempt
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole.runs.eventlog import EventReader
-from memconsole.runs.report import report
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.read.report import report
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.eventlog import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
-from memconsole_trainer.checkpoint import weights_digest
+from memconsole_trainer.weights.checkpoint import weights_digest
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
 TINY: dict[str, Any] = {
@@ -254,7 +254,7 @@ def test_a_processor_that_is_slow_in_16_bits_is_told_of(
     old = tmp_path / "cpuinfo"
     old.write_text("flags : fpu sse2 avx2\n")
     here = partial(missing_instructions, cpuinfo=old)
-    monkeypatch.setattr("memconsole_trainer.setup.missing_instructions", here)
+    monkeypatch.setattr("memconsole_trainer.loop.setup.missing_instructions", here)
     run = create_run(plan(text, optimize__precision=precision))
     assert attempt(run, lambda phase, step: phase == "data") == 75
     slow = [w.message for w in told(run, events.Warning) if "far slower" in w.message]
@@ -430,7 +430,7 @@ def test_a_fenced_attempt_commits_nothing(text: Path) -> None:
 def test_a_full_disk_is_waited_for_and_training_goes_on(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memconsole_trainer import checkpoint
+    from memconsole_trainer.weights import checkpoint
 
     full = iter([10**18, 10**18])
     real = checkpoint.Checkpoints._preflight
@@ -439,13 +439,13 @@ def test_a_full_disk_is_waited_for_and_training_goes_on(
         real(self, next(full, expected))
 
     monkeypatch.setattr(checkpoint.Checkpoints, "_preflight", preflight)
-    monkeypatch.setattr("memconsole_trainer.saving.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("memconsole_trainer.loop.saving.time.sleep", lambda seconds: None)
     run = create_run(plan(text, train__epochs=1))
     assert attempt(run) == 0
     assert [p.phase for p in told(run, events.Phase)].count("wait_disk") == 1
     assert "disk is full" in told(run, events.Warning)[0].message
 
-    monkeypatch.setattr("memconsole_trainer.saving.DISK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("memconsole_trainer.loop.saving.DISK_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint.Checkpoints, "_preflight", lambda s, e: real(s, 10**18))
     run = create_run(plan(text))
     assert attempt(run) == 79
@@ -521,7 +521,7 @@ def committed(run: RunDirectory) -> list[int]:
 
 def test_the_plan_fingerprint_ignores_only_what_cannot_change_the_weights(text: Path) -> None:
     from memconsole.plan import catalog
-    from memconsole_trainer.progress import fingerprint
+    from memconsole_trainer.loop.progress import fingerprint
 
     base = plan(text)
     architecture = catalog.architecture(base)
@@ -538,7 +538,7 @@ def test_the_plan_fingerprint_ignores_only_what_cannot_change_the_weights(text: 
 
 def test_a_directory_with_weights_is_where_training_starts(text: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from memconsole_trainer.checkpoint import Stored
+    from memconsole_trainer.weights.checkpoint import Stored
 
     config = transformers.LlamaConfig(
         vocab_size=300,

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.sizing import size
-from memconsole_trainer.host_memory import HostMemory, tree_memory
-from memconsole_trainer.initialize import InitialWeights
-from memconsole_trainer.schedule import learning_rate, warmup_steps
+from memconsole_trainer.host.host_memory import HostMemory, tree_memory
+from memconsole_trainer.loop.schedule import learning_rate, warmup_steps
+from memconsole_trainer.weights.initialize import InitialWeights
 
 
 def with_schedule(schedule: str, warmup: int = 10, minimum: float = 0.1) -> Plan:

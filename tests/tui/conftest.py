@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from memconsole.devices.reading import DeviceReading, Devices, Missing, Process
-from memconsole.memory.exact import ExactBook
+from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan.plan import Plan
-from memconsole.runs import events
-from memconsole.runs.snapshot import Curve, GaugeCurves, RunSnapshot, Verdict
+from memconsole.runs.read.snapshot import Curve, GaugeCurves, RunSnapshot
+from memconsole.runs.record import events
+from memconsole.runs.record.states import Verdict
 from memconsole.tui.app import ConsoleApp
 
 GIB = 2**30

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from conftest import GIB, Console, screen_lines, screen_text, settle
 
 from memconsole.devices.budget import budget
+from memconsole.memory.answers.solve import fit, smallest_device_fitted
 from memconsole.memory.estimate import table_of
-from memconsole.memory.solve import fit, smallest_device_fitted
 from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "screenshots"
 sys.path.insert(0, str(FOLDER))
 
-from picture import SIZES, name_of, rows_of, settle, svg_of  # noqa: E402
-from scenes import SCENES, console, play  # noqa: E402
-from stories import PICTURES  # noqa: E402
+from picture import SIZES, name_of, rows_of, settle, svg_of
+from scenes import SCENES, console, play
+from stories import PICTURES
 
 SEGMENT = re.compile(r"\S+(?: \S+)*")
 """Texts on a row are apart by two spaces or more."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from memconsole.memory.advice import remedies
+from memconsole.memory.answers.advice import remedies
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.control import request_kill
-from memconsole.runs.directory import RunDirectory, RunError, list_runs
-from memconsole.runs.snapshot import Verdict
+from memconsole.runs.act.control import request_kill
+from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
+from memconsole.runs.record.states import Verdict
 from memconsole.tui.app import ConsoleApp
 from memconsole.tui.screens.pick import PickScreen
 from tests.tui.conftest import snapshot

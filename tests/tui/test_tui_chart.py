@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.tui.chart import GLYPHS, Axes, Series, choose_axes, horizon, number, plot, y_axis
-from memconsole.tui.ink import plain, width_of
+from memconsole.tui.draw.chart import (
+    GLYPHS,
+    Axes,
+    Series,
+    choose_axes,
+    horizon,
+    number,
+    plot,
+    y_axis,
+)
+from memconsole.tui.draw.ink import plain, width_of
 
 values = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True, width=32),

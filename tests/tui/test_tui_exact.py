@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from conftest import Console, screen_lines, screen_text, settle, snapshot
 
-from memconsole.memory.exact import ExactBook
 from memconsole.memory.table import Tier
-from memconsole.memory.tracing import Patience
+from memconsole.memory.tracers.exact_book import ExactBook
+from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.runs import events
-from memconsole.tui.key_table import KeyTable
-from memconsole.tui.screens.plan_exact import REST_SECONDS
-from memconsole.tui.widgets.memory_table import MemoryTableView
+from memconsole.runs.record import events
+from memconsole.tui.keys.table import KeyTable
+from memconsole.tui.plan.exact import REST_SECONDS
+from memconsole.tui.plan.memory_table import MemoryTableView
 
 Make = Callable[..., Console]
 CARD = plans.apply_settings(Plan(), ["model.name=gpt2", "device.name=rtx-4090"])
@@ -173,7 +173,7 @@ def _row(key: str) -> Any:
 async def test_keys_that_follow_each_other_ask_once(
     make_console: Make, tracers: Tracers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memconsole.tui.screens.plan_exact.REST_SECONDS", 3)
+    monkeypatch.setattr("memconsole.tui.plan.exact.REST_SECONDS", 3)
     app = tracers.attach(make_console(CARD))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
@@ -247,11 +247,11 @@ def test_what_changed_is_shown_at_one_tier() -> None:
     """The ± column never subtracts a formula's number from an exact one."""
     from memconsole.devices.budget import budget
     from memconsole.memory.estimate import estimate
-    from memconsole.memory.sharpen import Known
-    from memconsole.memory.timeline import Exact, ExactPhase
-    from memconsole.tui.ink import plain
+    from memconsole.memory.exact.sharpen import Known
+    from memconsole.memory.exact.timeline import Exact, ExactPhase
+    from memconsole.tui.draw.ink import plain
+    from memconsole.tui.plan.memory_table import table_lines
     from memconsole.tui.views import PlanView
-    from memconsole.tui.widgets.memory_table import table_lines
 
     device = budget(CARD, None)
     phases = {"backward": ExactPhase(total_bytes=9 << 30, components={"weights": 1 << 30})}
@@ -277,7 +277,7 @@ async def test_the_console_ends_its_tracer(make_console: Make, tracers: Tracers)
 
 
 async def test_what_cannot_be_trained_is_marked_and_not_green(make_console: Make) -> None:
-    from memconsole.tui.widgets.toggles import saving_span
+    from memconsole.tui.plan.toggles import saving_span
 
     app = make_console(plans.replace(CARD, {"device.count": 2}))
     async with app.run_test(size=(80, 24)) as pilot:

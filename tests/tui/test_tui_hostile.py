@@ -17,16 +17,16 @@ from textual.geometry import Region
 from memconsole.devices.reading import Devices, Missing, Process
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.runs import events
-from memconsole.runs.follow import RunStatus
-from memconsole.runs.snapshot import Verdict
+from memconsole.runs.read.follow import RunStatus
+from memconsole.runs.record import events
+from memconsole.runs.record.states import Verdict
+from memconsole.tui.draw.wire import Wire
 from memconsole.tui.messages import RunsListed, SnapshotArrived
-from memconsole.tui.screens.compare import CompareRunsScreen, RunsRead
+from memconsole.tui.runs.compare import CompareRunsScreen, RunsRead
+from memconsole.tui.runs.screen import RunsScreen
 from memconsole.tui.screens.confirm import Answer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.screens.prompt import PromptScreen
-from memconsole.tui.screens.runs import RunsScreen
-from memconsole.tui.wire import Wire
 
 Make = Callable[..., Console]
 PARTS = (

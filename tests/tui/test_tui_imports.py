@@ -17,17 +17,17 @@ def loaded(statement: str) -> set[str]:
 
 
 def test_the_console_loads_nothing_heavy() -> None:
-    modules = loaded("import memconsole.tui.app, memconsole.tui.screens.run")
+    modules = loaded("import memconsole.tui.app, memconsole.tui.run.screen")
     assert not {name for name in HEAVY if name in modules}
     assert "memconsole_trainer" not in modules
 
 
 def test_screens_are_loaded_when_opened() -> None:
     modules = loaded("import memconsole.tui.app")
-    assert "memconsole.tui.screens.plan" in modules
-    assert "memconsole.runs.follow" not in modules
-    for later in ("run", "runs", "devices", "help", "pick"):
-        assert f"memconsole.tui.screens.{later}" not in modules
+    assert "memconsole.tui.plan.screen" in modules
+    assert "memconsole.runs.read.follow" not in modules
+    for later in ("run.screen", "runs.screen", "screens.devices", "screens.help", "screens.pick"):
+        assert f"memconsole.tui.{later}" not in modules
 
 
 def test_the_commands_do_not_load_textual() -> None:

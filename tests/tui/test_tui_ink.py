@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from memconsole.devices.reading import Missing
-from memconsole.tui.bars import bar, sparkline, stacked
-from memconsole.tui.gauges import Gauge, gauge_lines
-from memconsole.tui.ink import Span, cleaned, fit, left, plain, right, rule, width_of, wrap
+from memconsole.tui.draw.bars import bar, sparkline, stacked
+from memconsole.tui.draw.gauges import Gauge, gauge_lines
+from memconsole.tui.draw.ink import Span, cleaned, fit, left, plain, right, rule, width_of, wrap
 from memconsole.tui.widgets.choice_list import viewport
 from memconsole.tui.widgets.painted import _changed_span
 

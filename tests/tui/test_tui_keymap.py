@@ -17,21 +17,21 @@ from textual.widgets import Input
 
 from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan
-from memconsole.runs.snapshot import Verdict
-from memconsole.tui.ink import plain
-from memconsole.tui.key_names import character_name, key_name, printed, written
-from memconsole.tui.key_table import KeyTable
-from memconsole.tui.keymap import ALL, EDITING, Keymap, dumps, keymap_path, parse, read_keymap
-from memconsole.tui.keys import ALL_SCREENS, EXCLUDING, KEYS, RESERVED, for_screen
+from memconsole.runs.record.states import Verdict
+from memconsole.tui.draw.ink import plain
+from memconsole.tui.keys.keymap import ALL, EDITING, Keymap, dumps, keymap_path, parse, read_keymap
+from memconsole.tui.keys.names import character_name, key_name, printed, written
+from memconsole.tui.keys.rows import ALL_SCREENS, EXCLUDING, KEYS, RESERVED, for_screen
+from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.messages import SnapshotArrived
+from memconsole.tui.plan.screen import PlanScreen
+from memconsole.tui.plan.toggles import detail_lines
+from memconsole.tui.run.header import header_lines
+from memconsole.tui.run.output_pane import closed_lines
+from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.help import HelpScreen
 from memconsole.tui.screens.pick import PickScreen
-from memconsole.tui.screens.plan import PlanScreen
-from memconsole.tui.screens.run import RunScreen
 from memconsole.tui.views import PlanView, RunView
-from memconsole.tui.widgets.output_pane import closed_lines
-from memconsole.tui.widgets.run_header import header_lines
-from memconsole.tui.widgets.toggles import detail_lines
 
 Make = Callable[..., Console]
 

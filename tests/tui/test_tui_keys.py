@@ -8,9 +8,8 @@ import pytest
 
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.tui.app import ConsoleApp
-from memconsole.tui.ink import plain, width_of
-from memconsole.tui.key_table import KeyTable
-from memconsole.tui.keys import (
+from memconsole.tui.draw.ink import plain, width_of
+from memconsole.tui.keys.rows import (
     EXCLUDING,
     KEYS,
     MAIN,
@@ -19,19 +18,28 @@ from memconsole.tui.keys import (
     bindings,
     for_screen,
 )
+from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.help import help_lines
 from memconsole.tui.widgets.key_bar import key_line
 
 CLASSES = {
-    "plan": "PlanScreen", "run": "RunScreen", "runs": "RunsScreen", "devices": "DevicesScreen",
-    "pick": "PickScreen", "prompt": "PromptScreen", "confirm": "ConfirmScreen",
-    "help": "HelpScreen", "command": "CommandScreen",
-    "compare": "CompareRunsScreen", "plans": "ComparePlansScreen",
-}  # fmt: skip
+    "plan": "plan.screen.PlanScreen",
+    "run": "run.screen.RunScreen",
+    "runs": "runs.screen.RunsScreen",
+    "devices": "screens.devices.DevicesScreen",
+    "pick": "screens.pick.PickScreen",
+    "prompt": "screens.prompt.PromptScreen",
+    "confirm": "screens.confirm.ConfirmScreen",
+    "help": "screens.help.HelpScreen",
+    "command": "screens.command.CommandScreen",
+    "compare": "runs.compare.CompareRunsScreen",
+    "plans": "plan.side_by_side.ComparePlansScreen",
+}
 
 
 def screen_class(name: str) -> type:
-    found = getattr(import_module(f"memconsole.tui.screens.{name}"), CLASSES[name])
+    module, _, screen = CLASSES[name].rpartition(".")
+    found = getattr(import_module(f"memconsole.tui.{module}"), screen)
     assert isinstance(found, type)
     return found
 

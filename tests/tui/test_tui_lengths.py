@@ -9,15 +9,15 @@ import pytest
 from conftest import Console, screen_text, settle
 
 from memconsole.devices.budget import budget
-from memconsole.memory import lengths as remembered
-from memconsole.memory.lengths import keep_lengths, priced_lengths
+from memconsole.memory.answers import lengths as remembered
+from memconsole.memory.answers.lengths import keep_lengths, priced_lengths
 from memconsole.plan import plan as plans
 from memconsole.plan.lengths import Lengths
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan
-from memconsole.tui.ink import width_of
+from memconsole.tui.draw.ink import width_of
+from memconsole.tui.plan.document_lengths import brief, whole
 from memconsole.tui.views import RowLengths
-from memconsole.tui.widgets.document_lengths import brief, whole
 from memconsole.units import format_bytes
 
 Make = Callable[..., Console]

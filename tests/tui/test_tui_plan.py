@@ -12,7 +12,7 @@ from conftest import Console, paste, readings, screen_text, settle
 from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.key_table import KeyTable
+from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.command import command_of
 from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
@@ -119,7 +119,7 @@ async def test_a_number_is_never_stale_without_a_mark(make_console: Make) -> Non
 
 async def test_an_answer_to_an_older_question_is_ignored(make_console: Make) -> None:
     from memconsole.tui.messages import PriceReady
-    from memconsole.tui.pricing import price
+    from memconsole.tui.plan.pricing import price
 
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
@@ -365,22 +365,22 @@ def test_a_change_that_changes_nothing_cannot_be_undone() -> None:
 async def test_keys_that_rest_leave_nothing_to_make_for_the_next_one(
     make_console: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memconsole.memory import torch_moments
-    from memconsole.tui.screens import plan_ahead
+    from memconsole.memory.activations import torch_step
+    from memconsole.tui.plan import ahead as plan_ahead
 
     monkeypatch.setattr(plan_ahead, "AHEAD_SECONDS", 0.001)
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        monkeypatch.setattr(torch_moments, "_moments", {})
+        monkeypatch.setattr(torch_step, "_moments", {})
         await pilot.press("1")
         await settle(pilot)
         deadline = time.monotonic() + 60
         while app.plan_screen.looks_ahead and time.monotonic() < deadline:
             await pilot.pause(0.02)
         assert not app.plan_screen.looks_ahead
-        ready = set(torch_moments._moments)
+        ready = set(torch_step._moments)
         monkeypatch.setattr(plan_ahead, "AHEAD_SECONDS", 1e6)
         await pilot.press("2")
         await settle(pilot)
-        assert set(torch_moments._moments) == ready
+        assert set(torch_step._moments) == ready

@@ -12,18 +12,19 @@ from conftest import Console, finished, screen_lines, screen_text, settle, snaps
 
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
-from memconsole.runs import events
-from memconsole.runs.directory import create_run
-from memconsole.runs.snapshot import RunSnapshot, Verdict
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.states import Verdict
 from memconsole.tui.messages import SnapshotArrived
 from memconsole.tui.parting import parting_words
-from memconsole.tui.predictions import predicted
-from memconsole.tui.pricing import price
+from memconsole.tui.plan.pricing import price
+from memconsole.tui.plan.screen import PlanScreen
+from memconsole.tui.run.output_pane import OutputPane
+from memconsole.tui.run.predictions import predicted
+from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.confirm import ConfirmScreen
-from memconsole.tui.screens.plan import PlanScreen
-from memconsole.tui.screens.run import RunScreen
 from memconsole.tui.views import RunView
-from memconsole.tui.widgets.output_pane import OutputPane
 
 Make = Callable[..., Console]
 
@@ -164,7 +165,7 @@ async def test_read_only_offers_nothing_that_changes_a_run(make_console: Make) -
 
 
 def list_runs_made() -> list[object]:
-    from memconsole.runs.directory import list_runs
+    from memconsole.runs.record.directory import list_runs
 
     return list(list_runs())
 
@@ -370,8 +371,8 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
         ),
         epochs=(events.Epoch(epoch=1, train_loss=None, validation_loss=None, minutes=1.0),),
     )
-    from memconsole.tui.ink import plain
-    from memconsole.tui.widgets.epoch_table import epoch_lines
+    from memconsole.tui.draw.ink import plain
+    from memconsole.tui.run.epoch_table import epoch_lines
 
     text = "\n".join(plain(line) for line in epoch_lines(RunView(run), 60, 10))
     assert "n/a" in text

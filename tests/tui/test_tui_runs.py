@@ -11,15 +11,15 @@ from conftest import Console, finished, screen_text, settle, snapshot
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
-from memconsole.runs import events, locks
-from memconsole.runs.directory import RunDirectory, create_run, list_runs
-from memconsole.runs.eventlog import EventWriter
-from memconsole.tui.comparing import PricedPlan, chart_lines, plan_rows, run_rows
-from memconsole.tui.ink import plain
-from memconsole.tui.pricing import price
-from memconsole.tui.screens.compare import CompareRunsScreen
-from memconsole.tui.screens.plans import ComparePlansScreen
-from memconsole.tui.screens.runs import RunsScreen
+from memconsole.runs.record import events, locks
+from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
+from memconsole.runs.record.eventlog import EventWriter
+from memconsole.tui.draw.comparing import PricedPlan, chart_lines, plan_rows, run_rows
+from memconsole.tui.draw.ink import plain
+from memconsole.tui.plan.pricing import price
+from memconsole.tui.plan.side_by_side import ComparePlansScreen
+from memconsole.tui.runs.compare import CompareRunsScreen
+from memconsole.tui.runs.screen import RunsScreen
 
 Make = Callable[..., Console]
 

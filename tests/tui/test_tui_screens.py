@@ -23,8 +23,9 @@ from conftest import (
 from memconsole.devices.reading import Devices, Missing, Process
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.runs import events
-from memconsole.runs.snapshot import RunSnapshot, Verdict
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record import events
+from memconsole.runs.record.states import Verdict
 from memconsole.tui.messages import SnapshotArrived
 from memconsole.tui.screens.confirm import Answer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen

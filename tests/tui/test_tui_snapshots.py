@@ -18,22 +18,23 @@ from memconsole.devices.reading import Devices, Missing
 from memconsole.memory.table import (
     COMPONENTS,
     PHASES,
-    Budget,
     Component,
     Estimate,
     MemoryTable,
     Saving,
     Tier,
 )
+from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan
 from memconsole.plan.plan import replace as replaced
-from memconsole.runs import events
-from memconsole.runs.follow import RunStatus
-from memconsole.runs.snapshot import RunSnapshot, Verdict
+from memconsole.runs.read.follow import RunStatus
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record import events
+from memconsole.runs.record.states import Verdict
 from memconsole.tui.messages import SnapshotArrived
-from memconsole.tui.pricing import Priced
-from memconsole.tui.screens import runs as runs_screen
+from memconsole.tui.plan.pricing import Priced
+from memconsole.tui.runs import screen as runs_screen
 
 FOLDER = Path(__file__).parent / "snapshots"
 SIZES = ((80, 24), (120, 40))
@@ -87,13 +88,13 @@ def _given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
             return Priced(plan, None, "train.batch_size = 999: a reason in one line", 0.0)
         return Priced(plan, given(plan, 1 if plan.train.batch_size < 64 else 40), "", 0.0)
 
-    monkeypatch.setattr("memconsole.tui.screens.plan.price", price)
-    monkeypatch.setattr("memconsole.tui.predictions.price", price)
+    monkeypatch.setattr("memconsole.tui.plan.screen.price", price)
+    monkeypatch.setattr("memconsole.tui.run.predictions.price", price)
     monkeypatch.setattr(runs_screen.time, "time", lambda: NOW)
     LISTED.clear()
     monkeypatch.setattr(runs_screen, "list_statuses", lambda: (tuple(LISTED), ()))
     # Nothing that comes after a while.
-    monkeypatch.setattr("memconsole.tui.screens.plan_exact.REST_SECONDS", 1e6)
+    monkeypatch.setattr("memconsole.tui.plan.exact.REST_SECONDS", 1e6)
 
 
 def status(name: str, state: Any, step: int, **changes: Any) -> RunStatus:

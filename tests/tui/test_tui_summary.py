@@ -8,10 +8,11 @@ from conftest import finished, readings, snapshot
 
 from memconsole.memory.table import Tier
 from memconsole.plan.plan import Plan
-from memconsole.runs import events
-from memconsole.runs.snapshot import RunSnapshot, Verdict
-from memconsole.tui.pricing import price
-from memconsole.tui.summary import summary_rows
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record import events
+from memconsole.runs.record.states import Verdict
+from memconsole.tui.draw.summary import summary_rows
+from memconsole.tui.plan.pricing import price
 from memconsole.tui.views import RunView
 
 MIB = 2**20

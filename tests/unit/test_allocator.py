@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memconsole.memory.allocator import (
+from memconsole.memory.exact.allocator import (
     ExpandableAllocator,
     SegmentAllocator,
     least_capacity,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from memconsole.memory.advice import remedies
-from memconsole.memory.correction import Died, correction
+from memconsole.memory.answers.advice import remedies
+from memconsole.memory.answers.correction import Died, correction
 from memconsole.memory.estimate import table_of
-from memconsole.memory.table import Budget
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.remedies import died
-from memconsole.runs.shortfall import shortfall
+from memconsole.runs.record.shortfall import shortfall
 
 GIB = 2**30
 PLAN = plans.replace(

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from memconsole_trainer.data.rows import array_rows, streamed_rows
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import MASKED, BatchShape, BatchStream, make_batch
+from memconsole_trainer.data.tokenizer import Tokens
 from memconsole_trainer.data.tokens import ArrayRows, row_count, windows
-from memconsole_trainer.tokenizer import Tokens
 
 
 class Blocks:

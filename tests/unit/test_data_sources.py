@@ -24,9 +24,9 @@ from memconsole_trainer.data.hdf5 import Hdf5Texts, TokenRows
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import Split, split_of
+from memconsole_trainer.data.tokenizer import train
 from memconsole_trainer.data.tokens import TextBlocks
 from memconsole_trainer.data.validation import from_texts
-from memconsole_trainer.tokenizer import train
 
 
 def opened(path: Path, **settings: Any) -> Any:

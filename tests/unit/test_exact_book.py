@@ -14,13 +14,13 @@ import msgspec
 import psutil
 import pytest
 
-from memconsole.memory.exact import ExactBook
-from memconsole.memory.exact_store import ExactStore, Stored, fingerprint
-from memconsole.memory.matter import matter_of, neighbours
-from memconsole.memory.table import Budget
-from memconsole.memory.timeline import Exact, ExactPhase
-from memconsole.memory.tracing import Patience
+from memconsole.memory.exact.timeline import Exact, ExactPhase
+from memconsole.memory.tracers.exact_book import ExactBook
+from memconsole.memory.tracers.question import matter_of, neighbours
+from memconsole.memory.tracers.store import ExactStore, Stored, fingerprint
+from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
 
@@ -317,7 +317,7 @@ def test_the_tracer_ends_with_a_console_that_is_killed(bench: Bench) -> None:
     bench.book("pass").close()
     script = (
         "import os, sys, time\n"
-        "from memconsole.memory.exact import ExactBook\n"
+        "from memconsole.memory.tracers.exact_book import ExactBook\n"
         "from memconsole.memory.table import Budget\n"
         "from memconsole.plan.plan import Plan\n"
         "book = ExactBook(folder=None, tracers=lambda: {'torch': 'scripted_tracer'})\n"
@@ -393,11 +393,15 @@ def test_a_store_that_cannot_be_written_is_silent(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_follows_code_and_imports_nothing() -> None:
-    assert fingerprint("memconsole_torch.trace") != fingerprint("memconsole_jax.trace")
-    assert fingerprint("memconsole_torch.trace") == fingerprint("memconsole_torch.trace")
+    assert fingerprint("memconsole_torch.tracing.trace") != fingerprint(
+        "memconsole_jax.tracing.trace"
+    )
+    assert fingerprint("memconsole_torch.tracing.trace") == fingerprint(
+        "memconsole_torch.tracing.trace"
+    )
     code = (
-        "import sys; from memconsole.memory.exact_store import fingerprint\n"
-        "fingerprint('memconsole_torch.trace'); fingerprint('memconsole_jax.trace')\n"
+        "import sys; from memconsole.memory.tracers.store import fingerprint\n"
+        "fingerprint('memconsole_torch.tracing.trace'); fingerprint('memconsole_jax.tracing.trace')\n"
         "assert not {'torch', 'jax', 'numpy', 'memconsole_torch', 'memconsole_trainer'} & set(sys.modules)"
     )
     assert psutil.Popen([sys.executable, "-c", code]).wait() == 0

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memconsole.cli.fit_exact import fit_exactly
+from memconsole.memory.answers.solve import fit
 from memconsole.memory.estimate import table_of
-from memconsole.memory.exact import ExactBook, Progress
-from memconsole.memory.sharpen import Known
-from memconsole.memory.solve import fit
-from memconsole.memory.table import Budget
-from memconsole.memory.timeline import Exact, ExactPhase
+from memconsole.memory.exact.sharpen import Known
+from memconsole.memory.exact.timeline import Exact, ExactPhase
+from memconsole.memory.tracers.exact_book import ExactBook, Progress
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 
 PLAN = plans.replace(

@@ -11,14 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memconsole.plan.plan import Plan, apply_settings
-from memconsole.runs import events, follow
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole.runs.eventlog import EventWriter
-from memconsole.runs.follow import Follower, SavedState, stall_limit_seconds, status
-from memconsole.runs.heartbeat import HeartbeatWriter
-from memconsole.runs.liveness import Liveness
-from memconsole.runs.reduce import RunState, eta_seconds, reduce, seconds_per_step
-from memconsole.runs.snapshot import Curve
+from memconsole.runs.read import follow
+from memconsole.runs.read.follow import Follower, SavedState, stall_limit_seconds, status
+from memconsole.runs.read.liveness import Liveness
+from memconsole.runs.read.reduce import RunState, eta_seconds, reduce, seconds_per_step
+from memconsole.runs.read.snapshot import Curve
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.heartbeat import HeartbeatWriter
 
 
 class Clock:

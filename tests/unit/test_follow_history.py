@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.runs import events
-from memconsole.runs.gauge_history import BUCKETS
-from memconsole.runs.history import RECENT_POINTS, History
-from memconsole.runs.reduce import PROFILING, RunState, forget_memory, reduce
-from memconsole.runs.snapshot import Curve, GaugeCurves
+from memconsole.runs.read.gauge_history import BUCKETS
+from memconsole.runs.read.history import RECENT_POINTS, History
+from memconsole.runs.read.reduce import PROFILING, RunState, forget_memory, reduce
+from memconsole.runs.read.snapshot import Curve, GaugeCurves
+from memconsole.runs.record import events
 
 STARTED = events.Started(
     attempt=2, backend="torch", versions={}, device_id="cpu", device_name="", device_kind="cpu",

@@ -25,7 +25,7 @@ def loaded_after(code: str) -> set[str]:
         "memconsole.cli.plan",
         "memconsole.cli.train",
         "memconsole.cli.doctor",
-        "memconsole.runs.supervisor",
+        "memconsole.runs.act.supervisor",
     ],
 )
 def test_console_never_loads_a_framework(module: str) -> None:
@@ -48,5 +48,5 @@ def test_help_loads_no_command() -> None:
 
 
 def test_supervisor_is_small() -> None:
-    loaded = loaded_after("import memconsole.runs.supervisor")
+    loaded = loaded_after("import memconsole.runs.act.supervisor")
     assert not loaded & {"click", "textual", "rich", "psutil"}

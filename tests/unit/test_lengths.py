@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from memconsole.cli.main import cli
 from memconsole.devices.budget import budget
+from memconsole.memory.answers.lengths import keep_lengths, known_lengths, priced_lengths
 from memconsole.memory.estimate import table_of
-from memconsole.memory.lengths import keep_lengths, known_lengths, priced_lengths
 from memconsole.plan import plan as plans
 from memconsole.plan.lengths import Lengths, lengths_key, percentile
 from memconsole.plan.plan import Plan
-from memconsole_trainer import tokenizer as tokenizers
 from memconsole_trainer.data import lengths as measuring
+from memconsole_trainer.data import tokenizer as tokenizers
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.lengths import measure_lengths
 from memconsole_trainer.data.sources import open_source

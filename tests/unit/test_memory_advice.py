@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memconsole.memory.advice import (
+from memconsole.memory.answers.advice import (
     ORDER,
     largest_micro_batch,
     largest_sequence_length,
     remedies,
 )
 from memconsole.memory.estimate import architecture_of, table_of
-from memconsole.memory.table import Budget
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 
 GIB = 2**30

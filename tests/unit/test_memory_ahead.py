@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from memconsole.devices.planned import catalog_budgets
-from memconsole.memory import torch_moments
-from memconsole.memory.ahead import prepared
+from memconsole.memory.activations import torch_step
 from memconsole.memory.estimate import estimate
-from memconsole.memory.matter import neighbours
+from memconsole.memory.tracers.ahead import prepared
+from memconsole.memory.tracers.question import neighbours
 from memconsole.plan.plan import Plan, replace
 
 
@@ -29,27 +29,27 @@ def planned(**changes: object) -> Plan:
 def test_the_next_key_press_finds_all_it_needs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = catalog_budgets(plan)["rtx-4090"]
     after = list(neighbours(plan))
-    monkeypatch.setattr(torch_moments, "_moments", {})
+    monkeypatch.setattr(torch_step, "_moments", {})
     plainly = [estimate(changed, budget) for changed in after]
-    monkeypatch.setattr(torch_moments, "_moments", {})
+    monkeypatch.setattr(torch_step, "_moments", {})
     for _ in prepared(plan, budget):
         pass
     estimate(plan, budget)
-    known = set(torch_moments._moments)
+    known = set(torch_step._moments)
     assert [estimate(changed, budget) for changed in after] == plainly
-    assert set(torch_moments._moments) == known
+    assert set(torch_step._moments) == known
     assert len(known) > 50
 
 
 def test_it_stops_between_any_two_plans_and_begins_with_the_selected_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_moments, "_moments", {})
+    monkeypatch.setattr(torch_step, "_moments", {})
     plan = planned(data__sequence_length=1016)
     budget = catalog_budgets(plan)["rtx-4090"]
     work = prepared(plan, budget, "optimize.gradient_checkpointing")
     for _ in range(3):
         next(work)
     work.close()
-    made = {key[12] for key in torch_moments._moments}
+    made = {key[12] for key in torch_step._moments}
     assert made == {"selective"}

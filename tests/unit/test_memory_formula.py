@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memconsole.memory import jax_moments
-from memconsole.memory.data import AHEAD_BYTES
+from memconsole.memory.activations import jax_step
 from memconsole.memory.estimate import architecture_of
 from memconsole.memory.formula import memory_table
-from memconsole.memory.moments import step_of
-from memconsole.memory.sizes import sizes
-from memconsole.memory.table import COMPONENTS, PHASES, Budget, MemoryTable
+from memconsole.memory.state.data import AHEAD_BYTES
+from memconsole.memory.state.sizes import sizes
+from memconsole.memory.state.step_sizes import step_of
+from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameter_count, parameters
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data import stream
 
@@ -296,5 +297,5 @@ def test_offloaded_state_leaves_all_of_the_step(backend: str, device: str, kind:
     before, after = (step_of(p, architecture_of(p), kind) for p in (plan, moved))
     assert after.state.host == before.state.resident > 3 * after.state.at_step > 0
     if backend == "jax":
-        peaks = [max(m.total for m in jax_moments.moments(step)) for step in (before, after)]
+        peaks = [max(m.total for m in jax_step.moments(step)) for step in (before, after)]
         assert peaks[0] - peaks[1] >= after.state.host - after.state.at_step

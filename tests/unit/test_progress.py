@@ -5,8 +5,9 @@ import msgspec
 from memconsole.cli.progress import ProgressLines, summary
 from memconsole.cli.train import exit_code
 from memconsole.plan.plan import Plan
-from memconsole.runs.events import Ended, Epoch, Evaluation
-from memconsole.runs.snapshot import RunSnapshot, Verdict
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.events import Ended, Epoch, Evaluation
+from memconsole.runs.record.states import Verdict
 
 RUN = RunSnapshot(
     id="20260101-000000-abcdef", name="a run", state="running", plan=Plan(), attempt=1, created_wall=0.0

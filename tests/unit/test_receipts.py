@@ -12,8 +12,15 @@ import pytest
 
 from memconsole.calibration import Receipts
 from memconsole.devices.budget import budget
+from memconsole.memory.answers.receipts import (
+    DECILE,
+    NOISE,
+    Machine,
+    Measured,
+    calibrated,
+    posterior,
+)
 from memconsole.memory.estimate import estimate, table_of
-from memconsole.memory.receipts import DECILE, NOISE, Machine, Measured, calibrated, posterior
 from memconsole.memory.table import MemoryTable, Tier
 from memconsole.plan.plan import Plan, replace
 

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from memconsole.memory.estimate import estimate
-from memconsole.memory.table import Budget
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan, apply_settings
-from memconsole.runs import events, files
-from memconsole.runs.comparison import EstimatedTable, MemoryLine, compare
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole.runs.eventlog import EventWriter
-from memconsole.runs.receipt import Receipt, driver_version, write_receipt
-from memconsole.runs.records import ExitRecord
-from memconsole.runs.report import report
-from memconsole.runs.shortfall import Shortfall, held_bytes, requested_bytes, shortfall
-from memconsole.runs.snapshot import Verdict
+from memconsole.runs.read.comparison import EstimatedTable, MemoryLine, compare
+from memconsole.runs.read.receipt import Receipt, driver_version, write_receipt
+from memconsole.runs.read.report import report
+from memconsole.runs.record import events, files
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.shortfall import Shortfall, held_bytes, requested_bytes, shortfall
+from memconsole.runs.record.states import Verdict
 
 BUDGET = Budget(
     name="a processor",

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from memconsole.plan.plan import Plan
-from memconsole.runs import events, files, locks
-from memconsole.runs.attempt import Attempt, Fenced
-from memconsole.runs.directory import RunDirectory, create_run
-from memconsole.runs.eventlog import EventReader
-from memconsole.runs.heartbeat import read_heartbeat
-from memconsole.runs.records import ErrorRecord, FinalRecord
+from memconsole.runs.act.attempt import Attempt, Fenced
+from memconsole.runs.record import events, files, locks
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.heartbeat import read_heartbeat
+from memconsole.runs.record.records import ErrorRecord, FinalRecord
 
 
 @pytest.fixture

@@ -13,20 +13,20 @@ import pytest
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.runs import files, locks
-from memconsole.runs.directory import (
+from memconsole.runs.act.delete import delete_run
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.record import files, locks
+from memconsole.runs.record.directory import (
     RUN_ID,
     RunDirectory,
     RunError,
     create_run,
-    delete_run,
     find_run,
     list_runs,
     runs_root,
 )
-from memconsole.runs.liveness import liveness
-from memconsole.runs.records import ExitRecord, RunRecord
-from memconsole.runs.snapshot import Verdict
+from memconsole.runs.record.records import ExitRecord, RunRecord
+from memconsole.runs.record.states import Verdict
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +193,7 @@ def test_a_living_run_is_not_deleted_and_a_dead_one_is() -> None:
     run = create_run(Plan())
     ended(run, "finished")
     code = (
-        "import sys, time; from pathlib import Path; from memconsole.runs import locks;"
+        "import sys, time; from pathlib import Path; from memconsole.runs.record import locks;"
         f"lock = locks.take_gang(Path({str(run.gang_lock)!r})); print('held', flush=True);"
         "time.sleep(600)"
     )

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memconsole.runs import events
-from memconsole.runs.eventline import RECORD_BYTES, decode_line, encode_line
-from memconsole.runs.eventlog import EventReader, EventWriter, segment_numbers
+from memconsole.runs.record import events
+from memconsole.runs.record.eventline import RECORD_BYTES, decode_line, encode_line
+from memconsole.runs.record.eventlog import EventReader, EventWriter, segment_numbers
 
 relaxed = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from memconsole.plan.plan import Plan
-from memconsole.runs import control, daemon, identity
-from memconsole.runs.directory import RunDirectory, RunError, create_run
+from memconsole.runs.act import control, daemon
+from memconsole.runs.record import identity, requests
+from memconsole.runs.record.directory import RunDirectory, RunError, create_run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -84,18 +85,18 @@ def test_only_a_well_formed_file_of_the_owner_is_a_request(
     run: RunDirectory, tmp_path: Path
 ) -> None:
     path = request(run)
-    found = control.read_command(path)
+    found = requests.read_command(path)
     assert found is not None
     assert found.who == "me"
     path.chmod(0o666)
-    assert control.read_command(path) is None
+    assert requests.read_command(path) is None
     path.chmod(0o600)
     os.link(path, tmp_path / "second name")
-    assert control.read_command(path) is None
+    assert requests.read_command(path) is None
     (tmp_path / "second name").unlink()
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
-        assert control.read_command(path) is None
+        assert requests.read_command(path) is None
     for changes in (
         {"command": "rm -rf"},
         {"extra": 1},
@@ -104,24 +105,24 @@ def test_only_a_well_formed_file_of_the_owner_is_a_request(
         {"who": "x" * 5000},
     ):
         path.unlink()
-        assert control.read_command(request(run, **changes)) is None
+        assert requests.read_command(request(run, **changes)) is None
     path.unlink()
     real = tmp_path / "real.json"
     real.write_bytes(b"{}")
     path.symlink_to(real)
-    assert control.read_command(path) is None
+    assert requests.read_command(path) is None
     path.unlink()
     os.mkfifo(path, 0o600)
-    assert control.read_command(path) is None
+    assert requests.read_command(path) is None
     (run.control_path / "cmd/not-an-id.json").write_text("{}")
-    assert [where for _, where in control.pending(run)] == [path]
+    assert [where for _, where in requests.pending(run)] == [path]
 
 
 def test_a_run_that_does_not_live_takes_no_requests(run: RunDirectory) -> None:
     for ask in (control.request_stop, control.request_kill):
         with pytest.raises(RunError, match="not running"):
             ask(run, "me")
-    assert control.pending(run) == []
+    assert requests.pending(run) == []
 
 
 @linux

@@ -9,14 +9,14 @@ import pytest
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.runs.failure import ExitCode, cause_of, exit_code_of, words_of_memory
-from memconsole.runs.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
-from memconsole.runs.launch.environment import device_kind, trainer_environment
-from memconsole.runs.oom import oom_kills
-from memconsole.runs.pace import LONGEST_SECONDS, Pace, StopDeadline
-from memconsole.runs.records import ErrorRecord, FinalRecord, OomCounts
-from memconsole.runs.redaction import recorded_environment, redact, secret_values
-from memconsole.runs.verdict import Evidence, classify
+from memconsole.runs.act.environment import device_kind, trainer_environment
+from memconsole.runs.act.pace import LONGEST_SECONDS, Pace, StopDeadline
+from memconsole.runs.read.verdict import Evidence, classify
+from memconsole.runs.record.failure import ExitCode, cause_of, exit_code_of, words_of_memory
+from memconsole.runs.record.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
+from memconsole.runs.record.oom import oom_kills
+from memconsole.runs.record.records import ErrorRecord, FinalRecord, OomCounts
+from memconsole.runs.record.redaction import recorded_environment, redact, secret_values
 
 KILL, BUS, TERM = signal.SIGKILL, signal.SIGBUS, signal.SIGTERM
 DONE = FinalRecord(exit_code=0, step=10, reason="finished")

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from memconsole.memory.coefficients import Certainty, runtime
 from memconsole.memory.estimate import estimate, table_of
-from memconsole.memory.matter import matter_of
-from memconsole.memory.sharpen import STEP, Known, alike, saved, sharpened
-from memconsole.memory.table import COMPONENTS, PHASES, Budget, MemoryTable, Tier
-from memconsole.memory.timeline import Exact, ExactPhase
+from memconsole.memory.exact.sharpen import STEP, Known, alike, saved, sharpened
+from memconsole.memory.exact.timeline import Exact, ExactPhase
+from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable, Tier
+from memconsole.memory.tracers.question import matter_of
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
 
 GIB = 2**30
@@ -220,7 +221,7 @@ def test_the_band_is_the_formulas_until_exact_numbers_were_measured(
 ) -> None:
     base = table_of(PLAN, device("gpu"))
     known = Known(exact=exact(TRACED, reserved_bytes=5 * GIB))
-    monkeypatch.setattr("memconsole.memory.sharpen.certainty", lambda backend, kind: None)
+    monkeypatch.setattr("memconsole.memory.exact.sharpen.certainty", lambda backend, kind: None)
     wide = sharpened(base, known)
     costs = runtime("torch", "gpu")
     least, most = (wide.reserved_bytes * factor for factor in costs.band)
@@ -230,7 +231,7 @@ def test_the_band_is_the_formulas_until_exact_numbers_were_measured(
         allocated=(0.99, 1.01), reserved=(0.97, 1.03), unreplayed=(0.8, 1.2),
         source="measured in a test",
     )  # fmt: skip
-    monkeypatch.setattr("memconsole.memory.sharpen.certainty", lambda backend, kind: sure)
+    monkeypatch.setattr("memconsole.memory.exact.sharpen.certainty", lambda backend, kind: sure)
     narrow = sharpened(base, known)
     assert narrow.band_from == "measured in a test"
     shared = sharpened(base, msgspec.structs.replace(known, replayed=False))

@@ -10,16 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memconsole.devices.planned import catalog_budgets
-from memconsole.memory.advice import (
+from memconsole.memory.answers.advice import (
     LARGEST_BATCH,
     _least_beyond_batch,
     _least_beyond_length,
     largest_micro_batch,
     largest_sequence_length,
 )
-from memconsole.memory.estimate import architecture_of, table_of
-from memconsole.memory.seconds import step_seconds
-from memconsole.memory.solve import (
+from memconsole.memory.answers.solve import (
     _LAST,
     RESULT_CLASSES,
     SIZES,
@@ -30,8 +28,10 @@ from memconsole.memory.solve import (
     smallest_device,
     smallest_device_fitted,
 )
-from memconsole.memory.table import Budget
+from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.seconds import step_seconds
 from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
 from memconsole.plan.conflicts import conflict
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError

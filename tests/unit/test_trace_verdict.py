@@ -2,7 +2,7 @@
 
 import pytest
 
-from memconsole_jax.trace_verdict import is_out_of_memory, needed_bytes
+from memconsole_jax.tracing.trace_verdict import is_out_of_memory, needed_bytes
 
 GIB = 2**30
 EARLY = (

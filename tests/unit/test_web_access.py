@@ -14,8 +14,8 @@ import pytest
 aiohttp = pytest.importorskip("aiohttp")
 pytest.importorskip("textual_serve")
 
-from memconsole.web.access import Door  # noqa: E402
-from memconsole.web.server import MOST_TABS, WebConsole  # noqa: E402
+from memconsole.web.access import Door
+from memconsole.web.server import MOST_TABS, WebConsole
 
 ECHO = (
     "import os, sys, tty; tty.setraw(0)\n"

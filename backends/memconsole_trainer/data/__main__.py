@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from memconsole.plan.plan import Plan, PlanError, apply_settings, replace
-from memconsole.runs.failure import ExitCode
+from memconsole.runs.record.failure import ExitCode
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.inspect import inspect
 

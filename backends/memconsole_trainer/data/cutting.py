@@ -12,9 +12,9 @@ from typing import Any
 import grain
 import numpy as np
 
+from memconsole_trainer.data.tokenizer import Tokens
 from memconsole_trainer.data.tokens import TokenBlocks
-from memconsole_trainer.initialize import generator
-from memconsole_trainer.tokenizer import Tokens
+from memconsole_trainer.randomness import generator
 
 
 class RowIterator(grain.DatasetIterator):

@@ -21,7 +21,7 @@ from memconsole_trainer.data.documents import (
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.prepared import make_tokenizer
 from memconsole_trainer.data.split import split_of
-from memconsole_trainer.tokenizer import Tokenizer
+from memconsole_trainer.data.tokenizer import Tokenizer
 
 MOST_BYTES = 2 << 20
 """About how much text is tokenized; of more, documents at even distances are."""

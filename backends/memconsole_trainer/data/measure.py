@@ -14,8 +14,8 @@ from memconsole import typed_json
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data.documents import Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks
-from memconsole_trainer.tokenizer import Tokenizer, Tokens
 
 EXACT_BYTES = 4 << 20
 """Text up to this size is counted to the last token; of more, a spread sample is."""

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
-from memconsole_trainer import tokenizer as tokenizers
+from memconsole_trainer.data import tokenizer as tokenizers
 from memconsole_trainer.data import validation
 from memconsole_trainer.data.documents import DataError, Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.measure import measure
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks, row_count
 from memconsole_trainer.data.validation import Validation
-from memconsole_trainer.tokenizer import Tokenizer, Tokens
 
 COUNTED = 1 << 20
 """Tokens counted at a time."""

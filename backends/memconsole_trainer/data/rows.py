@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from memconsole_trainer.data.tokenizer import Tokens
 from memconsole_trainer.data.tokens import ArrayRows, TokenBlocks
-from memconsole_trainer.initialize import generator
-from memconsole_trainer.tokenizer import Tokens
+from memconsole_trainer.randomness import generator
 
 STORED_PERMUTATION = 1 << 16
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from memconsole_trainer.data.rows import array_rows, streamed_rows
+from memconsole_trainer.data.tokenizer import Tokens
 from memconsole_trainer.data.tokens import TokenBlocks
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.tokenizer import Tokens
 
 MASKED = -100
 AHEAD_BYTES = 64 << 20

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memconsole_trainer.data.documents import Documents, FileDocuments, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.split import Split
-from memconsole_trainer.tokenizer import Tokenizer, Tokens, token_dtype
+from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, token_dtype
 
 
 class TokenBlocks(Protocol):

@@ -14,9 +14,9 @@ from memconsole_trainer.data.documents import Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
+from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, token_dtype
 from memconsole_trainer.data.tokens import ArrayRows, windows
 from memconsole_trainer.engine import PROMPT_TOKENS, Batch
-from memconsole_trainer.tokenizer import Tokenizer, Tokens, token_dtype
 
 MOST_TOKENS = 1 << 20
 STREAM_DOCUMENTS = 256

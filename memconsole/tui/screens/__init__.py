@@ -1,1 +1,1 @@
-"""One screen per file; each is imported by the action that opens it."""
+"""The screens and dialogs that every other screen may open."""

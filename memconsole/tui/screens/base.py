@@ -8,8 +8,8 @@ from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.screen import Screen
 
-from memconsole.tui.ink import ROLES, Line, Span, fit, width_of
-from memconsole.tui.keys import Key
+from memconsole.tui.draw.ink import ROLES, Line, Span, fit, width_of
+from memconsole.tui.keys.rows import Key
 from memconsole.tui.widgets.key_bar import KeyBar
 from memconsole.tui.widgets.notice import Notice
 from memconsole.tui.widgets.text_lines import TextLines

@@ -10,8 +10,8 @@ from textual.containers import Vertical
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.tui.ink import Line, Span, rule
-from memconsole.tui.keys import bindings
+from memconsole.tui.draw.ink import Line, Span, rule
+from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines
 
@@ -72,7 +72,7 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
 
     def action_copy(self) -> None:
         """Ask the terminal to copy, and write a file: whether a terminal obeys cannot be known."""
-        from memconsole.runs.directory import RunError, runs_root
+        from memconsole.runs.record.directory import RunError, runs_root
 
         text = command_of(self._plan)
         self.app.copy_to_clipboard(text)

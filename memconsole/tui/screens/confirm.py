@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memconsole.tui.ink import Line, Span, left, wrap
-from memconsole.tui.keys import bindings
+from memconsole.tui.draw.ink import Line, Span, left, wrap
+from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines
 

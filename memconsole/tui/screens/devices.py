@@ -6,8 +6,8 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 
 from memconsole.devices.reading import Devices
-from memconsole.tui.keys import bindings
-from memconsole.tui.readings import device_lines
+from memconsole.tui.draw.readings import device_lines
+from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.widgets.text_lines import TextLines
 

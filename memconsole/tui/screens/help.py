@@ -5,9 +5,9 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memconsole.tui.ink import Line, Span, left, rule, wrap
-from memconsole.tui.key_table import KeyTable
-from memconsole.tui.keys import MAIN, MODAL, bindings
+from memconsole.tui.draw.ink import Line, Span, left, rule, wrap
+from memconsole.tui.keys.rows import MAIN, MODAL, bindings
+from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines
 

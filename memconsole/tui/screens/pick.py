@@ -12,8 +12,8 @@ from textual.widgets import Input
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan
-from memconsole.tui.ink import Line, Span, cleaned, fit, left
-from memconsole.tui.keys import bindings
+from memconsole.tui.draw.ink import Line, Span, cleaned, fit, left
+from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
@@ -87,8 +87,8 @@ def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Ch
 def _verdicts(plan: Plan) -> dict[str, str]:
     """Whether the plan as it is fits each catalog device, and which is the smallest that it fits."""
     from memconsole.devices.planned import catalog_budgets
+    from memconsole.memory.answers.solve import planned_on, smallest_device
     from memconsole.memory.estimate import table_of
-    from memconsole.memory.solve import planned_on, smallest_device
     from memconsole.plan.plan import PlanError
 
     try:

@@ -10,8 +10,8 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Input
 
-from memconsole.tui.ink import Line, Span, cleaned, wrap
-from memconsole.tui.keys import bindings
+from memconsole.tui.draw.ink import Line, Span, cleaned, wrap
+from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.entry import Entry
 from memconsole.tui.widgets.text_lines import TextLines

@@ -1,1 +1,1 @@
-"""The console's own line-drawing widgets."""
+"""Widgets that several screens share."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 from textual import events
 from textual.widgets import Input
 
-from memconsole.tui.ink import cleaned
+from memconsole.tui.draw.ink import cleaned
 
 
 class Entry(Input):

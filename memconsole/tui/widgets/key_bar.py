@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memconsole.tui.ink import Line, Span, width_of
-from memconsole.tui.keys import Key
+from memconsole.tui.draw.ink import Line, Span, width_of
+from memconsole.tui.keys.rows import Key
 from memconsole.tui.widgets.painted import Painted
 
 _LAST = ("help", "leave", "dismiss")

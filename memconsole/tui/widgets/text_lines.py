@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memconsole.tui.ink import Line
+from memconsole.tui.draw.ink import Line
 from memconsole.tui.widgets.painted import Painted
 
 

@@ -1,0 +1,1 @@
+"""One file per optimization, applied around a plain model."""

@@ -1,0 +1,187 @@
+"""The tracer process of the JAX backend: questions on standard input, XLA's own memory plan on standard output.
+
+    python -m memconsole_jax.tracing.trace
+
+The engine's programs are lowered from shapes alone and compiled for the device in question, there or not:
+nothing is allocated and nothing runs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import pairwise
+from typing import Any
+
+import jax
+import msgspec
+
+from memconsole.memory.exact.timeline import Answer, Exact, ExactPhase, Question
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, PlanError, loads, replace
+from memconsole_jax import target as targets
+from memconsole_jax.programs import Programs
+from memconsole_jax.tracing import trace_targets
+from memconsole_jax.tracing.trace_targets import Target
+from memconsole_jax.tracing.trace_verdict import is_out_of_memory, needed_bytes
+from memconsole_trainer import tracing
+
+STEP = "backward"
+"""The phase under which the whole step's one number stands."""
+
+
+def answer(question: Question, interrupt: tracing.Interrupt) -> Answer:
+    """XLA's memory plan of the question's plan, or why there is none."""
+    started = time.monotonic()
+    try:
+        plan = loads(question.plan)
+        check(plan)
+        check_trainable(replace(plan, {"device.count": 1}))
+        if plan.device.count > 1:
+            raise PlanError("device.count: programs are compiled for one device")
+        place = trace_targets.target(question.target, question.kind)
+        exact = planned(plan, catalog.architecture(plan), place, interrupt)
+    except PlanError as error:
+        return Answer(id=question.id, problem=str(error))
+    seconds = time.monotonic() - started
+    return Answer(id=question.id, exact=msgspec.structs.replace(exact, seconds=seconds))
+
+
+def planned(
+    plan: Plan,
+    architecture: Architecture,
+    place: Target,
+    interrupt: tracing.Interrupt = lambda: None,
+) -> Exact:
+    """What the compiler plans for one training step and one evaluation batch. Raises `PlanError`."""
+    if place.absent:
+        with targets.absent(place.kind):
+            return _planned(plan, architecture, place, interrupt)
+    return _planned(plan, architecture, place, interrupt)
+
+
+def planned_step(plan: Plan, architecture: Architecture, place: Target) -> Needed:
+    """What the training step alone needs."""
+    with targets.absent(place.kind):
+        return _step(Programs.of(plan, architecture, place.kind, place.device), place)
+
+
+def _planned(
+    plan: Plan, architecture: Architecture, place: Target, interrupt: tracing.Interrupt
+) -> Exact:
+    programs = Programs.of(plan, architecture, place.kind, place.device)
+    state = 0 if programs.waits_on_host else _bytes(programs.state_shapes)
+    held = {
+        "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
+        "optimizer state": state + _bytes(programs.average_shapes),
+    }
+    arrays = 3 if plan.data.isolate_documents else 2
+    rows = arrays * _bytes(programs.row_shape)
+    source = f"{place.compiler}, for {place.name}"
+    step = _step(programs, place, interrupt)
+    steps = plan.optimize.accumulation_steps
+    phases = {
+        STEP: ExactPhase(total_bytes=step.needed, components={**held, "data": steps * rows}),
+        "checkpoint": ExactPhase(total_bytes=sum(held.values()), components=held),
+    }
+    if step.refused:
+        return Exact(
+            phases=phases,
+            program_phase=STEP,
+            source=source,
+            caveat=place.caveat,
+            out_of_memory=True,
+        )
+    interrupt()
+    aside = programs.trained_shapes if programs.average_shapes else ()
+    evaluation = _compiled(programs.lower_evaluate(), place)
+    phases["evaluation"] = ExactPhase(
+        # The optimizer's state is no argument of it, but there; so are weights whose average is evaluated.
+        total_bytes=evaluation.needed + state + _bytes(aside),
+        components={**held, "data": arrays * _bytes(programs.evaluation_row_shape)},
+    )
+    return Exact(
+        phases=phases,
+        program_phase=STEP,
+        host_bytes=step.host,
+        source=source,
+        caveat=place.caveat,
+        out_of_memory=evaluation.refused,
+    )
+
+
+def _step(programs: Programs, place: Target, interrupt: tracing.Interrupt = lambda: None) -> Needed:
+    """What an optimizer step needs, of one program or of several."""
+    lowered = programs.lower_train()
+    if not programs.waits_on_host:
+        return _compiled(lowered, place)
+    averages = _bytes(programs.average_shapes)
+    backward = _compiled(lowered.gradients, place)
+    largest = backward.needed + averages
+    held = backward.arguments + averages  # gradients are its outputs
+    waiting, refused = lowered.waiting, backward.refused
+    arriving: dict[str, int] = {}
+    for visit, following in pairwise(waiting.visits):
+        arriving[visit.name] = max(arriving.get(visit.name, 0), waiting.bytes_of(following))
+    for name, update in lowered.updates.items():
+        interrupt()
+        one = _compiled(update, place)
+        own = 2 * _bytes(programs.trained_shapes[name])  # weights and gradients
+        own += _bytes((programs.average_shapes or {}).get(name))
+        largest = max(largest, held + one.needed - own + arriving.get(name, 0))
+        refused |= one.refused
+    host = backward.host + _bytes(programs.state_shapes)
+    return Needed(largest, host, backward.arguments, refused)
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """Bytes of one program on its device and in host memory."""
+
+    needed: int
+    host: int = 0
+    arguments: int = 0
+    """Of the needed, what is there before and after the program as well."""
+    refused: bool = False
+
+
+def _compiled(lowered: Any, place: Target) -> Needed:
+    """Arguments, and outputs that reuse none of them, and temporaries: the arena that a CPU and a GPU reserve for
+    them. A TPU's count of temporaries has buffers of its vector memory in it, each with room of its own; there
+    the most bytes that live at once are what the program takes."""
+    try:
+        compiled = lowered.compile(compiler_options=dict(place.options) or None)
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error)
+        found = needed_bytes(message) if is_out_of_memory(message) else None
+        if found is None:
+            first = message.strip().splitlines()[0][:300]
+            raise PlanError(f"XLA cannot compile this for {place.name}: {first}") from error
+        return Needed(found, refused=True)
+    m = compiled.memory_analysis()
+    if m is None:
+        raise PlanError(f"XLA tells no memory plan for {place.name}")
+    lasting = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+    needed = m.peak_memory_in_bytes if place.kind == "tpu" else lasting + m.temp_size_in_bytes
+    host = (
+        m.host_argument_size_in_bytes
+        + m.host_output_size_in_bytes
+        - m.host_alias_size_in_bytes
+        + m.host_temp_size_in_bytes
+    )
+    return Needed(needed, host, lasting)
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+
+def main() -> None:
+    trace_targets.environment()
+    tracing.run(answer)
+
+
+if __name__ == "__main__":
+    main()

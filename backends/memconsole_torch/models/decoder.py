@@ -1,0 +1,282 @@
+"""The decoder in torch: GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1 and 3) from one `Architecture`.
+
+Worth knowing before reading:
+- module names spell the canonical parameter names of `memconsole.plan.architecture.parameters`;
+- rotary positions rotate the two halves of a head, as Hugging Face checkpoints expect;
+- norm statistics, the residual stream and the rotation are fp32 whatever the autocast precision;
+- attention is `F.scaled_dot_product_attention`: scores never exist as a matrix;
+- `forward` ends before the head, so that a loss can take the head's matmul in chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memconsole.plan.architecture import Architecture, RopeScaling, parameters
+from memconsole_torch.models.packing import masks, restarted, restarting
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of every position's angles, fp32 (T, head_size / 2) each; (B, 1, T, head_size / 2) where
+positions begin anew within a row."""
+
+
+class Decoder(nn.Module):
+    """Token ids to final hidden states; `logits` goes on to the vocabulary."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        a = architecture
+        self.architecture = a
+        self.embedding = nn.Embedding(a.vocab_size, a.hidden_size)
+        if a.positions == "learned":
+            self.positions = nn.Embedding(a.max_positions, a.hidden_size)
+        self.layers = nn.ModuleList(Block(a, layer) for layer in range(a.layers))
+        self.norm = Norm(a, a.hidden_size)
+        if not a.tied_embeddings:
+            self.head = nn.Linear(a.hidden_size, a.vocab_size, bias=False)
+        if a.auxiliary_rows:
+            self.auxiliary = nn.Embedding(a.auxiliary_rows, a.hidden_size)
+        if a.diagnostic_classes:
+            self.diagnostic_head = nn.Linear(a.hidden_size, a.diagnostic_classes)
+        own = dict(self.named_parameters())
+        for parameter in parameters(a):
+            own[parameter.name].requires_grad_(parameter.used)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The matrix from hidden states to logits: the embedding where it is tied."""
+        tied = self.architecture.tied_embeddings
+        return self.embedding.weight if tied else self.head.weight  # (V, H)
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision. `documents` (B, T) number
+        the documents of a row, which do not see one another."""
+        a = self.architecture
+        length = tokens.shape[1]
+        x = self.embedding(tokens).float()  # (B, T, H)
+        if a.scale_embeddings:
+            x = x * a.hidden_size**0.5  # rounded to the embedding's fp32, as transformers does
+        if a.positions == "learned":
+            own = documents is not None
+            x = x + (
+                self.positions(restarted(documents)) if own else self.positions.weight[:length]
+            )
+
+        wide = rotation(a, length, local=False, device=x.device)
+        near = rotation(a, length, local=True, device=x.device)
+        whole, window = None, None
+        if documents is None:
+            window = sliding_window_mask(a, length, compute_dtype(x), x.device)
+        else:
+            wide, near = restarting(a, documents, wide, near)
+            whole, window = masks(a, documents, compute_dtype(x))
+        for index, block in enumerate(self.layers):
+            local = a.is_local(index)
+            x = block(x, near if local else wide, window if local else whole)
+        return self.norm(x)
+
+    def logits(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Next-token logits (B, T, V) of `tokens` (B, T)."""
+        return F.linear(self(tokens, documents), self.head_weight)
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each on a normed copy of the residual stream."""
+
+    def __init__(self, a: Architecture, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = Norm(a, a.hidden_size)
+        self.attention = Attention(a)
+        self.mlp_norm = Norm(a, a.hidden_size)
+        self.mlp = MLP(a)
+        self.attention_post_norm: nn.Module = nn.Identity()
+        self.mlp_post_norm: nn.Module = nn.Identity()
+        if a.post_norms:
+            self.attention_post_norm = Norm(a, a.hidden_size)
+            self.mlp_post_norm = Norm(a, a.hidden_size)
+
+    def forward(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
+        attended = self.attention(self.attention_norm(x), positions, mask)
+        x = x + self.attention_post_norm(attended)  # (B, T, H)
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped keys and values; within a window where `mask` says so."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        self.head_size = a.head_size
+        self.scale = a.scale
+        self.query = nn.Linear(a.hidden_size, a.query_width, bias=a.biases)
+        self.key = nn.Linear(a.hidden_size, a.key_width, bias=a.biases)
+        self.value = nn.Linear(a.hidden_size, a.key_width, bias=a.biases)
+        self.output = nn.Linear(a.query_width, a.hidden_size, bias=a.biases)
+        self.query_norm: nn.Module = nn.Identity()
+        self.key_norm: nn.Module = nn.Identity()
+        if a.query_key_norm:
+            self.query_norm = Norm(a, a.head_size, of_heads=True)
+            self.key_norm = Norm(a, a.head_size, of_heads=True)
+
+    def forward(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
+        batch, length, _ = x.shape
+        heads = (batch, length, -1, self.head_size)
+        q = self.query_norm(self.query(x).view(heads)).transpose(1, 2)  # (B, A, T, D)
+        k = self.key_norm(self.key(x).view(heads)).transpose(1, 2)  # (B, K, T, D)
+        v = self.value(x).view(heads).transpose(1, 2)  # (B, K, T, D)
+        if positions is not None:
+            q, k = rotate(q, positions), rotate(k, positions)
+        attended = attend(q, k, v, mask, self.scale)  # (B, A, T, D)
+        return self.output(attended.transpose(1, 2).reshape(batch, length, -1))
+
+
+class MLP(nn.Module):
+    """down(act(gate(x)) · up(x)), or down(act(up(x))) where nothing gates."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        self.silu = a.activation == "silu"
+        self.gated = a.gated_mlp
+        if a.gated_mlp:
+            self.gate = nn.Linear(a.hidden_size, a.intermediate_size, bias=a.biases)
+        self.up = nn.Linear(a.hidden_size, a.intermediate_size, bias=a.biases)
+        self.down = nn.Linear(a.intermediate_size, a.hidden_size, bias=a.biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gated:
+            return self.down(self.activation(self.gate(x)) * self.up(x))
+        return self.down(self.activation(self.up(x)))
+
+    def activation(self, x: Tensor) -> Tensor:
+        return F.silu(x) if self.silu else F.gelu(x, approximate="tanh")
+
+
+class Norm(nn.Module):
+    """LayerNorm, or RMSNorm with weight `w` or Gemma's `1 + w`; statistics in fp32.
+
+    The result comes in the compute precision, so that several matmuls share one copy of it.
+    """
+
+    def __init__(self, a: Architecture, size: int, *, of_heads: bool = False) -> None:
+        super().__init__()
+        self.eps = a.norm_eps
+        self.centered = a.norm == "layernorm" and not of_heads
+        self.unit_offset = a.norm_unit_offset
+        self.weight = nn.Parameter(torch.empty(size))
+        bias = a.biases and not of_heads
+        self.bias = nn.Parameter(torch.empty(size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = 1.0 + self.weight if self.unit_offset else self.weight
+        dtype = compute_dtype(x)
+        if self.centered:
+            y = F.layer_norm(x.float(), weight.shape, weight, self.bias, self.eps)
+            return y.to(dtype)
+        if (
+            x.is_cuda and x.dtype == weight.dtype and self.bias is None
+        ):  # a fused kernel, which keeps x and 1/rms
+            return F.rms_norm(x, weight.shape, weight, self.eps).to(dtype)
+        y = RMSNorm.apply(x, weight, self.eps, dtype)
+        return y if self.bias is None else y + self.bias.to(dtype)
+
+
+class RMSNorm(torch.autograd.Function):
+    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019, eq. 4), keeping only x and 1/rms.
+
+    Outside CUDA torch composes this from elementwise operations, which keep a second copy of x.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        wide = x.float()
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # (..., 1)
+        ctx.save_for_backward(x, weight, inverse)
+        y = wide * inverse * weight
+        # torch 2.11 compiles a cast that changes nothing here into wrong gradients.
+        return y if y.dtype == dtype else y.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        normed = x.float() * inverse
+        gradient = gradient.float()
+        trained = ctx.needs_input_grad[1]
+        weight_gradient = (gradient * normed).flatten(0, -2).sum(0) if trained else None
+        inner = gradient * weight
+        along = (inner * normed).mean(-1, keepdim=True)
+        x_gradient = (inner - normed * along) * inverse
+        return x_gradient.to(x.dtype), weight_gradient, None, None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Causal attention of queries (B, A, T, D) over keys and values (B, K, T, D), A a multiple of K.
+
+    Shared keys are read in place where the kernel can: always on a CPU, on CUDA only by the flash
+    kernel, which wants 16 bits and no mask. Elsewhere `enable_gqa` would fall back to the kernel that
+    materializes T x T scores, so keys and values are repeated.
+    """
+    groups = q.shape[1] // k.shape[1]
+    flash = q.is_cuda and mask is None and q.dtype in (torch.bfloat16, torch.float16)
+    shared = groups > 1 and (q.device.type == "cpu" or flash)
+    if groups > 1 and not shared:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
+    )
+
+
+def rotation(a: Architecture, length: int, *, local: bool, device: torch.device) -> Rotation | None:
+    """Angles of positions 0 … length - 1 (Su et al. 2021, §3.2.2); None where positions are learned."""
+    if a.positions == "learned":
+        return None
+    theta = a.rope_local_theta if local else a.rope_theta
+    even = torch.arange(0, a.head_size, 2, dtype=torch.float32, device=device)
+    frequencies = 1.0 / theta ** (even / a.head_size)  # (D / 2,)
+    if a.rope_scaling is not None and not local:
+        frequencies = scaled(frequencies, a.rope_scaling)
+    index = torch.arange(length, dtype=torch.float32, device=device)
+    angles = torch.outer(index, frequencies)  # (T, D / 2)
+    return angles.cos(), angles.sin()
+
+
+def scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Frequencies stretched for longer contexts: all of them, or Llama 3.1's long wavelengths only."""
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    turns = scaling.original_positions * frequencies / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
+    return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
+
+
+def rotate(x: Tensor, positions: Rotation) -> Tensor:
+    """Each pair (first half, second half) of x (B, A, T, D) turned by its position's angle."""
+    cos, sin = positions
+    first, second = x.float().chunk(2, dim=-1)  # (B, A, T, D / 2)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)
+
+
+def sliding_window_mask(
+    a: Architecture, length: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """Additive mask (T, T) of local layers; None where the window never cuts.
+
+    Additive and in the compute precision because every layer would keep its own copy of another.
+    """
+    if a.sliding_window is None or a.sliding_window >= length:
+        return None
+    seen = torch.ones(length, length, dtype=torch.bool, device=device)
+    seen = seen.tril().triu(1 - a.sliding_window)
+    return torch.zeros(length, length, dtype=dtype, device=device).masked_fill(~seen, -math.inf)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Precision of matmuls around `x`: autocast's where it is on, else x's own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

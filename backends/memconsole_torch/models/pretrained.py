@@ -1,0 +1,70 @@
+"""Weights from any source into a decoder, one tensor at a time: the model never exists twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole_torch.models.decoder import Decoder
+from memconsole_trainer.engine import WeightsError, WeightSource
+
+Array = NDArray[np.generic]
+
+
+def _whole(parameter: Parameter, array: Array) -> Iterable[tuple[str, Array]]:
+    return ((parameter.name, array),)
+
+
+def load(
+    architecture: Architecture,
+    weights: WeightSource,
+    device: torch.device,
+    change: Callable[[Decoder], None] | None = None,
+    parts: Callable[[Parameter, Array], Iterable[tuple[str, Array]]] = _whole,
+) -> Decoder:
+    """A decoder on `device` holding `weights`, in fp32 unless `change` says otherwise.
+
+    Memory is allocated on the device at once; each tensor passes through the host alone. `change` is
+    called before, while the decoder has shapes only. `parts` gives the tensors that a weight is stored as.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(architecture)
+    if change is not None:
+        change(decoder)
+    decoder.to_empty(device=device)
+    own = {**dict(decoder.named_parameters()), **dict(decoder.named_buffers())}
+    for parameter in parameters(architecture):
+        for name, array in parts(parameter, weights.tensor(parameter.name)):
+            copy_into(own[name], array, name)
+    return decoder
+
+
+def on_host(tensor: Tensor) -> Array:
+    """`tensor` as an array: on a CPU the live one; bf16 as NumPy's extension type."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
+
+    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
+@torch.no_grad()
+def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
+    """Overwrite `target` with `array`. Raises `WeightsError` when the shapes differ."""
+    if tuple(array.shape) != tuple(target.shape):
+        raise WeightsError(f"{name}: shape {tuple(array.shape)}, expected {tuple(target.shape)}")
+    if array.dtype.name == "bfloat16":  # NumPy's extension type, unknown to torch
+        bits = np.require(array.view(np.int16), requirements=["C", "W"])
+        target.copy_(torch.from_numpy(bits).view(torch.bfloat16))
+    else:
+        source = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        if target.dtype == torch.float16:  # as `adapters.narrow_rounded` cuts it
+            most = torch.finfo(torch.float16).max
+            source = source.clamp(-most, most)
+        target.copy_(source)

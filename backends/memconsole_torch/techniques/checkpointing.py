@@ -1,0 +1,91 @@
+"""Gradient checkpointing, applied around the blocks of a plain decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Checkpointing
+from memconsole_torch.models.decoder import Decoder
+
+_PRODUCTS = {"mm": 1, "addmm": 2, "linear": 1}
+"""Linear layers: the place of the weight among their arguments."""
+_KEPT_NAMES = (
+    *_PRODUCTS,
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_attention_math_for_mps",
+)
+KEPT = frozenset(
+    getattr(torch.ops.aten, name).default for name in _KEPT_NAMES if hasattr(torch.ops.aten, name)
+)
+"""Operations whose outputs checkpointing can keep: linear layers, and attention where a kernel does it: where it is
+composed, as on MPS, its batched products are as large as the scores."""
+
+
+def apply(decoder: Decoder, mode: Checkpointing, rank: int = 0) -> None:
+    """Recompute in the backward pass: nothing, whole blocks (`full`), all but attention (`attention`), or all but `KEPT`
+    (`selective`).
+
+    Blocks are the boundary: a `full` block keeps its input alone. No layer draws random numbers, so
+    none are saved. `rank`: of adapters, 0 where there are none.
+    """
+    if mode == "none":
+        return
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if mode != "full":
+        policy = partial(_policy, decoder.architecture, rank, mode == "selective")
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+    for block in decoder.layers:
+        block.forward = _checkpointed(block.forward, options)
+
+
+def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*arguments)
+        return checkpoint(forward, *arguments, **options)
+
+    return run
+
+
+def _policy(
+    a: Architecture,
+    rank: int,
+    products: bool,
+    context: Any,
+    operation: Any,
+    *arguments: Any,
+    **options: Any,
+) -> CheckpointPolicy:
+    if operation not in KEPT or _is_made_again(a, rank, products, operation, arguments):
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE
+
+
+def _is_made_again(
+    a: Architecture, rank: int, products: bool, operation: Any, arguments: tuple[Any, ...]
+) -> bool:
+    """Whether what is made is a product that is not kept: any, unless `products` are; the block's last, which nothing of its
+    backward pass reads; an adapter's second, which is made of a few numbers."""
+    name = operation.name().removeprefix("aten::")
+    if name not in _PRODUCTS:
+        return False
+    if not products:
+        return True
+    shape = tuple(arguments[_PRODUCTS[name]].shape)
+    inner, outer = reversed(shape) if name == "linear" else shape
+    if rank and inner == rank:
+        return True
+    return not a.post_norms and (inner, outer) == (a.intermediate_size, a.hidden_size)

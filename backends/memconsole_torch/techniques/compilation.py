@@ -1,0 +1,47 @@
+"""torch.compile, applied around the blocks of a plain decoder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from contextlib import AbstractContextManager
+
+import torch
+
+from memconsole.plan.plan import PlanError
+from memconsole_torch.models.decoder import Decoder
+
+
+def check(device: torch.device) -> None:
+    """Raise `PlanError` where torch.compile cannot work, saying what is missing."""
+    missing = _missing(device)
+    if missing:
+        raise PlanError(
+            f"optimize.compile = true: torch.compile needs {missing}, which is not installed here",
+            "optimize.compile",
+        )
+
+
+def apply(decoder: Decoder) -> None:
+    """Compile each block. Blocks share one compiled graph, so its cost does not grow with depth.
+
+    Applied after checkpointing: a checkpointed block is then traced whole, recomputation included.
+    """
+    for block in decoder.layers:
+        block.compile()
+
+
+def paused() -> AbstractContextManager[object]:
+    """A context in which blocks run uncompiled, for shapes that never repeat."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def _missing(device: torch.device) -> str:
+    if device.type == "cuda":
+        return "" if importlib.util.find_spec("triton") else "triton"
+    if device.type == "mps":
+        return ""
+    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    found = any(name and shutil.which(name) for name in compilers)
+    return "" if found else "a C++ compiler (g++ or clang++)"

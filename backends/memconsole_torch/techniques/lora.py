@@ -1,0 +1,98 @@
+"""LoRA on a frozen base, applied to the matrices of a plain decoder; see `memconsole_trainer.techniques.adapters`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.plan import BaseStorage, Plan
+from memconsole_torch.models import pretrained
+from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.techniques.precision import COMPUTE
+from memconsole_torch.techniques.quantized_base import product
+from memconsole_trainer.engine import WeightSource
+from memconsole_trainer.techniques.adapters import SCALE, InitialAdapters, adapters, stored_narrow
+from memconsole_trainer.techniques.base_storage import (
+    SCALES,
+    blocks_of,
+    code_bytes,
+    is_quantized,
+    parts,
+)
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter beside it: x Wᵀ + b + 2 (x Aᵀ) Bᵀ, in the compute precision.
+
+    Takes over the layer's parameters under their names. Of the adapter, the backward pass keeps the
+    input, which the next matrices keep too, and x Aᵀ (..., rank).
+    """
+
+    def __init__(self, linear: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        device = linear.weight.device
+        self.lora_a = nn.Parameter(torch.empty(rank, linear.in_features, device=device))
+        self.lora_b = nn.Parameter(torch.empty(linear.out_features, rank, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.linear(x, self.lora_a) * SCALE
+        return self.frozen(x) + F.linear(low, self.lora_b)
+
+    def frozen(self, x: Tensor) -> Tensor:
+        """The layer without its adapter."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class QuantizedAdapted(Adapted):
+    """The same whose matrix is held as codes, under the name `weight`, and scales: buffers, not parameters."""
+
+    weight_scales: Tensor
+
+    def __init__(self, linear: nn.Linear, rank: int, storage: BaseStorage) -> None:
+        super().__init__(linear, rank)
+        self.shape = linear.out_features, linear.in_features
+        blocks, device = blocks_of(linear.weight.numel()), linear.weight.device
+        codes = torch.empty(blocks, code_bytes(storage), dtype=torch.uint8, device=device)
+        del self.weight
+        self.register_buffer("weight", codes)
+        self.register_buffer("weight" + SCALES, torch.empty(blocks, device=device))
+
+    def frozen(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.weight_scales, self.bias, self.shape)
+
+
+def load(
+    plan: Plan, architecture: Architecture, weights: WeightSource, device: torch.device
+) -> Decoder:
+    """A decoder on `device` whose base holds `weights`, frozen, and whose adapters start anew."""
+    decoder = pretrained.load(
+        architecture, weights, device, partial(_adapt, plan), partial(parts, plan)
+    )
+    own, new = dict(decoder.named_parameters()), InitialAdapters(plan, architecture)
+    for p in adapters(architecture, plan.optimize.lora_rank):
+        pretrained.copy_into(own[p.name], new.tensor(p.name), p.name)
+    return decoder
+
+
+def _adapt(plan: Plan, decoder: Decoder) -> None:
+    """Freeze `decoder`, give its weights their storage type, and put adapters beside its matrices."""
+    own = dict(decoder.named_parameters())
+    for p in parameters(decoder.architecture):
+        own[p.name].requires_grad_(False)
+        if stored_narrow(plan, p):
+            own[p.name].data = own[p.name].data.to(COMPUTE[plan.optimize.precision])
+        if p.role == "matrix":
+            parent, _, name = p.name.removesuffix(".weight").rpartition(".")
+            module = decoder.get_submodule(parent)
+            linear, rank = getattr(module, name), plan.optimize.lora_rank
+            adapted = (
+                QuantizedAdapted(linear, rank, plan.optimize.base_storage)
+                if is_quantized(plan, p)
+                else Adapted(linear, rank)
+            )
+            setattr(module, name, adapted)

@@ -1,0 +1,51 @@
+"""Muon's update of matrices, as `memconsole_trainer.techniques.muon` specifies; the other weights have an AdamW of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from memconsole_trainer.techniques.muon import COEFFICIENTS, EPSILON, MOMENTUM, STEPS, scale
+
+
+class Muon(Optimizer):
+    """Orthogonalized momentum of matrices, in fp32. Weight decay is decoupled."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "live": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+        """One update, matrix by matrix: temporaries are one matrix's."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    _update(p, p.grad, self.state[p]["momentum"], group)
+
+
+def _update(p: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
+    rate = group["lr"] * group["live"]
+    momentum.lerp_(gradient, (1 - MOMENTUM) * group["live"])
+    update = orthogonalized(gradient.lerp(momentum, MOMENTUM))
+    p.mul_(1 - rate * group["weight_decay"])
+    p.sub_(update.mul_(rate * scale(p.shape)))
+
+
+def orthogonalized(x: Tensor) -> Tensor:
+    """Nearly U Vᵀ of x = U S Vᵀ, by five steps of Newton and Schulz. Overwrites `x`."""
+    turned = x.shape[0] > x.shape[1]
+    if turned:
+        x = x.T
+    x.div_(torch.linalg.vector_norm(x).clamp(min=EPSILON))
+    a, b, c = COEFFICIENTS
+    for _ in range(STEPS):
+        gram = x @ x.T  # (m, m)
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        del gram
+        x = torch.addmm(x, polynomial, x, beta=a)
+        del polynomial
+    return x.T if turned else x

@@ -1,0 +1,38 @@
+"""Updates inside the backward pass: each weight as soon as its gradient is complete, which is then let go.
+
+So gradients are never all alive. What needs all of them, accumulation and clipping by the global norm, is
+refused by the plan.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from memconsole_torch.techniques.optimizers import Several
+from memconsole_torch.techniques.rounding import norm_of
+
+
+class InBackward:
+    """The hooks of one decoder's weights, each of which has an optimizer of its own."""
+
+    def __init__(self, optimizer: Several) -> None:
+        self._optimizer = optimizer
+        self._norms: list[Tensor] = []
+        for part in optimizer.parts:
+            (weight,) = (p for group in part.param_groups for p in group["params"])
+            weight.register_post_accumulate_grad_hook(partial(self._update, part))
+
+    def _update(self, part: Optimizer, weight: nn.Parameter) -> None:
+        assert weight.grad is not None
+        self._norms.append(norm_of([weight.grad]))
+        self._optimizer.update(part)
+        weight.grad = None
+
+    def take_norm(self) -> Tensor:
+        """The global norm of the gradients since the last call, a device scalar."""
+        norms, self._norms = self._norms, []
+        return torch.linalg.vector_norm(torch.stack(norms))

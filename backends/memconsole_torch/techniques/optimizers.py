@@ -1,0 +1,293 @@
+"""The optimizers a plan can name, with state that exists from the start and rules equal to Optax's.
+
+`new = old - rate · update`. Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to
+`Parameter.decays` only, except with SGD, where it joins the gradient. No step waits for the device.
+
+`live` of a group of this project's own rules is 1, or a device scalar that is 0 in a step to be skipped: rates and
+shares of what is new are multiplied by it, which leaves weights, state and counts as they are, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from memconsole.plan.architecture import Parameter
+from memconsole.plan.plan import OptimizerName, Plan
+from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.techniques import offload
+from memconsole_torch.techniques.compressed import Compressed
+from memconsole_torch.techniques.muon import Muon
+from memconsole_torch.techniques.quantized_adam import QuantizedAdamW
+from memconsole_trainer.techniques.adapters import trained_parameters
+from memconsole_trainer.techniques.blockwise import is_quantized
+from memconsole_trainer.techniques.compressed import is_compressed
+from memconsole_trainer.techniques.muon import is_orthogonalized
+
+
+class Several:
+    """Optimizers of different weights, stepped and kept as one; their states may wait on a host."""
+
+    def __init__(self, parts: Sequence[Optimizer], host: offload.HostState | None = None) -> None:
+        self.parts = tuple(parts)
+        self.host = host
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        """Of every weight."""
+        return {p: state for part in self.parts for p, state in part.state.items()}
+
+    def step(self) -> None:
+        """One update of every weight that has a gradient."""
+        for part in self.parts:
+            self.update(part)
+
+    def update(self, part: Optimizer) -> None:
+        """One update of one part."""
+        with self.here(part):
+            part.step()
+
+    def here(self, part: Optimizer) -> AbstractContextManager[None]:
+        """A context with the part's state on its device."""
+        return nullcontext() if self.host is None else self.host.visit(part)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
+Updating: TypeAlias = Optimizer | Several
+
+
+def create(plan: Plan, decoder: Decoder) -> Updating:
+    """The optimizer of `optimize.optimizer` over the trained weights."""
+    trained = trained_parameters(plan, decoder.architecture)
+    name = plan.optimize.optimizer
+    device = next(decoder.parameters()).device
+    waits = plan.optimize.optimizer_offload != "none" and not offload.same_memory(device)
+    if waits or is_compressed(plan) or plan.optimize.optimizer_in_backward:
+        host = _host(plan, device) if waits else None
+        return Several([_alone(plan, decoder, p, i, host) for i, p in enumerate(trained)], host)
+    if name != "muon":
+        return _over(plan, decoder, trained, name)
+    rules: dict[OptimizerName, list[Parameter]] = {}
+    for p in trained:
+        rules.setdefault(_rule(name, p), []).append(p)
+    return Several([_over(plan, decoder, weights, rule) for rule, weights in rules.items()])
+
+
+def _host(plan: Plan, device: torch.device) -> offload.HostState:
+    """Inside the backward pass there is no telling which weight is next."""
+    o = plan.optimize
+    pinned = o.optimizer_offload != "cpu"
+    return offload.HostState(device, pinned=pinned, ahead=not o.optimizer_in_backward)
+
+
+def _alone(
+    plan: Plan, decoder: Decoder, parameter: Parameter, place: int, host: offload.HostState | None
+) -> Optimizer:
+    """The optimizer of one weight, whose state is narrowed and moves to `host` before the next one's is made."""
+    rule = _rule(plan.optimize.optimizer, parameter)
+    optimizer = _over(plan, decoder, [parameter], rule)
+    if is_compressed(plan) and optimizer.state:
+        optimizer = Compressed(optimizer, plan.train.seed, place)
+    if host is not None:
+        host.take(optimizer)
+    return optimizer
+
+
+def _rule(name: OptimizerName, parameter: Parameter) -> OptimizerName:
+    """The rule of one weight: Muon leaves all but matrices to AdamW."""
+    return "adamw" if name == "muon" and not is_orthogonalized(parameter) else name
+
+
+def _over(
+    plan: Plan, decoder: Decoder, weights: Sequence[Parameter], name: OptimizerName
+) -> Optimizer:
+    """One update rule over some weights."""
+    t = plan.train
+    groups = _groups(plan, decoder, weights)
+    device = next(decoder.parameters()).device
+    fused = device.type in ("cpu", "cuda")
+    optimizer: Optimizer
+    slots: tuple[str, ...]
+    if name == "adamw":
+        optimizer = torch.optim.AdamW(
+            groups, lr=0.0, betas=(t.beta1, t.beta2), eps=t.epsilon, fused=fused
+        )
+        slots = ("exp_avg", "exp_avg_sq")
+        for p in _trained(optimizer):
+            # torch keeps one count per tensor: on the device for its fused kernels, else on the host
+            count = torch.zeros((), device=p.device if fused else "cpu")
+            optimizer.state[p]["step"] = count
+    elif name == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=0.0, momentum=t.beta1, fused=fused)
+        slots = ("momentum_buffer",) if t.beta1 else ()
+    elif name == "lion":
+        optimizer, slots = Lion(groups, (t.beta1, t.beta2)), ("momentum",)
+    elif name == "muon":
+        optimizer, slots = Muon(groups), ("momentum",)
+    elif name == "adafactor":
+        return Adafactor(groups)
+    else:
+        own = dict(decoder.named_parameters())
+        narrow = [own[p.name] for p in weights if is_quantized(name, p)]
+        return QuantizedAdamW(groups, (t.beta1, t.beta2), t.epsilon, narrow)
+    for p in _trained(optimizer):
+        optimizer.state[p].update({s: torch.zeros_like(p, dtype=torch.float32) for s in slots})
+    return optimizer
+
+
+def set_learning_rate(optimizer: Updating, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def set_step(optimizer: Updating, step: int) -> None:
+    """Go on as after `step` updates, where the rule counts them."""
+    for group in optimizer.param_groups:
+        group["count"] = step
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].fill_(step)
+
+
+def slots(optimizer: Updating, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of optimizer state but the step count, as `<parameter>.<slot>`."""
+    states = optimizer.state
+    for name, parameter in decoder.named_parameters():
+        for slot, value in states.get(parameter, {}).items():
+            if slot != "step":
+                yield f"{name}.{slot}", value
+
+
+@torch.no_grad()
+def clip(gradients: Sequence[Tensor], most: float) -> Tensor:
+    """Scale `gradients` in place to a global norm of at most `most` (0: leave them).
+
+    Returns the norm before, as a device scalar. Unlike torch's own, adds nothing to the norm.
+    """
+    whole = norm(gradients)
+    if most:
+        torch._foreach_mul_(list(gradients), most / whole.clamp(min=most))
+    return whole
+
+
+def norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Global norm of fp32 gradients, a device scalar."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+
+
+def step_if(optimizer: Updating, finite: Tensor) -> None:
+    """One update, or one that changes nothing where `finite`, a bool device scalar, is false."""
+    live = finite.float()
+    several = optimizer if isinstance(optimizer, Several) else Several([optimizer])
+    for part in several.parts:
+        if "live" in part.defaults:
+            for group in part.param_groups:
+                group["live"] = live
+        elif part.defaults["fused"]:
+            part.found_inf = 1 - live
+        elif not finite:  # torch's other rules cannot skip by themselves: the host waits here
+            continue
+        several.update(part)
+
+
+class Lion(Optimizer):
+    """Sign of an interpolated momentum (Chen et al. 2023, algorithm 2)."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "weight_decay": 0.0, "live": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+        """One update, tensor by tensor, so that the temporary is one tensor's."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            rate, decay = group["lr"] * group["live"], group["weight_decay"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state[p]["momentum"]
+                update = momentum.mul(beta1).add_(p.grad, alpha=1 - beta1).sign_()
+                p.mul_(1 - rate * decay).sub_(update.mul_(rate))
+                momentum.lerp_(p.grad, (1 - beta2) * group["live"])
+
+
+class Adafactor(Optimizer):
+    """Second moments of a matrix as a row and a column (Shazeer and Stern 2018, algorithms 4 and 5).
+
+    No first moment; decay 1 - t^-0.8; updates clipped to RMS 1 and scaled by the weight's own RMS, at
+    least 1e-3. torch's own Adafactor reads two scalars per tensor back from the device at each step,
+    and caps the rate by 1/sqrt(t).
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "count": 0, "live": 1.0})
+        for p in _trained(self):
+            if p.dim() == 2:
+                self.state[p]["row"] = torch.zeros_like(p[:, 0], dtype=torch.float32)
+                self.state[p]["column"] = torch.zeros_like(p[0], dtype=torch.float32)
+            else:
+                self.state[p]["second"] = torch.zeros_like(p, dtype=torch.float32)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+        """One update, tensor by tensor."""
+        for group in self.param_groups:
+            group["count"] = group["count"] + group["live"]
+            rate, renew = group["lr"] * group["live"], _renewed(group)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                update = self._scaled(p.grad, self.state[p], renew)
+                update.div_(_rms(update).clamp(min=1.0))
+                update.mul_(_rms(p).clamp(min=1e-3))
+                p.mul_(1 - rate * group["weight_decay"])
+                p.sub_(update.mul_(rate))
+
+    @staticmethod
+    def _scaled(gradient: Tensor, state: dict[str, Tensor], renew: Any) -> Tensor:
+        """`gradient` over the root of its running second moment, which `state` holds."""
+        square = gradient.square().add_(1e-30)
+        if "second" in state:
+            second = state["second"].lerp_(square, renew)
+            return gradient * second.rsqrt()
+        row = state["row"].lerp_(square.mean(1), renew)  # (out,)
+        column = state["column"].lerp_(square.mean(0), renew)  # (in,)
+        del square
+        return gradient * (row / row.mean()).rsqrt()[:, None] * column.rsqrt()
+
+
+def _renewed(group: dict[str, Any]) -> Any:
+    """The share t^-0.8 of a new square in Adafactor's second moments; none in a step that is skipped."""
+    count, live = group["count"], group["live"]
+    if isinstance(count, Tensor):
+        return count.clamp(min=1.0) ** -0.8 * live
+    return count**-0.8 * live
+
+
+def _groups(plan: Plan, decoder: Decoder, weights: Sequence[Parameter]) -> list[dict[str, Any]]:
+    own = dict(decoder.named_parameters())
+    decayed = [own[p.name] for p in weights if p.decays]
+    plain = [own[p.name] for p in weights if not p.decays]
+    groups = [
+        {"params": decayed, "weight_decay": plan.train.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _trained(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _rms(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x) / x.numel() ** 0.5

@@ -1,0 +1,157 @@
+"""AdamW whose moments are stored in 8 bits, as `memconsole_trainer.techniques.blockwise` specifies.
+
+A step goes over slices of a weight: their moments are widened to fp32 into buffers that all slices
+share, updated, used, and narrowed again, so that no fp32 copy of a whole moment ever exists. The
+update reads the moments before they are narrowed.
+
+No library is used: both backends follow one specification, held to one file of vectors, and so store the
+same codes. bitsandbytes, besides, saves less on a CPU, where it makes fp32 copies of a whole weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from memconsole_trainer.techniques import blockwise
+from memconsole_trainer.techniques.blockwise import BLOCK
+
+CPU_SLICE = 2**17
+"""Elements widened at a time: 2 MiB of buffers, which stay in the processor's cache."""
+DEVICE_SLICE = 2**20
+"""On other devices, where each slice costs some 25 kernel launches."""
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class QuantizedAdamW(Optimizer):
+    """Decoupled AdamW (Loshchilov and Hutter 2019, algorithm 2) with 8-bit moments of `quantized`.
+
+    The other weights keep fp32 moments and take the same steps.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        betas: tuple[float, float],
+        epsilon: float,
+        quantized: Collection[Tensor],
+    ) -> None:
+        defaults = {"lr": 0.0, "betas": betas, "eps": epsilon, "weight_decay": 0.0}
+        super().__init__(groups, defaults | {"count": 0, "live": 1.0})
+        self.buffers: Buffers | None = None
+        """Where a caller keeps them for several calls of `step`."""
+        narrow = {id(p) for p in quantized}
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = _narrow_state(p) if id(p) in narrow else _wide_state(p)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+        """One update, slice by slice."""
+        slices = self.buffers
+        for group in self.param_groups:
+            group["count"] = group["count"] + group["live"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                slices = slices or Buffers(p.device)
+                weight, gradient = p.view(-1), p.grad.reshape(-1)
+                for start in range(0, p.numel(), slices.size):
+                    part = slice(start, start + slices.size)
+                    slices.update(weight[part], gradient[part], self.state[p], start, group)
+
+
+def _narrow_state(p: Tensor) -> dict[str, Tensor]:
+    blocks = blockwise.scales_of(p.numel())
+    return {
+        "first_codes": torch.zeros(p.numel(), dtype=torch.uint8, device=p.device),
+        "first_scales": torch.zeros(blocks, device=p.device),
+        "second_codes": torch.zeros(p.numel(), dtype=torch.uint8, device=p.device),
+        "second_scales": torch.zeros(blocks, device=p.device),
+    }
+
+
+def _wide_state(p: Tensor) -> dict[str, Tensor]:
+    return {slot: torch.zeros_like(p, dtype=torch.float32) for slot in ("first", "second")}
+
+
+class Buffers:
+    """What one optimizer step works in, and what is done there with each slice."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.size = CPU_SLICE if device.type == "cpu" else DEVICE_SLICE
+        self._first, self._second, self._work = torch.empty(3, self.size, device=device)
+        self._rows = torch.empty(self.size, dtype=torch.int32, device=device)
+        self._values = [_table(blockwise.values(signed=s), device) for s in (False, True)]
+        self._lookup = [_table(blockwise.lookup(signed=s), device) for s in (False, True)]
+
+    def update(
+        self,
+        weight: Tensor,
+        gradient: Tensor,
+        state: dict[str, Tensor],
+        start: int,
+        group: dict[str, Any],
+    ) -> None:
+        """The step of `weight` (n,), which starts at element `start` of its tensor."""
+        n = weight.numel()
+        if "first" in state:
+            part = slice(start, start + n)
+            first, second = state["first"].view(-1)[part], state["second"].view(-1)[part]
+            self._adamw(weight, gradient, first, second, group)
+            return
+        part = slice(start, start + n)
+        blocks = slice(start // BLOCK, blockwise.scales_of(start + n))
+        codes = state["first_codes"][part], state["second_codes"][part]
+        scales = state["first_scales"][blocks], state["second_scales"][blocks]
+        first = self.widen(codes[0], scales[0], self._first, signed=True)
+        second = self.widen(codes[1], scales[1], self._second, signed=False)
+        self._adamw(weight, gradient, first, second, group)
+        self.narrow(self._first, codes[0], scales[0], signed=True)
+        self.narrow(self._second, codes[1], scales[1], signed=False)
+
+    def _adamw(
+        self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, group: dict[str, Any]
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        work = self._work[: weight.numel()]
+        count, live = group["count"], group["live"]
+        if isinstance(count, Tensor):
+            count = count.clamp(min=1.0)  # 0 where every step so far was skipped
+        rate = group["lr"] * live
+        first.lerp_(gradient, (1 - beta1) * live)
+        second.lerp_(torch.mul(gradient, gradient, out=work), (1 - beta2) * live)
+        torch.sqrt(second, out=work)
+        work.div_((1 - beta2**count) ** 0.5).add_(group["eps"])
+        weight.mul_(1 - rate * group["weight_decay"])
+        weight.sub_(torch.div(first, work, out=work).mul_(rate / (1 - beta1**count)))
+
+    def widen(self, codes: Tensor, scales: Tensor, out: Tensor, *, signed: bool) -> Tensor:
+        """`codes` (n,) in fp32 at the start of `out`; zeros up to the end of the last block."""
+        n = codes.numel()
+        rows = self._rows[:n].copy_(codes)
+        torch.index_select(self._values[signed], 0, rows, out=out[:n])
+        whole = out[: scales.numel() * BLOCK]
+        whole[n:].zero_()
+        whole.view(-1, BLOCK).mul_(scales[:, None])
+        return out[:n]
+
+    def narrow(self, moment: Tensor, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
+        """The start of `moment`, whole blocks of it, into `codes` (n,) and `scales`."""
+        blocks = moment[: scales.numel() * BLOCK].view(-1, BLOCK)
+        work = self._work[: blocks.numel()].view(-1, BLOCK)
+        torch.amax(torch.abs(blocks, out=work), dim=1, out=scales)
+        reciprocal = torch.where(scales < _TINY, 0.0, scales.reciprocal())
+        torch.mul(blocks, reciprocal[:, None], out=work)
+        n = codes.numel()
+        rows = torch.add(work.view(-1)[:n].view(torch.int32), blockwise.HALF, out=self._rows[:n])
+        rows.bitwise_right_shift_(16).add_(blockwise.OFFSET)
+        torch.index_select(self._lookup[signed], 0, rows, out=codes)
+
+
+def _table(array: Any, device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)

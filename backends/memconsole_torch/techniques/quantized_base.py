@@ -1,0 +1,86 @@
+"""Matrices of a frozen base stored in 8- or 4-bit codes, as `memconsole_trainer.techniques.base_storage` specifies.
+
+A matrix is made whole for one product and let go; its backward pass keeps the codes and makes it again. So
+one matrix exists in the compute precision at a time, never the model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memconsole_torch.models.decoder import compute_dtype
+from memconsole_trainer.techniques.base_storage import BLOCK, pairs
+
+CPU_SLICE = 2**17
+"""Elements decoded at a time: their temporaries stay in the processor's cache."""
+DEVICE_SLICE = 2**22
+"""On other devices, where each slice costs some five kernel launches."""
+
+
+def product(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple[int, int]
+) -> Tensor:
+    """x Wᵀ + b in the compute precision, W (out, in) held as codes (blocks, bytes) and scales (blocks,)."""
+    result: Tensor = _Product.apply(x.to(compute_dtype(x)), codes, scales, bias, shape)
+    return result
+
+
+class _Product(torch.autograd.Function):
+    """The linear layer of a matrix that only its codes are kept of. No gradient but that of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        codes: Tensor,
+        scales: Tensor,
+        bias: Tensor | None,
+        shape: tuple[int, int],
+    ) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        ctx.shape, ctx.dtype = shape, x.dtype
+        return F.linear(x, decoded(codes, scales, shape, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        codes, scales = ctx.saved_tensors
+        return gradient @ decoded(codes, scales, ctx.shape, ctx.dtype), None, None, None, None
+
+
+def decoded(codes: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The matrix in `dtype`, rounded from its fp32 values."""
+    blocks = codes.shape[0]
+    whole = torch.empty(blocks, BLOCK, dtype=dtype, device=codes.device)
+    most = (CPU_SLICE if codes.device.type == "cpu" else DEVICE_SLICE) // BLOCK
+    for part in _slices(blocks, most):
+        values = _values(codes[part])
+        if dtype == torch.float32:
+            torch.mul(values, scales[part, None], out=whole[part])
+        else:
+            whole[part].copy_(values.mul_(scales[part, None]))
+        del values
+    return whole.view(-1)[: shape[0] * shape[1]].view(shape)
+
+
+def _values(codes: Tensor) -> Tensor:
+    """fp32 values (blocks, BLOCK) of codes, without their scales."""
+    if codes.shape[1] == BLOCK:
+        return codes.view(torch.int8).float()
+    return _pairs(codes.device).index_select(0, codes.view(-1).int()).view(-1, BLOCK)
+
+
+def _slices(blocks: int, most: int) -> Iterator[slice]:
+    return (slice(start, start + most) for start in range(0, blocks, most))
+
+
+@functools.cache
+def _pairs(device: torch.device) -> Tensor:
+    return torch.from_numpy(pairs()).to(device)

@@ -1,0 +1,177 @@
+"""Weights kept in bfloat16 alone, as `memconsole_trainer.techniques.rounding` specifies, under any optimizer.
+
+The optimizer goes over fp32 slices of a weight, or over one whole weight where its rule looks at the whole, with
+slices of its own state; each slice is rounded back before the next is widened. Random bits exist for a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from memconsole.plan.architecture import parameters
+from memconsole.plan.plan import Plan
+from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.techniques.compressed import Compressed
+from memconsole_torch.techniques.muon import Muon
+from memconsole_torch.techniques.optimizers import Adafactor, Several, Updating
+from memconsole_torch.techniques.quantized_adam import Buffers, QuantizedAdamW
+from memconsole_torch.techniques.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
+from memconsole_trainer.techniques.blockwise import BLOCK as QUANTIZED
+from memconsole_trainer.techniques.rounding import is_rounded, tensor_key
+
+
+def narrow(plan: Plan, decoder: Decoder) -> None:
+    """Give the weights of `decoder`, which has shapes only, their storage type; with other precisions, fp32."""
+    if plan.optimize.precision != "bf16-sr":
+        return
+    own = dict(decoder.named_parameters())
+    for p in parameters(decoder.architecture):
+        if is_rounded(plan, p):
+            own[p.name].data = own[p.name].data.bfloat16()
+    decoder.embedding.forward = _Lookup(decoder.embedding)
+
+
+class _Lookup:
+    """Rows of a bf16 table in fp32, whose gradients are summed in fp32."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        self._table = table
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        rows: Tensor = _WideRows.apply(self._table.weight, tokens)
+        return rows
+
+
+class _WideRows(torch.autograd.Function):
+    """A frequent token's gradient is a sum of many: in bf16 the later ones would vanish in it."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.rows = table.shape[0]
+        return F.embedding(tokens, table).float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (tokens,) = ctx.saved_tensors
+        whole = torch.ops.aten.embedding_dense_backward(gradient, tokens, ctx.rows, -1, False)
+        return whole, None
+
+
+class Rounded(Several):
+    """Any optimizers over weights of which some are stored in bf16."""
+
+    def __init__(self, plan: Plan, decoder: Decoder, inner: Updating) -> None:
+        several = inner if isinstance(inner, Several) else Several([inner])
+        super().__init__(several.parts, several.host)
+        self._seed = plan.train.seed
+        own = dict(decoder.named_parameters())
+        named = enumerate(parameters(decoder.architecture))
+        self._index = {own[p.name]: i for i, p in named}
+        if plan.optimize.accumulation_steps > 1:
+            for p in self.state:
+                p.grad_dtype = torch.float32
+        self._factor: Tensor | None = None
+        self.number = 0
+        """Of the step that is being taken."""
+
+    def take(self, gradients: Sequence[Tensor], most: float) -> Tensor:
+        """One step by `gradients` as if clipped to a global norm of `most` (0: as they are), in fp32.
+
+        Returns the norm before, as a device scalar.
+        """
+        norm = norm_of(gradients)
+        self._factor = most / norm.clamp(min=most) if most else None
+        self.step()
+        self._factor = None
+        return norm
+
+    @torch.no_grad()
+    def update(self, part: Optimizer) -> None:
+        """One update of the weights of one part."""
+        with self.here(part):
+            self._update_all(part)
+
+    def _update_all(self, part: Optimizer) -> None:
+        groups, states = part.param_groups, part.state
+        counts = [group.get("count") for group in groups]
+        if isinstance(part, QuantizedAdamW):
+            part.buffers = Buffers(next(iter(states)).device)
+        try:
+            for group, count in zip(groups, counts, strict=True):
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self._update(part, group, count, states, p)
+        finally:
+            part.param_groups, part.state = groups, states
+            if isinstance(part, QuantizedAdamW):
+                part.buffers = None
+
+    def _update(
+        self, part: Optimizer, group: dict[str, Any], count: Any, states: Any, p: Tensor
+    ) -> None:
+        key = tensor_key(self._seed, self.number, self._index[p])
+        narrow, state = p.dtype == torch.bfloat16, states[p]
+        size = _slice_size(part, p)
+        assert p.grad is not None
+        weight, gradient = (p.view(-1), p.grad.reshape(-1)) if size else (p, p.grad)
+        for start in range(0, p.numel(), size or p.numel()):
+            cut = slice(start, start + size) if size else slice(None)
+            wide = weight[cut].float()
+            wide.grad = gradient[cut].float()
+            if self._factor is not None:
+                wide.grad.mul_(self._factor)
+            if count is not None:
+                group["count"] = count
+            own = {name: _cut(name, value, start, size) for name, value in state.items()}
+            part.param_groups, part.state = [{**group, "params": [wide]}], {wide: own}
+            if isinstance(part, Compressed):
+                part.begins = start
+            part.step()
+            if count is not None:
+                group["count"] = part.param_groups[0]["count"]
+            part.param_groups, part.state = [], {}
+            wide.grad = None
+            if narrow:
+                round_into(weight[cut].view(-1), wide.view(-1), key, start)
+            # What was fp32 already was updated where it lies.
+            del wide
+        if "step" in state:
+            state["step"].copy_(own["step"])
+
+
+def _slice_size(part: Optimizer, p: Tensor) -> int:
+    """Elements of `p` to take at a time; 0 where the rule looks at the whole, or nothing is gained."""
+    size = CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE
+    looks = isinstance(part.rule if isinstance(part, Compressed) else part, (Adafactor, Muon))
+    return 0 if looks or p.numel() <= size else size
+
+
+def _cut(name: str, value: Any, start: int, size: int) -> Any:
+    """The part of a weight's state that belongs to the slice from `start`. Every slice is the same step."""
+    if name == "step":
+        return value.clone()
+    if not size:
+        return value
+    if name.endswith("_scales"):
+        return value[start // QUANTIZED : (start + size) // QUANTIZED]
+    return value.view(-1)[start : start + size]
+
+
+@torch.no_grad()
+def norm_of(gradients: Iterable[Tensor]) -> Tensor:
+    """Global norm, an fp32 device scalar, of gradients of which some are bf16; no whole one is widened."""
+    norms = []
+    for gradient in gradients:
+        flat = gradient.view(-1)
+        size = CPU_SLICE if flat.device.type == "cpu" else flat.numel()
+        for start in range(0, flat.numel(), size):
+            part = flat[start : start + size]
+            norms.append(torch.linalg.vector_norm(part, dtype=torch.float32))
+    return torch.linalg.vector_norm(torch.stack(norms))

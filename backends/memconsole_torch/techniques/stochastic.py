@@ -1,0 +1,57 @@
+"""fp32 slices rounded stochastically to bfloat16, to the bit as `memconsole_trainer.techniques.rounding` specifies."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memconsole_trainer.techniques.rounding import BLOCK, INJECTED, LANES, PARITY, ROTATIONS
+
+CPU_SLICE = 2**19
+"""Elements widened at a time: what is worked on stays in the processors' caches, and suffices for several of them."""
+DEVICE_SLICE = 2**22
+"""On other devices, where each slice costs some 90 kernel launches."""
+
+
+def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
+    """Round fp32 `wide` (n,), the weight's elements from `start`, to bf16 `target`. Overwrites `wide`."""
+    n = wide.numel()
+    blocks = -(-n // BLOCK)
+    words = wide.view(torch.int32)
+    if n % BLOCK:
+        words = F.pad(words, (0, blocks * BLOCK - n))
+    planes = words.view(blocks, 4, LANES)
+    for half, found in enumerate(_random_words(key, start // BLOCK * LANES, blocks, wide.device)):
+        found = found.view(blocks, LANES)
+        planes[:, 2 * half] += found & 0xFFFF
+        planes[:, 2 * half + 1] += found.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    upper = words[:n].bitwise_right_shift_(16)
+    target.view(torch.int16).copy_(upper)
+
+
+def _random_words(
+    key: tuple[int, int], first: int, blocks: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Threefry's two words, int32 (blocks · LANES,) each, of the counters from `first`."""
+    keys = (*key, key[0] ^ key[1] ^ PARITY)
+    x = torch.arange(first, first + blocks * LANES, dtype=torch.int32, device=device)
+    y = torch.full_like(x, _signed(keys[1]))
+    x += _signed(keys[0])
+    turned = torch.empty_like(y)
+    for done, distance in enumerate(ROTATIONS, start=1):
+        x += y
+        torch.bitwise_right_shift(y, 32 - distance, out=turned)
+        turned &= (1 << distance) - 1
+        torch.add(turned, y, alpha=1 << distance, out=y)
+        y ^= x
+        if done % INJECTED == 0:
+            group = done // INJECTED
+            x += _signed(keys[group % 3])
+            y += _signed(keys[(group + 1) % 3] + group)
+    return x, y
+
+
+def _signed(word: int) -> int:
+    """The int32 of the same lower 32 bits."""
+    return (word + 2**31) % 2**32 - 2**31

@@ -1,0 +1,209 @@
+"""The tracer process of the torch backend: questions on standard input, exact memory on standard output.
+
+    python -m memconsole_torch.tracing.trace
+
+Reads `Question` and writes `Answer` records, a line of JSON each, until standard input closes. A new urgent
+question ends the trace of a neighbour and drops the neighbours that wait.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from memconsole.memory.coefficients import runtime
+from memconsole.memory.exact import affine, allocator
+from memconsole.memory.exact.timeline import Answer, Exact, Question, Timeline
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole_torch.tracing import trace_step
+from memconsole_torch.tracing.trace_liveness import Liveness
+from memconsole_torch.tracing.trace_timeline import (
+    Coefficient,
+    TellingSizes,
+    UntoldSizeError,
+    coefficients,
+    evaluating,
+    moments,
+    telling_sizes,
+)
+from memconsole_trainer import tracing
+
+KINDS = ("cpu", "gpu", "rocm", "apple")
+_CAVEATS = {
+    "cpu": "",
+    "gpu": "CUDA's kernels were stood in for, their workspaces taken from PyTorch's sources",
+    "rocm": "ROCm's kernels were taken to allocate as CUDA's do",
+    "apple": "MPS was traced by PyTorch's operators: what its graphs allocate inside is not seen",
+}
+_KEPT = 32
+"""Structures whose recordings are remembered."""
+
+
+@dataclass
+class Recording:
+    """One structure's trace: its timeline, and the events that the allocator replays."""
+
+    timeline: Timeline
+    events: list[int]
+    sizes: list[Coefficient]
+    phases: list[str]
+    """In which each storage was made."""
+
+
+class Tracer:
+    """Answers questions, and remembers what it traced."""
+
+    def __init__(self) -> None:
+        self._recordings: dict[tuple[str, tuple[int, int] | None], Recording] = {}
+
+    def answer(self, question: Question, interrupt: Callable[[], None] | None = None) -> Answer:
+        """The exact memory of the question's plan, or why there is none. Passes on what `interrupt` raises."""
+        started = time.monotonic()
+        try:
+            if question.kind not in KINDS:
+                raise PlanError(
+                    f'kind "{question.kind}": the torch backend traces {" | ".join(KINDS)}'
+                )
+            plan = loads(question.plan)
+            check(plan)
+            check_trainable(plan)
+            architecture = catalog.architecture(plan)
+            recording = self.recording(plan, architecture, question.kind, interrupt)
+            exact = _exact(recording, plan, question.kind, interrupt)
+        except PlanError as error:
+            return Answer(id=question.id, problem=str(error))
+        seconds = time.monotonic() - started
+        timeline = recording.timeline
+        if exact.reserved_bytes is not None:
+            peak = max(phase.total_bytes for phase in exact.phases.values())
+            timeline = msgspec.structs.replace(timeline, reserved_share=exact.reserved_bytes / peak)
+        return Answer(
+            id=question.id,
+            exact=msgspec.structs.replace(exact, seconds=seconds),
+            timeline=timeline,
+        )
+
+    def recording(
+        self,
+        plan: Plan,
+        architecture: Architecture,
+        kind: str,
+        interrupt: Callable[[], None] | None = None,
+    ) -> Recording:
+        """The trace of the plan's structure, or at its very sizes where sizes could not be told apart."""
+        key = affine.structure_key(plan, architecture, kind)
+        own = (plan.train.batch_size, plan.data.sequence_length)
+        for only in (None, own):
+            if (key, only) in self._recordings:
+                return self._recordings[key, only]
+        made = record(plan, architecture, kind, interrupt)
+        self._recordings[key, made.timeline.only] = made
+        if len(self._recordings) > _KEPT:
+            del self._recordings[next(iter(self._recordings))]
+        return made
+
+
+def record(
+    plan: Plan,
+    architecture: Architecture,
+    kind: str,
+    interrupt: Callable[[], None] | None = None,
+    *,
+    hidden: bool = True,
+) -> Recording:
+    """Trace the plan's structure. `hidden`: count what kernels hold inside, too."""
+    if (
+        architecture.positions == "learned"
+        and plan.data.sequence_length > architecture.max_positions
+    ):
+        raise PlanError(f"the model has {architecture.max_positions} positions")
+    telling = telling_sizes(plan, architecture)
+    evaluated = telling_sizes(evaluating(plan), architecture)
+    if telling is not None and evaluated is not None:
+        live = trace_step.trace(
+            plan, architecture, kind, telling, evaluated, hidden=hidden, check=interrupt
+        )
+        try:
+            return _recording(plan, architecture, kind, live, telling, evaluated)
+        except UntoldSizeError as error:
+            print(f"traced at its own sizes: {error}", file=sys.stderr)
+    live = trace_step.trace(plan, architecture, kind, hidden=hidden, check=interrupt)
+    return _recording(plan, architecture, kind, live)
+
+
+def _recording(
+    plan: Plan,
+    architecture: Architecture,
+    kind: str,
+    live: Liveness,
+    sizes: TellingSizes | None = None,
+    evaluated: TellingSizes | None = None,
+) -> Recording:
+    found = coefficients(live, sizes, evaluated, kind)
+    own = (plan.train.batch_size, plan.data.sequence_length)
+    timeline = Timeline(
+        key=affine.structure_key(plan, architecture, kind),
+        phases=moments(live, found),
+        only=None if sizes else own,
+        source=f"torch {torch.__version__.partition('+')[0]}, traced",
+        caveat=_CAVEATS[kind],
+    )
+    phases = [storage.phase for storage in live.storages]
+    return Recording(timeline, _several_steps(live), found, phases)
+
+
+def _several_steps(live: Liveness) -> list[int]:
+    """The recorded events with the step once more before and once more after the evaluation."""
+    start, end = live.steps[-1]
+    step = [event for event in live.events[start:end] if isinstance(event, int)]
+    known = set(step)
+    within = {event for event in step if -event in known}
+    again = [event for event in step if event in within]
+    before = [event for event in live.events[:end] if isinstance(event, int)]
+    after = [event for event in live.events[end:] if isinstance(event, int)]
+    return [*before, *again, *after, *again]
+
+
+def _exact(
+    recording: Recording, plan: Plan, kind: str, interrupt: Callable[[], None] | None
+) -> Exact:
+    batch, length = plan.train.batch_size, plan.data.sequence_length
+    exact = affine.evaluate(recording.timeline, batch, length, plan.evaluation_batch)
+    if kind not in ("gpu", "rocm"):
+        return exact
+    if interrupt is not None:
+        interrupt()
+    values = affine.sizes(batch, length)
+    evaluated = affine.sizes(plan.evaluation_batch, length)
+    sizes = [
+        c.factor * (evaluated if phase == "evaluation" else values)[c.term]
+        for c, phase in zip(recording.sizes, recording.phases, strict=True)
+    ]
+    # The matmul libraries' workspace comes from the same allocator and stays.
+    sizes.append(runtime("torch", kind).workspace_bytes)
+    events = [len(sizes), *recording.events]
+    replayed = allocator.replay(events, sizes)
+    return msgspec.structs.replace(
+        exact,
+        reserved_bytes=replayed.reserved_bytes,
+        least_bytes=allocator.least_capacity(events, sizes),
+    )
+
+
+def main() -> None:
+    """Serve on the process's own streams."""
+    torch.set_num_threads(1)
+    tracing.run(Tracer().answer)
+
+
+if __name__ == "__main__":
+    main()

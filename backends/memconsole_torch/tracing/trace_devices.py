@@ -1,0 +1,354 @@
+"""What the engine does differently on another kind of device, put in place for a trace on fake CPU tensors.
+
+Fake CUDA tensors abort a process without CUDA, so a trace runs on fake CPU tensors. Every branch of the
+backend on the device is listed here:
+
+- `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; keys repeated where they are;
+- `decoder.Norm`: CUDA's fused RMS norm;
+- `optimizers.create`: fused updates on CPU, CUDA and ROCm, one tensor at a time on MPS;
+- `quantized_adam`, `quantized_base`, `rounding`, `compressed`, `average`: their slices;
+- `activation_offload.store`: pinned memory instead of a file;
+- autocast: of the CPU, whose list of 16-bit operators holds all that the decoder runs, as the other lists do;
+- pinned copies and devices.prepare: host memory, or no allocation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memconsole_torch.models import decoder
+from memconsole_torch.techniques import (
+    activation_offload,
+    average,
+    compressed,
+    offload,
+    quantized_adam,
+    quantized_base,
+    rounding,
+    stochastic,
+)
+from memconsole_torch.tracing.trace_liveness import Override, Workspace
+from memconsole_trainer.techniques.base_storage import pairs
+
+aten = torch.ops.aten
+FLASH_LARGEST_HEAD = 256
+"""PyTorch, sdp_utils.cpp, check_head_dim_size_flash."""
+FLASH_ALIGNMENT = 8
+"""Elements that head sizes are padded to for the flash kernel (PyTorch, attention.cpp, pad_last_dim)."""
+EFFICIENT_ALIGNMENT = 16
+"""Bytes that head sizes must be a multiple of for the memory-efficient kernel (sdp_utils.cpp,
+minimum_gemm_alignment), and elements that rows of a mask are padded to (attention.cpp, pad_bias)."""
+NORM_CHUNK = 65_536
+"""Elements that each block of `_foreach_norm` reduces (PyTorch, MultiTensorApply.cuh, kChunkSize)."""
+EMBEDDING_ROWS = 10
+"""Rows summed by a thread of the embedding's backward pass (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
+
+
+def overrides() -> dict[Any, Override]:
+    """What stands in for operators that read data, or that only write in place, on fake tensors."""
+    nothing = (
+        "_fused_adamw_.default", "_fused_sgd_.default", "_foreach_mul_.Tensor", "_foreach_lerp_.Scalar",
+    )  # fmt: skip
+    found: dict[Any, Override] = {_operator(name): _nothing for name in nothing}
+    found[aten._local_scalar_dense.default] = lambda *_: 1.0
+    return found
+
+
+def device_overrides(kind: str) -> dict[Any, Override]:
+    """What stands in for operators of a `kind` of device."""
+    if kind not in ("gpu", "rocm"):
+        return {}
+    return {
+        aten._scaled_dot_product_flash_attention.default: _flash,
+        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+        aten._scaled_dot_product_efficient_attention.default: _efficient,
+        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    }
+
+
+def workspaces(kind: str, rows_bound: bool) -> dict[Any, Workspace]:
+    """What kernels of a `kind` of device allocate inside. `rows_bound`: tokens are at most the vocabulary."""
+    if kind not in ("gpu", "rocm"):
+        return {}
+    return {
+        aten._scaled_dot_product_flash_attention_backward.default: _flash_workspace,
+        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_workspace,
+        aten._foreach_norm.Scalar: _norm_workspace,
+        aten.embedding_dense_backward.default: partial(_embedding_workspace, rows_bound),
+    }
+
+
+@contextmanager
+def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
+    """The engine behaves on CPU tensors as it would on a `kind` of device.
+
+    `aligned`: the real sequence length needs no padding of masks.
+    """
+    with ExitStack() as stack:
+        change = partial(_change, stack)
+        change(quantized_adam, "_table", _table)
+        change(quantized_adam.Buffers, "update", _first_of_its_size(quantized_adam.Buffers.update))
+        change(compressed.Compressed, "_update", _once_a_length(compressed.Compressed._update))
+        change(quantized_base, "_pairs", partial(_table, pairs()))
+        change(quantized_base, "_slices", _first_slice)
+        change(activation_offload, "store", partial(_Nowhere, kind in ("gpu", "rocm")))
+        if kind in ("gpu", "rocm"):
+            change(offload, "same_memory", lambda device: False)
+            change(offload.HostState, "_on_host", lambda self, tensor: torch.empty_like(tensor))
+        if kind != "cpu":
+            change(quantized_adam, "CPU_SLICE", quantized_adam.DEVICE_SLICE)
+            change(quantized_base, "CPU_SLICE", quantized_base.DEVICE_SLICE)
+            change(rounding, "CPU_SLICE", stochastic.DEVICE_SLICE)
+            change(compressed, "CPU_SLICE", stochastic.DEVICE_SLICE)
+            change(average, "CPU_SLICE", stochastic.DEVICE_SLICE)
+            attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
+            change(decoder, "attend", attend)
+        if kind in ("gpu", "rocm"):
+            change(decoder.Norm, "forward", _norm_on_cuda)
+        if kind == "apple":
+            change(torch.optim, "AdamW", _unfused(torch.optim.AdamW))
+            change(torch.optim, "SGD", _unfused(torch.optim.SGD))
+        yield
+
+
+def attend_on_cuda(
+    aligned: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """`decoder.attend` with the kernels that CUDA picks: flash for 16 bits and no mask, else memory-efficient."""
+    groups, size = q.shape[1] // k.shape[1], q.shape[-1]
+    flash = mask is None and q.dtype in (torch.bfloat16, torch.float16)
+    if groups > 1 and not flash:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    if flash and size <= FLASH_LARGEST_HEAD:
+        spare = -size % FLASH_ALIGNMENT
+        if spare:
+            q, k, v = (F.pad(x, (0, spare)) for x in (q, k, v))
+        out = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
+        return out[..., :size] if spare else out
+    if flash or size * q.element_size() % EFFICIENT_ALIGNMENT:
+        return _composed(q, k, v, mask, scale)
+    if mask is not None:
+        mask = _padded(mask, aligned).expand(q.shape[0], q.shape[1], -1, -1)
+    recorded = torch.is_grad_enabled()
+    return aten._scaled_dot_product_efficient_attention(
+        q, k, v, mask, recorded, 0.0, mask is None, scale=scale
+    )[0]
+
+
+def attend_on_mps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """`decoder.attend` on MPS, where scores are a matrix: in one operator that keeps none unless it must."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return _composed(q, k, v, mask, scale)
+
+
+def _composed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    return aten._scaled_dot_product_attention_math(
+        q, k, v, mask, 0.0, mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )[0]
+
+
+def _padded(mask: Tensor, aligned: bool) -> Tensor:
+    length = mask.shape[-1]
+    spare = 0 if aligned else -length % EFFICIENT_ALIGNMENT
+    return F.pad(mask, (0, spare))[..., :length] if spare else mask
+
+
+def _norm_on_cuda(self: Any, x: Tensor) -> Tensor:
+    """`decoder.Norm.forward` of a CUDA tensor."""
+    weight = 1.0 + self.weight if self.unit_offset else self.weight
+    dtype = decoder.compute_dtype(x)
+    if self.centered:
+        y = F.layer_norm(x.float(), weight.shape, weight, self.bias, self.eps)
+        return y.to(dtype)
+    if x.dtype == weight.dtype and self.bias is None:
+        return FusedRMSNorm.apply(x, weight).to(dtype)
+    y = decoder.RMSNorm.apply(x, weight, self.eps, dtype)
+    return y if self.bias is None else y + self.bias.to(dtype)
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """CUDA's kernel, which keeps x and 1/rms (..., 1); on CPU tensors torch composes it of others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1)))
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight, _ = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted[0] else None,
+            torch.empty_like(weight) if wanted[1] else None,
+        )
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Any, ...]:
+    """Output laid out as the queries are, log-sum-exp (B, A, T), and the random state."""
+    logsumexp = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    state = q.new_empty(2, dtype=torch.int64)
+    nothing = q.new_empty(0)
+    length = q.shape[2]
+    return torch.empty_like(q), logsumexp, None, None, length, length, state, nothing, nothing
+
+
+def _flash_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any
+) -> tuple[Tensor, ...]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _flash_workspace(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any
+) -> list[int]:
+    """Contiguous copies of output and gradient, the sum in fp32 of the queries' gradient and their row sums
+    (flash_api.cpp, mha_bwd: dq_accum, softmax_d), and unsummed gradients of shared keys and values."""
+    rows = q.shape[0] * q.shape[1] * q.shape[2]
+    wide = -(-q.shape[3] // 32) * 32
+    sizes = [x.nbytes for x in (gradient, out) if not x.transpose(1, 2).is_contiguous()]
+    sizes += [4 * rows * wide, 4 * rows]
+    if k.shape[1] != q.shape[1]:
+        sizes += [q.nbytes, q.nbytes]
+    return sizes
+
+
+def _efficient(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, recorded: bool, *rest: Any, **options: Any
+) -> tuple[Tensor, ...]:
+    """Output laid out (B, T, A, D), log-sum-exp where it is recorded, and the random state."""
+    batch, heads, length, _ = q.shape
+    out = q.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
+    rows = (batch, heads, length if recorded else 0)
+    logsumexp = q.new_empty(rows, dtype=torch.float32)
+    return out, logsumexp, q.new_empty((), dtype=torch.int64), q.new_empty((), dtype=torch.int64)
+
+
+def _efficient_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any
+) -> tuple[Any, ...]:
+    def like(x: Tensor) -> Tensor:
+        batch, heads, length, size = x.shape
+        return x.new_empty(batch, length, heads, size).transpose(1, 2)
+
+    return like(q), like(k), like(v), None
+
+
+def _efficient_workspace(gradient: Tensor, q: Tensor, *rest: Any) -> list[int]:
+    """The sum in fp32 of the queries' gradient (kernel_backward.h, kEnableSplitKeys: GradQTempStorage) and
+    their row sums; those are composed outside the kernel in fp32 (kKernelComputesDelta)."""
+    rows = q.shape[0] * q.shape[1] * q.shape[2]
+    product = [q.nbytes] if q.dtype == torch.float32 else []
+    return [*product, 4 * rows, 4 * rows * q.shape[3]]
+
+
+def _norm_workspace(tensors: list[Tensor], *rest: Any) -> list[int]:
+    """A partial norm of each chunk of each tensor, as many for all as for the largest."""
+    most = max(-(-t.numel() // NORM_CHUNK) for t in tensors)
+    return [4 * len(tensors) * most]
+
+
+def _embedding_workspace(
+    rows_bound: bool, gradient: Tensor, tokens: Tensor, rows: int, *rest: Any
+) -> list[int]:
+    """Sorted tokens and their origins, and partial sums in fp32 of at most one row per ten tokens and one
+    per distinct token (EmbeddingBackwardKernel.cu, grad_weight_per_segment)."""
+    size = gradient.shape[-1]
+    tokens_bytes = 8 * tokens.numel()
+    wide = 4 * -(-size // 32) * 32
+    distinct = [tokens.numel() * wide] if rows_bound else [rows * wide]
+    return [
+        tokens_bytes,
+        tokens_bytes,
+        # One allocation in the kernel; written as what depends on the tokens and what does not.
+        tokens.numel() * (wide // EMBEDDING_ROWS),
+        *distinct,
+    ]
+
+
+def _table(array: Any, device: torch.device) -> Tensor:
+    """A table of codes without its contents."""
+    return torch.empty(array.shape, dtype=getattr(torch, str(array.dtype)), device=device)
+
+
+def _first_of_its_size(update: Any) -> Any:
+    """An 8-bit step's update of a slice, run once for slices of one size and storage: the others allocate
+    the same, one after another."""
+
+    def run(
+        self: Any, weight: Tensor, gradient: Tensor, state: Any, start: int, group: Any
+    ) -> None:
+        seen = self.__dict__.setdefault("_traced", set())
+        size = weight.numel(), "first" in state
+        if size not in seen:
+            seen.add(size)
+            update(self, weight, gradient, state, start, group)
+
+    return run
+
+
+def _once_a_length(update: Any) -> Any:
+    """An update of a slice of one weight with compressed moments, run once for slices of one length."""
+
+    def run(self: Any, p: Tensor, group: Any, start: int, length: int) -> None:
+        seen = self.__dict__.setdefault("_traced", set())
+        if length not in seen:
+            seen.add(length)
+            update(self, p, group, start, length)
+
+    return run
+
+
+class _Nowhere:
+    """Stands in for host memory, pinned (`ahead`), or a disk."""
+
+    def __init__(self, ahead: bool, device: torch.device, directory: Any) -> None:
+        self.ahead = ahead
+
+    def write(self, tensor: Tensor) -> Any:
+        return tensor.shape, tensor.dtype
+
+    def read(self, kept: Any) -> Tensor:
+        shape, dtype = kept
+        return torch.empty(shape, dtype=dtype)
+
+    def wait(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
+def _first_slice(blocks: int, most: int) -> list[slice]:
+    """The slices of a matrix's codes: the others allocate what the first does, one after another."""
+    return [slice(0, most)]
+
+
+def _unfused(optimizer: Any) -> Any:
+    def make(groups: Any, **options: Any) -> Any:
+        return optimizer(groups, **{**options, "fused": False})
+
+    return make
+
+
+def _operator(name: str) -> Any:
+    packet, overload = name.split(".")
+    return getattr(getattr(aten, packet), overload)
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    """An operator that writes in place and makes nothing."""
+
+
+def _change(stack: ExitStack, where: Any, name: str, value: Any) -> None:
+    stack.enter_context(patch.object(where, name, value))

@@ -1,0 +1,258 @@
+"""The torch engine's own training step, evaluation and checkpoint on fake tensors, with every allocation recorded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memconsole.memory.activations.torch_step import MASK_ALIGNMENT
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+from memconsole_torch import devices
+from memconsole_torch import engine as torch_engine
+from memconsole_torch.models import pretrained
+from memconsole_torch.techniques import fused_loss, lora, offload
+from memconsole_torch.tracing import trace_devices
+from memconsole_torch.tracing.trace_liveness import Liveness
+from memconsole_torch.tracing.trace_remembered import Remembered
+from memconsole_trainer.engine import Batch
+from memconsole_trainer.techniques import adapters
+
+STEPS = 1
+"""Optimizer state exists from the start, and gradients go at the end of each step: all steps are alike."""
+EVALUATED = 2
+"""Micro-batches of the traced evaluation: from the second on the previous one's hidden states are there."""
+
+
+class Sizes:
+    """What a step is traced at: micro-batch, sequence length and rows of a chunk of the loss."""
+
+    def __init__(self, batch: int, length: int, chunk: int = fused_loss.CHUNK_TOKENS) -> None:
+        self.batch, self.length, self.chunk = batch, length, chunk
+
+
+def trace(
+    plan: Plan,
+    architecture: Architecture,
+    kind: str = "cpu",
+    sizes: Sizes | None = None,
+    evaluated: Sizes | None = None,
+    *,
+    steps: int = STEPS,
+    hidden: bool = True,
+    check: Callable[[], None] | None = None,
+    remember: bool = True,
+) -> Liveness:
+    """Run `steps` steps, an evaluation and a checkpoint; `.peaks` is by the phases of the memory table.
+
+    `kind` is what the engine shall believe it runs on. `sizes` replace the plan's own, `evaluated` those of
+    its evaluation. `hidden`: count
+    what kernels hold inside, too. `check` is called before each operator and may raise. `remember`: work out each operator once for
+    the same shapes.
+    """
+    length = plan.data.sequence_length
+    evaluated = evaluated or sizes or Sizes(plan.evaluation_batch, length)
+    sizes = sizes or Sizes(plan.train.batch_size, length)
+    few = plan.micro_batch_tokens <= architecture.vocab_size
+    fake = FakeTensorMode()
+    live = Liveness(
+        hidden=hidden,
+        vocabulary=architecture.vocab_size,
+        overrides=trace_devices.overrides() | trace_devices.device_overrides(kind),
+        workspaces=trace_devices.workspaces(kind, few) if hidden else {},
+        check=check,
+        run=Remembered(fake) if remember else None,
+    )
+    micro_batches, chunked = plan.optimize.accumulation_steps, fused_loss.chunked
+    changes: dict[str, Any] = {
+        "device.name": "cpu",
+        "data.sequence_length": sizes.length,
+        "train.batch_size": sizes.batch,
+        "optimize.accumulation_steps": min(2, micro_batches),
+        "optimize.compile": False,
+    }
+    plan = replace(plan, changes)
+    aligned = length % MASK_ALIGNMENT == 0
+    gc.collect()
+    with trace_devices.emulated(kind, aligned=aligned), _without_data(sizes), fake:
+        engine = torch_engine.TorchEngine(plan, torch.device("cpu"))
+        engine._memory = _NoMemory()
+        with live:
+            engine.build(plan, architecture, 10, _NoWeights())
+            _declare(live, engine, plan)
+            live.start()
+            # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
+            held = micro_batches if kind == "cpu" else 0
+            engine._to_device = partial(_rows, live, sizes, held == 0)  # type: ignore[method-assign]
+            with _phases(engine, live):
+                for _ in range(steps):
+                    _train(engine, live, plan, sizes, held)
+                live.phase = "evaluation"
+                release = live.hold(
+                    4 * _arrays(plan) * held * evaluated.batch * evaluated.length, "data"
+                )
+                engine._to_device = partial(_rows, live, evaluated, held == 0)  # type: ignore[method-assign]
+                with patch.object(chunked, "__defaults__", (evaluated.chunk,)):
+                    engine.evaluate([_batch(plan, EVALUATED)])
+                release()
+            live.phase = "checkpoint"
+            # A tensor at a time goes to the host; the device holds what it held.
+            sum(1 for _ in engine._named_state())
+            live.phase = "end"
+    live.peaks.pop("end", None)
+    return live
+
+
+def _train(engine: Any, live: Liveness, plan: Plan, sizes: Sizes, held: int) -> None:
+    live.phase = "forward"
+    start = len(live.events)
+    release = live.hold(4 * _arrays(plan) * held * sizes.batch * sizes.length, "data")
+    engine.train_step(_batch(plan, plan.optimize.accumulation_steps))
+    release()
+    engine._metrics.clear()
+    live.steps.append((start, len(live.events)))
+
+
+def _batch(plan: Plan, micro_batches: int) -> Batch:
+    """Stands for a batch whose rows `_rows` makes."""
+    nothing = np.zeros((micro_batches, 1, 1), np.int32)
+    return Batch(nothing, nothing, nothing if plan.data.isolate_documents else None)
+
+
+def _arrays(plan: Plan) -> int:
+    """Of token ids that a batch has."""
+    return 3 if plan.data.isolate_documents else 2
+
+
+def _rows(live: Liveness, sizes: Sizes, counted: bool, array: Any) -> torch.Tensor:
+    """Token ids (B, T) on the device; where the step's rows are held already, they are not counted again."""
+    tensor = torch.empty(sizes.batch, sizes.length, dtype=torch.int32)
+    if counted:
+        live.declare(tensor, "data")
+    else:
+        live.ignore(tensor)
+    return tensor
+
+
+def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
+    away = plan.optimize.optimizer_offload != "none" and not offload.same_memory(engine._device)
+    for weight in (*engine._decoder.parameters(), *engine._decoder.buffers()):
+        live.declare(weight, "weights")
+    for _, tensor in engine._average.named() if engine._average is not None else ():
+        live.declare(tensor, "optimizer state")
+    for state in engine._optimizer.state.values():
+        for name, value in state.items():
+            if away and name != "step":
+                live.ignore(value)  # it waits in host memory
+            elif isinstance(value, torch.Tensor):
+                live.declare(value, "optimizer state")
+
+
+@contextmanager
+def _phases(engine: Any, live: Liveness) -> Iterator[None]:
+    """Name the phases as the engine passes them, and the gradients once they are there."""
+    backward, step, loss = torch.Tensor.backward, engine._optimizer.step, engine._loss
+    forward, chunked = engine._decoder.forward, fused_loss.chunked
+
+    def named(phase: str, function: Callable[..., Any], after: str) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            if live.phase != "evaluation":
+                live.phase = phase
+            try:
+                return function(*arguments, **options)
+            finally:
+                if live.phase != "evaluation":
+                    live.phase = after
+
+        return run
+
+    def in_loss(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            live.within = "logits and loss"
+            try:
+                return function(*arguments, **options)
+            finally:
+                live.within = None
+
+        return run
+
+    def backward_and_declare(*arguments: Any, **options: Any) -> None:
+        backward(*arguments, **options)
+        for parameter in engine._trained:
+            if parameter.grad is not None:
+                live.declare(parameter.grad, "gradients")
+
+    with ExitStack() as stack:
+        change = stack.enter_context
+        change(patch.object(engine._decoder, "forward", named("forward", forward, "forward")))
+        run = named("backward", backward_and_declare, "optimizer step")
+        change(patch.object(torch.Tensor, "backward", run))
+        change(
+            patch.object(engine._optimizer, "step", named("optimizer step", step, "optimizer step"))
+        )
+        change(patch.object(engine, "_loss", in_loss(named("loss", loss, "loss"))))
+        change(patch.object(fused_loss, "chunked", in_loss(chunked)))
+        yield
+
+
+@contextmanager
+def _without_data(sizes: Sizes) -> Iterator[None]:
+    """No weights are made and no numbers are read: a trace needs shapes only."""
+    with ExitStack() as stack:
+        change = stack.enter_context
+        change(patch.object(torch.nn.Module, "to_empty", _to_empty))
+        change(patch.object(pretrained, "copy_into", lambda *_: None))
+        change(patch.object(adapters, "Fingerprinted", _NoFingerprint))
+        change(patch.object(lora, "parts", lambda *_: ()))
+        change(patch.object(lora, "InitialAdapters", _NoWeights))
+        change(patch.object(torch.Tensor, "tolist", lambda t: [0.0] * t.numel()))
+        change(patch.object(fused_loss.chunked, "__defaults__", (sizes.chunk,)))
+        yield
+
+
+def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
+    """`Module.to_empty`, which cannot swap one fake tensor for another."""
+    for part in module.modules():
+        for name, p in part._parameters.items():
+            if p is not None:
+                empty = torch.empty(p.shape, dtype=p.dtype, device=device)
+                part._parameters[name] = torch.nn.Parameter(empty, requires_grad=p.requires_grad)
+        for name, b in part._buffers.items():
+            if b is not None:
+                part._buffers[name] = torch.empty(b.shape, dtype=b.dtype, device=device)
+
+
+class _NoWeights:
+    """A weight source without weights."""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def tensor(self, name: str) -> Any:
+        return None
+
+
+class _NoFingerprint(_NoWeights):
+    def fingerprint(self) -> Any:
+        return np.zeros(32, np.uint8)
+
+
+class _NoMemory(devices.DeviceMemory):
+    """Measures nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def observe(self) -> None:
+        pass

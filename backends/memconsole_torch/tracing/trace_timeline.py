@@ -1,0 +1,238 @@
+"""From a recorded step to its affine timeline: what each allocation is proportional to, and which component it is.
+
+A step is traced at sizes that are prime, or have a prime factor, found in none of the model's own sizes. The
+bytes of a storage then tell which of the sizes they are a multiple of, and how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from memconsole.memory.exact import affine
+from memconsole.memory.exact.affine import TERMS
+from memconsole.memory.exact.allocator import rounded
+from memconsole.memory.exact.timeline import Moment
+from memconsole.memory.table import COMPONENTS, PHASES
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+from memconsole_torch.tracing.trace_liveness import Liveness, Storage
+from memconsole_torch.tracing.trace_step import Sizes
+
+_ONE = TERMS.index("1")
+_TERM = {
+    (0, 0): _ONE,
+    (0, 1): TERMS.index("S"),
+    (1, 1): TERMS.index("B·S"),
+    (0, 2): TERMS.index("S²"),
+    (1, 2): TERMS.index("B·S²"),
+}
+"""By how often micro-batch and sequence length divide the bytes."""
+_CHUNK, _REST = TERMS.index("chunk"), TERMS.index("rest")
+_SMALLEST = 37
+_LARGEST = 4000
+
+
+class Coefficient(msgspec.Struct, frozen=True):
+    """Bytes of a storage: `factor` times the value of a term."""
+
+    term: int
+    factor: int
+
+
+class UntoldSizeError(ValueError):
+    """A storage's bytes are no multiple of any one term."""
+
+
+class TellingSizes(Sizes):
+    """Sizes to trace at, and the rows of the last of several chunks (0 where one holds all)."""
+
+    def __init__(self, batch: int, length: int, chunk: int, rest: int) -> None:
+        super().__init__(batch, length, chunk)
+        self.rest = rest
+
+    def coefficient(self, nbytes: int) -> Coefficient:
+        """What `nbytes` is proportional to. Raises `UntoldSizeError`."""
+        for rows, term in ((self.chunk, _CHUNK), (self.rest, _REST)):
+            if self.rest and nbytes and nbytes % rows == 0:
+                return Coefficient(term, nbytes // rows)
+        factor, times = nbytes, [0, 0]
+        for position, size in enumerate((self.batch, self.length)):
+            while size > 1 and factor and factor % size == 0:
+                factor //= size
+                times[position] += 1
+        if self.batch == 1 and times[1]:
+            times[0] = 1 if times[1] == 1 else 0
+        if nbytes and (times[0], times[1]) not in _TERM:
+            raise UntoldSizeError(f"{nbytes} bytes at {self.batch} x {self.length}")
+        return Coefficient(_TERM[times[0], times[1]], factor)
+
+
+def evaluating(plan: Plan) -> Plan:
+    """A plan whose micro-batch is that of the evaluations of `plan`."""
+    return replace(plan, {"train.batch_size": plan.evaluation_batch})
+
+
+def telling_sizes(plan: Plan, architecture: Architecture) -> TellingSizes | None:
+    """Sizes of the plan's own regime whose factors are foreign to the model's; None where there are none."""
+    a, length = architecture, plan.data.sequence_length
+    own = _own_sizes(a, plan.optimize.lora_rank)
+    chunks = affine.chunks(plan.micro_batch_tokens)
+    most, least = _LARGEST, 2
+    if a.positions == "learned":
+        most = min(most, a.max_positions)
+    if a.sliding_window is not None:
+        if a.windowed(length):
+            least, most = a.sliding_window + 1, a.sliding_window + _LARGEST
+        else:
+            most = min(most, a.sliding_window)
+    lengths = _foreign_primes(own, max(least, _SMALLEST), most) or _foreign_primes(own, least, most)
+    if not lengths:
+        return None
+    chosen = lengths[0]
+    if plan.train.batch_size == 1:
+        batch = 1
+    else:
+        batches = [p for p in _foreign_primes(own, _SMALLEST, _LARGEST) if p != chosen]
+        batch = batches[0]
+    tokens = batch * chosen
+    if chunks == 1:
+        return TellingSizes(batch, chosen, tokens, 0)
+    for chunk in range(-(-tokens // chunks), tokens):
+        rest = tokens - (chunks - 1) * chunk
+        if rest <= 1:
+            break
+        if _foreign(chunk, (*own, batch, chosen, rest)) and _foreign(
+            rest, (*own, batch, chosen, chunk)
+        ):
+            return TellingSizes(batch, chosen, chunk, rest)
+    return None
+
+
+def _own_sizes(a: Architecture, rank: int) -> tuple[int, ...]:
+    found = [value for value in msgspec.structs.astuple(a) if type(value) is int]
+    found += [a.query_width, a.key_width, a.heads // max(1, a.kv_heads), rank]
+    # Widths of the embedding's partial sums, see trace_devices.
+    found += [4 * -(-a.hidden_size // 32) * 32 // 10]
+    return tuple(value for value in found if value > 1)
+
+
+def _foreign_primes(own: Sequence[int], least: int, most: int) -> list[int]:
+    """Up to eight primes from `least` to `most` that divide none of `own`."""
+    found = []
+    for number in range(least, most + 1):
+        if all(number % d for d in range(2, int(number**0.5) + 1)) and _foreign(number, own):
+            found.append(number)
+            if len(found) == 8:
+                break
+    return found
+
+
+def _foreign(number: int, own: Sequence[int]) -> bool:
+    """Whether the largest prime factor of `number` divides none of `own`."""
+    largest, left, factor = 1, number, 2
+    while factor * factor <= left:
+        while left % factor == 0:
+            largest, left = max(largest, factor), left // factor
+        factor += 1
+    largest = max(largest, left)
+    return largest > 7 and all(size % largest for size in own)
+
+
+def coefficients(
+    live: Liveness, sizes: TellingSizes | None, evaluated: TellingSizes | None, kind: str
+) -> list[Coefficient]:
+    """What each storage is proportional to; without telling sizes all are constants.
+
+    CUDA's allocator rounds each block up; constants are rounded here, the rest is where it matters little.
+    """
+    on_card = kind in ("gpu", "rocm")
+    found = []
+    for storage in live.storages:
+        constant = sizes is None or (
+            storage.phase in ("build", "optimizer step") and storage.component != "data"
+        )
+        if constant or storage.component in ("weights", "gradients", "optimizer state"):
+            coefficient = Coefficient(_ONE, storage.nbytes)
+        else:
+            telling = evaluated if storage.phase == "evaluation" else sizes
+            assert telling is not None
+            coefficient = telling.coefficient(storage.nbytes)
+        if on_card and coefficient.term == _ONE and coefficient.factor:
+            coefficient = Coefficient(_ONE, rounded(coefficient.factor))
+        found.append(coefficient)
+    return found
+
+
+def moments(live: Liveness, found: Sequence[Coefficient]) -> dict[str, tuple[Moment, ...]]:
+    """By phase, every moment that can be its largest."""
+    components = _components(live)
+    phases: dict[str, dict[tuple[int, ...], Moment]] = {}
+    for phase, levels in _levels(live, found, components):
+        total = tuple(map(sum, zip(*levels, strict=True)))
+        seen = phases.setdefault(phase, {})
+        if total not in seen:
+            named = {
+                name: tuple(row) for name, row in zip(COMPONENTS, levels, strict=True) if any(row)
+            }
+            seen[total] = Moment(total=total, components=named)
+    return {
+        phase: affine.largest_moments(phases[phase].values()) for phase in PHASES if phase in phases
+    }
+
+
+def _levels(
+    live: Liveness, found: Sequence[Coefficient], components: Sequence[int]
+) -> Iterator[tuple[str, list[list[int]]]]:
+    """Live bytes by component and term where they stop growing, and where a phase begins."""
+    levels = [[0] * len(TERMS) for _ in COMPONENTS]
+    phase, growing = "build", False
+    for event in live.events:
+        if isinstance(event, str):
+            if growing and phase in PHASES:
+                yield phase, levels
+            phase, growing = event, True
+            continue
+        index = abs(event) - 1
+        if event < 0 and growing and phase in PHASES:
+            yield phase, levels
+        growing = event > 0
+        c = found[index]
+        levels[components[index]][c.term] += c.factor if event > 0 else -c.factor
+
+
+def _components(live: Liveness) -> list[int]:
+    """The place in `COMPONENTS` of each storage."""
+    end = _phases_of_death(live)
+    return [
+        COMPONENTS.index(_component(storage, end[index]))
+        for index, storage in enumerate(live.storages)
+    ]
+
+
+def _phases_of_death(live: Liveness) -> list[str]:
+    found = ["end"] * len(live.storages)
+    phase = "build"
+    for event in live.events:
+        if isinstance(event, str):
+            phase = event
+        elif event < 0:
+            found[-event - 1] = phase
+    return found
+
+
+def _component(storage: Storage, end: str) -> str:
+    if storage.component is not None:
+        return storage.component
+    origin = storage.copy_of
+    if origin is not None and origin.component in ("weights", "data"):
+        return origin.component
+    if storage.within is not None:
+        return storage.within
+    if storage.phase in ("forward", "evaluation"):
+        passing = storage.phase == end == "forward"
+        return "workspace" if passing else "activations"
+    if storage.wide:
+        return "logits and loss"
+    return "activations" if storage.recomputed else "workspace"

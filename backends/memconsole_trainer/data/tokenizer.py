@@ -1,0 +1,162 @@
+"""The byte-level BPE tokenizer of a run: trained on its own text, or given."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.plan import PlanError
+
+END_OF_TEXT = "<|endoftext|>"
+_END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[SEP]")
+"""What other tokenizers call the end of a document, most specific first."""
+
+Tokens = NDArray[Any]
+"""uint16 where the vocabulary allows, else int32."""
+
+
+class Tokenizer:
+    """Texts to token ids and back; `end_of_text` goes between documents, None if there is none."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        inner.no_truncation()
+        inner.no_padding()
+        self.vocab_size = int(inner.get_vocab_size(with_added_tokens=True))
+        ids = inner.get_vocab(with_added_tokens=True)
+        self.largest_id = max(ids.values(), default=0)
+        self.dtype = token_dtype(self.largest_id + 1)
+        found = (inner.token_to_id(mark) for mark in _END_MARKS)
+        self.end_of_text: int | None = next((i for i in found if i is not None), None)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self._inner.to_str().encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """All `texts` in one array (tokens,), an end-of-text token after each."""
+        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        end = [] if self.end_of_text is None else [self.end_of_text]
+        parts = [np.asarray(e.ids + end, dtype=self.dtype) for e in encodings]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
+
+    def encode_measured(self, text: str) -> tuple[Tokens, NDArray[np.int32]]:
+        """One document as `encode` has it, and the UTF-8 bytes of `text` that each token covers.
+
+        They add up to the bytes of the text; the end-of-text token covers none. Of a byte-level tokenizer each
+        token's are its own bytes; of others they reach from the token before to the token's end, so that the
+        bytes of a character that takes several tokens are the first one's.
+        """
+        ids = self.encode([text])
+        ends = 0 if self.end_of_text is None else 1
+        body = ids[: len(ids) - ends]
+        size = len(text.encode("utf-8", "replace"))
+        table = self.id_bytes
+        found = np.zeros(len(body), np.int32) if table is None else table[body]
+        if int(found.sum()) != size:
+            found = self._bytes_by_offsets(text, len(body))
+        return ids, np.append(found, np.zeros(ends, np.int32))
+
+    @functools.cached_property
+    def id_bytes(self) -> NDArray[np.int32] | None:
+        """Bytes that each token id stands for, where every id stands for bytes; of special tokens those of
+        their names, as when a text spells them."""
+        from tokenizers import pre_tokenizers
+
+        alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+        added = {i: token.content for i, token in self._inner.get_added_tokens_decoder().items()}
+        found = np.zeros(self.largest_id + 1, np.int32)
+        for token, index in self._inner.get_vocab(with_added_tokens=True).items():
+            if index in added:
+                found[index] = len(added[index].encode())
+            elif alphabet.issuperset(token):
+                found[index] = len(token)  # one character of the alphabet for each byte
+            else:
+                return None
+        return found
+
+    @property
+    def special_ids(self) -> list[int]:
+        """Tokens that stand for no text."""
+        tokens = self._inner.get_added_tokens_decoder()
+        return [i for i, token in tokens.items() if token.special]
+
+    def _bytes_by_offsets(self, text: str, count: int) -> NDArray[np.int32]:
+        if not count:
+            return np.zeros(0, np.int32)
+        offsets = self._inner.encode(text, add_special_tokens=False).offsets
+        ends = np.maximum.accumulate([end for _, end in offsets])
+        ends[-1] = len(text)  # what follows the last token belongs to none other
+        sizes = [len(c.encode("utf-8", "replace")) for c in text]
+        places = np.concatenate([[0], np.cumsum(sizes)])[ends]
+        return np.diff(places, prepend=0).astype(np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become the replacement character."""
+        text: str = self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
+        return text
+
+    def save(self, path: Path) -> None:
+        """Write `tokenizer.json`, whole or not at all."""
+        temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+        temporary.write_text(self._inner.to_str(), encoding="utf-8")
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer of at most `vocab_size` entries that can encode every string.
+
+    All 256 bytes are in its alphabet, so there is no unknown token (Radford et al. 2019, §2.2).
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return Tokenizer(inner)
+
+
+def load(path: Path, vocab_size: int) -> Tokenizer:
+    """A saved tokenizer: a `tokenizer.json`, or a directory that holds one.
+
+    Raises `PlanError` when there is none, or when it has ids the model's vocabulary does not.
+    """
+    import tokenizers
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise PlanError(f'data.tokenizer = "{path}": no such tokenizer.json', "data.tokenizer")
+    try:
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_file(str(file)))
+    except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+        raise PlanError(f"{file}: not a tokenizer: {error}", "data.tokenizer") from None
+    if tokenizer.largest_id >= vocab_size:
+        raise PlanError(
+            f"{file}: has token ids up to {tokenizer.largest_id:,}, "
+            f"the model's vocabulary holds {vocab_size:,}",
+            "data.tokenizer",
+        )
+    return tokenizer
+
+
+def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:
+    """The smallest type that holds every id."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.int32

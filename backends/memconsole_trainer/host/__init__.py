@@ -1,0 +1,1 @@
+"""The machine that the trainer runs on: its memory, its limits, its processor."""

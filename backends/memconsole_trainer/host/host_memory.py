@@ -1,0 +1,171 @@
+"""What a trainer on a CPU holds: its anonymous resident memory above a baseline, and the peak of it.
+
+Anonymous pages are the heap, hence the tensors. File pages (libraries mapped lazily while the first
+step runs, memory-mapped weights and datasets) are left out, because nothing was allocated for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memconsole_trainer.host import heap
+
+_CLEAR_REFS = "/proc/self/clear_refs"
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Resident bytes of this process by kind. `high` is the kernel's high-water mark of their sum."""
+
+    anonymous: int
+    mapped: int
+    high: int
+    shared: int = 0
+    """Of `mapped`, pages of shared memory: tmpfs, /dev/shm, shared anonymous mappings."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Resident bytes of this process and all its descendants, frameworks included."""
+
+    resident: int
+    anonymous: int
+    shared: int
+    """Of the process that maps most: pages that several map are held once."""
+
+
+class HostMemory:
+    """Growth of this process's anonymous memory since `start()`, now and at its peak.
+
+    The kernel's high-water mark covers file pages as well, and only its total is exact. A thread
+    reads it with the split into kinds a few times a second: when the mark has risen, the peak lay
+    since the previous reading, and the larger count of file pages of the two readings is deducted.
+    So a peak between two readings is found, and newly mapped libraries are not taken for tensors.
+    Only the one started last is watched: a process trains one model.
+    """
+
+    highest_anonymous = 0
+    """Most anonymous bytes this process was seen to hold, its baseline included."""
+    _watched: ClassVar[weakref.ref[HostMemory] | None] = None
+
+    def __init__(self, period_seconds: float = 0.05) -> None:
+        self._period = period_seconds
+        self._lock = threading.Lock()
+        self._baseline = 0
+        self._peak = 0
+        self._mark = 0
+        self._mapped = 0
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Take the baseline, with no free heap in it, and start watching."""
+        before = HostMemory._watched() if HostMemory._watched is not None else None
+        if before is not None:
+            before.close()
+        HostMemory._watched = weakref.ref(self)
+        gc.collect()
+        heap.close_gaps()
+        with self._lock:
+            self._baseline = resident().anonymous
+        self.reset_peak()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_watch,
+                args=(weakref.ref(self), self._stop, self._period),
+                name="host-memory",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def growth_bytes(self) -> int:
+        """Anonymous bytes held now above the baseline, never negative."""
+        return max(0, self._sample().anonymous - self._baseline)
+
+    def peak_bytes(self) -> int:
+        """Highest growth since `start()` or `reset_peak()`."""
+        self._sample()
+        return max(0, self._peak - self._baseline)
+
+    def reset_peak(self) -> None:
+        """Start measuring the peak anew, without what the heap holds free."""
+        heap.trim()
+        with self._lock:
+            with contextlib.suppress(OSError), open(_CLEAR_REFS, "w") as file:
+                file.write("5")
+            now = resident()
+            self._peak, self._mark, self._mapped = now.anonymous, now.high, now.mapped
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._stop.clear()
+
+    def _sample(self) -> Resident:
+        with self._lock:
+            now = resident()
+            peak = now.anonymous
+            if now.high > self._mark:
+                peak = max(peak, now.high - max(now.mapped, self._mapped))
+                self._mark = now.high
+            self._mapped = now.mapped
+            self._peak = max(self._peak, peak)
+            HostMemory.highest_anonymous = max(HostMemory.highest_anonymous, peak)
+            return now
+
+
+def _watch(memory: weakref.ref[HostMemory], stop: threading.Event, period: float) -> None:
+    """Sample every `period` seconds until stopped, or until nobody holds the memory's owner."""
+    while not stop.wait(period):
+        watched = memory()
+        if watched is None:
+            return
+        watched._sample()
+        del watched
+
+
+def resident(pid: int | None = None) -> Resident:
+    """Resident memory now of this process, or of another; pages swapped out still count as anonymous."""
+    try:
+        with open(f"/proc/{pid or 'self'}/status", "rb", buffering=0) as file:
+            text = file.read(8192)
+        anonymous = _kib(text, b"RssAnon:") + _kib(text, b"VmSwap:")
+        shared = _kib(text, b"RssShmem:")
+        mapped = _kib(text, b"RssFile:") + shared
+        return Resident(anonymous, mapped, _kib(text, b"VmHWM:"), shared)
+    except (OSError, ValueError):
+        import psutil
+
+        rss = psutil.Process(pid).memory_info().rss
+        return Resident(rss, 0, rss)
+
+
+def tree_memory() -> Tree:
+    """What this process and its descendants hold now."""
+    import psutil
+
+    found = []
+    me = psutil.Process(os.getpid())
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            found.append((process.memory_info().rss, resident(process.pid)))
+    return Tree(
+        resident=sum(rss for rss, _ in found),
+        anonymous=sum(kinds.anonymous for _, kinds in found),
+        shared=max((kinds.shared for _, kinds in found), default=0),
+    )
+
+
+def _kib(text: bytes, key: bytes) -> int:
+    """The value of a line ``Key:   123 kB`` in bytes. Raises ValueError when there is none."""
+    start = text.index(b"\n" + key) + 1 + len(key)
+    return int(text[start : text.index(b"kB", start)]) * 1024

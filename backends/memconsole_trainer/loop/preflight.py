@@ -1,0 +1,148 @@
+"""Before the first step, one of each thing that a run does late: what would fail late fails now.
+
+A checkpoint of the untouched state is written first, then one batch evaluated, then one step trained, and at last
+the state read back from that checkpoint: the run begins exactly as if none of this had been, to the bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.record import events
+from memconsole.runs.record.failure import cause_of
+from memconsole.units import format_bytes
+from memconsole_trainer.data.stream import MASKED, BatchShape
+from memconsole_trainer.engine import Batch
+from memconsole_trainer.loop import saving
+from memconsole_trainer.loop.saving import Saver
+from memconsole_trainer.loop.setup import Job, StopRequestedError
+from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, Stored
+
+PHASE = "preflight"
+FOLDER = "preflight"
+DISK_WAIT_SECONDS = 60.0
+"""How long a full disk is waited for where nothing is lost yet."""
+CHECKPOINT, EVALUATION, STEP = "checkpoint", "evaluation", "training step"
+_REMEDIES = {
+    (CHECKPOINT, "disk"): "free some room there, or lower train.keep_checkpoints",
+    (CHECKPOINT, "out_of_memory"): "free host memory: tensors pass through it when saved",
+    (EVALUATION, "out_of_memory"): "lower train.evaluation_batch_size",
+    (STEP, "out_of_memory"): (
+        "lower train.batch_size with more optimize.accumulation_steps, "
+        "or set train.on_out_of_memory = halve"
+    ),
+}
+"""What helps, by part and class of failure."""
+_OTHERWISE = {
+    CHECKPOINT: "a run needs a folder it can write to; see the traceback in the log",
+    EVALUATION: "see the traceback in the log; train.preflight = false starts without this check",
+    STEP: "see the traceback in the log; train.preflight = false starts without this check",
+}
+
+
+class PreflightError(RuntimeError):
+    """One part failed: which, where, and what helps. The failure itself is its `__cause__`."""
+
+    def __init__(self, part: str, where: str, error: Exception) -> None:
+        self.part = part
+        self.cause = cause_of(error)
+        first, *rest = (str(error).strip() or type(error).__name__).splitlines()
+        remedy = _REMEDIES.get((part, self.cause), _OTHERWISE[part])
+        super().__init__("\n".join([f"preflight: {part} ({where}): {first}; {remedy}", *rest]))
+
+
+def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
+    """Rehearse a run that has not begun, unless the plan says not to.
+
+    Raises `PreflightError`, `StopRequestedError` and `FencedError`.
+    """
+    if not job.plan.train.preflight or job.progress.step or job.last_saved is not None:
+        return
+    folder = attempt.run.path / FOLDER
+    first = job.stream.peek(watch.check_stop).batch
+    try:
+        with watch.aside(PHASE):
+            stored = _checkpoint(attempt, job, watch, saver, folder)
+            if len(job.data.validation):
+                shape = job.evaluation_shape
+                with _part(watch, EVALUATION, _size(shape)):
+                    job.engine.evaluate([longest(first, shape, job.architecture.vocab_size)])
+            with _part(watch, STEP, _size(job.shape)):
+                job.engine.train_step(longest(first, job.shape, job.architecture.vocab_size))
+                job.engine.take_metrics()
+            with _part(watch, CHECKPOINT, str(folder)):
+                job.engine.load_state(stored)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def longest(first: Batch | None, shape: BatchShape, vocab_size: int) -> Batch:
+    """A batch of `shape` with no masked target: the first one's rows, over and over."""
+    whole, documents = (shape.rows, shape.sequence_length), None
+    if first is None:
+        tokens = np.arange(shape.rows * shape.sequence_length, dtype=np.int32) % vocab_size
+        inputs = targets = tokens.reshape(whole)
+        documents = np.zeros_like(inputs) if shape.boundary is not None else None
+    else:
+        rows = first.inputs.reshape(-1, first.inputs.shape[-1])
+        wanted = np.arange(shape.rows) % len(rows)
+        inputs = rows[wanted]
+        if first.documents is not None:
+            documents = first.documents.reshape(rows.shape)[wanted]
+        targets = first.targets.reshape(rows.shape)[wanted]
+        targets = np.where(targets == MASKED, inputs, targets)
+    dimensions = (shape.micro_batches, shape.micro_batch, shape.sequence_length)
+    arrays = (None if a is None else a.reshape(dimensions) for a in (inputs, targets, documents))
+    return Batch(*arrays)  # type: ignore[arg-type]
+
+
+def _checkpoint(attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: Path) -> Stored:
+    """The untouched state, written as any checkpoint and read back whole; tells where room is short for the next."""
+    keep = job.plan.train.keep_checkpoints
+    with _part(watch, CHECKPOINT, str(folder)):
+        shutil.rmtree(folder, ignore_errors=True)
+        checkpoints = Checkpoints(folder, 1)
+        patience = min(saving.DISK_WAIT_SECONDS, DISK_WAIT_SECONDS)
+        saved = saver.write(checkpoints, 0, patience)
+        watch.enter(PHASE, CHECKPOINT)
+        found = checkpoints.newest(watch.warn, watch.check_stop)
+        if found is None:
+            raise OSError("what was written is not what was read back")
+    # The newest ones, the best, and the one that is being written.
+    wanted = (keep + 2) * saved.size_bytes
+    free = shutil.disk_usage(folder).free + saved.size_bytes
+    if free < wanted:
+        watch.warn(
+            f"{attempt.run.checkpoints_path}: {format_bytes(free)} free, but the checkpoints of this run will take "
+            f"{format_bytes(wanted)}; free some room, or lower train.keep_checkpoints"
+        )
+    attempt.emit(
+        events.Phase(phase=PHASE, detail=f"{CHECKPOINT}: {format_bytes(saved.size_bytes)} written")
+    )
+    return found
+
+
+@contextmanager
+def _part(watch: Watch, part: str, where: str) -> Iterator[None]:
+    """Name the part that runs, and what failed in it."""
+    watch.enter(PHASE, part)
+    watch.check_stop()
+    try:
+        yield
+    except (StopRequestedError, FencedError, PreflightError):
+        raise
+    except Exception as error:
+        watch.enter(PHASE, part)
+        raise PreflightError(part, where, error) from error
+
+
+def _size(shape: BatchShape) -> str:
+    many = f"{shape.micro_batches} x " if shape.micro_batches > 1 else ""
+    return f"{many}{shape.micro_batch} rows of {shape.sequence_length:,} tokens"

@@ -1,0 +1,96 @@
+"""Recording a few steps of a running run on request: a trace and a picture of memory, in the run directory."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.read.reduce import PROFILING
+from memconsole.runs.record import events
+from memconsole.runs.record.requests import Request
+from memconsole_trainer.engine import Engine, Recording
+from memconsole_trainer.loop.watch import Watch
+
+FOLDER = "profiles"
+
+
+class Profiling:
+    """Starts and ends recordings between steps.
+
+    What is recorded is a phase of its own: neither its time nor its memory is taken for training's. A recording
+    that fails is told and ends nothing.
+    """
+
+    def __init__(self, attempt: Attempt, engine: Engine, watch: Watch) -> None:
+        self._attempt = attempt
+        self._engine = engine
+        self._watch = watch
+        self._request: Request | None = None
+        self._recording: Recording | None = None
+        self._aside = ExitStack()
+
+    def before(self, step: int) -> None:
+        """Called before each step."""
+        if self._recording is not None:
+            return
+        self._request = self._attempt.take_profile_request()
+        if self._request is None:
+            return
+        self._first, self._last = step, step - 1
+        self._folder = self._attempt.run.path / FOLDER / f"step-{step:09d}-{self._attempt.number}"
+        self._aside.enter_context(self._watch.aside(PROFILING))
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._recording = self._engine.profile(self._folder)
+        except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+            self._failed(error)
+
+    def behind(self, step: int) -> None:
+        """Called behind each step."""
+        if self._recording is not None and self._request is not None:
+            self._last = step
+            if step - self._first + 1 >= self._request.steps:
+                self.stop()
+
+    def stop(self) -> None:
+        """Write what was recorded, if anything is."""
+        recording, request, self._recording = self._recording, self._request, None
+        if recording is None or request is None:
+            return
+        try:
+            self._engine.synchronize()
+            recording.stop()
+        except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+            self._failed(error)
+            return
+        self._aside.close()
+        self._tell(self._files(), request)
+
+    def _files(self) -> tuple[str, ...]:
+        found = (p for p in self._folder.rglob("*") if p.is_file())
+        return tuple(sorted(str(p.relative_to(self._folder)) for p in found))
+
+    def _tell(self, files: tuple[str, ...], request: Request) -> None:
+        steps = self._last - self._first + 1
+        which = f"step {self._last:,}" if steps == 1 else f"steps {self._first:,} to {self._last:,}"
+        print(f"profile of {which}: {self._folder}: {', '.join(map(_name, files))}", flush=True)
+        self._attempt.emit(
+            events.Profile(
+                step=self._last,
+                steps=steps,
+                folder=str(self._folder),
+                files=files,
+                request=request.id,
+            )
+        )
+
+    def _failed(self, error: Exception) -> None:
+        self._aside.close()
+        self._watch.warn(f"the profile failed: {type(error).__name__}: {error}")
+        assert self._request is not None
+        self._tell((), self._request)
+
+
+def _name(file: str) -> str:
+    return Path(file).name

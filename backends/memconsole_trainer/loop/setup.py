@@ -1,0 +1,251 @@
+"""Everything before the first step: engine, checkpoint, data, tokenizer, model."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memconsole import typed_json
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.processor import missing_instructions
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.read.ladder import present_plan, rungs
+from memconsole.runs.record import events
+from memconsole_trainer.backends import engine_factory
+from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.prepared import Prepared, boundary, make_tokenizer, prepare
+from memconsole_trainer.data.sources import open_source
+from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.stream import BatchShape, BatchStream
+from memconsole_trainer.engine import Engine
+from memconsole_trainer.host.memory_limit import limit_build, limit_steps
+from memconsole_trainer.loop import progress, summary
+from memconsole_trainer.loop.progress import Progress
+from memconsole_trainer.loop.schedule import warmup_steps
+from memconsole_trainer.weights.checkpoint import Checkpoints, Stored, step_of
+from memconsole_trainer.weights.huggingface import has_weights
+from memconsole_trainer.weights.starting import starting_weights, weights_directory
+
+
+class StopRequestedError(Exception):
+    """Someone asked this trainer to stop; nothing is wrong."""
+
+
+@dataclass
+class Job:
+    """What the loop works with."""
+
+    plan: Plan
+    architecture: Architecture
+    engine: Engine
+    data: Prepared
+    shape: BatchShape
+    stream: BatchStream
+    checkpoints: Checkpoints
+    progress: Progress
+    fingerprints: dict[str, str]
+    last_saved: Path | None
+
+    @property
+    def evaluation_shape(self) -> BatchShape:
+        """Of one evaluation batch."""
+        rows = self.plan.evaluation_batch * self.plan.device.count
+        return replace(self.shape, micro_batches=1, micro_batch=rows)
+
+
+def set_up(attempt: Attempt) -> Job:
+    """Prepare the attempt, telling each phase. Raises `StopRequestedError`, `PlanError`, `DataError`."""
+    say = Announcer(attempt)
+    committed = attempt.run.committed_checkpoints()
+    _at(attempt, committed[-1] if committed else None)
+    say.phase("import")
+    picked, plan = attempt.run.read_plan(), present_plan(attempt.run)
+    check(plan)
+    architecture = catalog.architecture(plan)
+    engine = engine_factory(plan.backend)(plan, attempt.run.path)
+    checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
+    checkpoints.sweep()
+    stored = checkpoints.newest(say.warning, say.tick)
+    _at(attempt, stored.path if stored else None)
+    _started(attempt, plan, engine, stored)
+    for rung in rungs(attempt.run)[-1:]:
+        say.warning(rung.words)
+    precision = plan.optimize.precision
+    missing = missing_instructions(precision) if engine.device.kind == "cpu" else ""
+    if missing:
+        say.warning(
+            f"optimize.precision = {precision}: this CPU has no {missing}, so that training is far slower than in fp32"
+        )
+
+    say.phase("data", plan.data.source)
+    source = open_source(plan, architecture.vocab_size)
+    split = split_of(source, plan.data.validation_fraction)
+    say.phase("tokenizer")
+    directory = weights_directory(plan)
+    beside = directory / "tokenizer.json" if directory else None
+    tokenizer = make_tokenizer(
+        plan,
+        architecture,
+        source,
+        split,
+        attempt.run.path / "tokenizer.json",
+        beside if beside and beside.is_file() else None,
+    )
+    say.phase("data", "measuring")
+    cache = attempt.run.path / "data.json"
+    data = prepare(plan, architecture, source, split, tokenizer, cache, say.tick)
+    print(f"  {data.description}", flush=True)
+    if plan.data.validation_fraction and not len(data.validation):
+        say.warning("nothing is held out for validation: the data is a single document")
+    if isinstance(source, TokenRows) and tokenizer is None:
+        say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
+
+    fingerprints = {
+        "plan": progress.fingerprint(picked, architecture),
+        "data": data.fingerprint,
+        "tokenizer": tokenizer.fingerprint if tokenizer else "",
+    }
+    shape = BatchShape(
+        plan.optimize.accumulation_steps,
+        plan.train.batch_size * plan.device.count,
+        plan.data.sequence_length,
+        boundary(plan, tokenizer),
+    )
+    if stored is None:
+        state = progress.start(plan, data.steps_per_epoch(shape))
+        warmup = warmup_steps(plan, state.total_steps)
+        if warmup != plan.train.warmup_steps:
+            say.warning(
+                f"train.warmup_steps = {plan.train.warmup_steps:,} is more than half of the "
+                f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"
+            )
+    else:
+        state = resumed(stored, fingerprints)
+    buffer = plan.data.shuffle_buffer
+    stream = BatchStream(data.blocks, shape, plan.train.seed, buffer, data.held, state.data or None)
+    try:
+        # Before the model, so that what the data holds is not taken for the model's.
+        stream.fill(say.tick)
+        say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
+        if directory is not None and not has_weights(directory):
+            say.warning(f"{directory} holds no safetensors: training starts from new weights")
+        weights = starting_weights(plan, architecture)
+        attempt.reading = lambda: _held(engine)
+        limit_build(plan, engine)
+        engine.build(plan, architecture, state.total_steps, weights)
+        if stored is not None:
+            engine.load_state(stored)
+        limit_steps(plan, engine)
+        say.phase(
+            "build",
+            parameters=engine.parameters,
+            trainable_parameters=engine.trainable_parameters,
+        )
+        print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
+    except BaseException:
+        stream.close()
+        raise
+    path = stored.path if stored else None
+    return Job(
+        plan, architecture, engine, data, shape, stream, checkpoints, state, fingerprints, path
+    )
+
+
+def _held(engine: Engine) -> tuple[int | None, int | None]:
+    """Live tensor bytes now, once work in flight is over, and at their peak."""
+    with contextlib.suppress(Exception):  # the work in flight may be what failed
+        engine.synchronize()
+    reading = engine.memory()
+    return reading.allocated_bytes, reading.peak_bytes
+
+
+def resumed(stored: Stored, fingerprints: dict[str, str]) -> Progress:
+    """Progress of a checkpoint. Raises `PlanError` or `DataError` when it belongs to something else."""
+    before = stored.state["fingerprints"]
+    if before["plan"] != fingerprints["plan"]:
+        raise PlanError(
+            f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
+            "start a new run"
+        )
+    for what in ("data", "tokenizer"):
+        if before[what] != fingerprints[what]:
+            raise DataError(
+                f"the {what} has changed since {stored.path.name}: the run cannot be continued "
+                "exactly; start a new run"
+            )
+    return typed_json.convert(stored.state["progress"], Progress)
+
+
+class Announcer:
+    """Says through the attempt what is going on, and notices a stop request."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._phase = "import"
+
+    def phase(
+        self,
+        phase: str,
+        detail: str = "",
+        *,
+        parameters: int | None = None,
+        trainable_parameters: int | None = None,
+        total_steps: int | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """Enter a phase. Raises `StopRequestedError`."""
+        self._phase = phase
+        self._attempt.emit(
+            events.Phase(
+                phase=phase,
+                detail=detail,
+                parameters=parameters,
+                trainable_parameters=trainable_parameters,
+                total_steps=total_steps,
+                steps_per_epoch=steps_per_epoch,
+            )
+        )
+        self.tick()
+
+    def tick(self) -> None:
+        """A sign of life. Raises `StopRequestedError`."""
+        self._attempt.progress(self._phase, self._attempt.step)
+        if self._attempt.stop_requested:
+            raise StopRequestedError
+
+    def warning(self, message: str) -> None:
+        print(f"warning: {message}", flush=True)
+        self._attempt.emit(events.Warning(message=message))
+
+
+def _at(attempt: Attempt, checkpoint: Path | None) -> None:
+    """Stand where `checkpoint` does, so that an attempt that ends in its set-up says so."""
+    attempt.step = step_of(checkpoint) if checkpoint else 0
+    attempt.checkpoint = str(checkpoint) if checkpoint else None
+
+
+def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: Stored | None) -> None:
+    lines = engine.platform_lines()
+    device = engine.device
+    attempt.emit(
+        events.Started(
+            attempt=attempt.number,
+            backend=plan.backend,
+            versions={name: str(version) for name, version in engine.versions.items()},
+            device_id=device.id,
+            device_name=device.name,
+            device_kind=device.kind,
+            memory_label=device.memory_label,
+            platform_lines=tuple(lines),
+            resumed_step=stored.step if stored else 0,
+        ),
+        durable=True,
+    )
+    if stored:
+        lines = [*lines, f"Resuming from {stored.path.name}"]
+    print(summary.platform(lines), flush=True)

@@ -1,0 +1,77 @@
+"""What the trainer prints for whoever reads its log: platform, steps, epochs and the final summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memconsole.runs.record.events import Ended, Epoch, Evaluation, Step
+
+WIDTH = 80
+_RULE = "=" * WIDTH
+
+
+def platform(lines: Iterable[str]) -> str:
+    return "\n".join([_RULE, *(f"  {line}" for line in lines), _RULE])
+
+
+def step_line(step: Step, total_steps: int) -> str:
+    norm = "" if step.gradient_norm is None else f"  norm {step.gradient_norm:.3f}"
+    return (
+        f"step {step.step:,}/{total_steps:,}  epoch {step.epoch}  loss {_loss(step.loss)}"
+        f"  lr {step.learning_rate:.3g}{norm}  {step.tokens_per_second:,.0f} tokens/s"
+    )
+
+
+def evaluation_line(evaluation: Evaluation) -> str:
+    bits = evaluation.bits_per_byte
+    unigram = evaluation.metrics.get("unigram_loss")
+    more = "" if bits is None else f"  bits/byte {bits:.4f}"
+    more += "" if unigram is None else f"  (unigram model {unigram:.4f})"
+    return f"step {evaluation.step:,}  validation loss {_loss(evaluation.loss)}{more}"
+
+
+def epoch_block(epoch: Epoch, epochs: int | None, elapsed_minutes: float) -> str:
+    """The block printed when an epoch is over; `epochs` None where steps decide the length."""
+    title = f"Epoch {epoch.epoch}/{epochs}" if epochs else f"Epoch {epoch.epoch}"
+    return "\n".join(
+        [
+            _RULE,
+            f"{title} Summary",
+            _RULE,
+            f"  Train Loss:     {_loss(epoch.train_loss)} (mean of the epoch)",
+            f"  Val Loss:       {_loss(epoch.validation_loss)}",
+            f"  Epoch Time:     {epoch.minutes:.2f} min ({epoch.minutes * 60:.1f}s)",
+            f"  Elapsed Time:   {elapsed_minutes:.2f} min",
+        ]
+    )
+
+
+def final_block(ended: Ended, device: str) -> str:
+    average = ended.average_epoch_minutes
+    return "\n".join(
+        [
+            _RULE,
+            "TRAINING COMPLETE!".center(WIDTH).rstrip(),
+            _RULE,
+            "",
+            "FINAL RESULTS".center(WIDTH).rstrip(),
+            _RULE,
+            f"  Best Validation Loss:        {_loss(ended.best_validation_loss)}",
+            f"  Final Training Loss:         {_loss(ended.final_train_loss)} (last steps)",
+            f"  Final Validation Loss:       {_loss(ended.final_validation_loss)}",
+            *([f"  {ended.early[0].upper()}{ended.early[1:]}"] if ended.early else []),
+            "",
+            "TIMING STATISTICS".center(WIDTH).rstrip(),
+            _RULE,
+            f"  Total Training Time:         {ended.total_minutes:.2f} minutes "
+            f"({ended.total_minutes / 60:.2f} hours)",
+            "  Average Epoch Time:          "
+            + ("n/a (no epoch was completed)" if average is None else f"{average:.2f} minutes"),
+            f"  Total Epochs:                {ended.epochs}",
+            f"  Device:                      {device}",
+        ]
+    )
+
+
+def _loss(loss: float | None) -> str:
+    return "n/a" if loss is None else f"{loss:.6f}"

@@ -1,0 +1,298 @@
+"""The training loop, once for every backend: steps, evaluations, samples, checkpoints and what is said of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.record import events
+from memconsole_trainer.engine import Batch, StepMetrics
+from memconsole_trainer.loop import summary
+from memconsole_trainer.loop.preflight import preflight
+from memconsole_trainer.loop.profiling import Profiling
+from memconsole_trainer.loop.saving import Saver
+from memconsole_trainer.loop.setup import Job, StopRequestedError
+from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.techniques import loss_scale
+
+SAMPLE_TEMPERATURE = 0.8
+SAMPLE_TOP_K = 50
+_ADVICE = {
+    "fp32": "Lower train.learning_rate, or lengthen train.warmup_steps",
+    "bf16": "Lower train.learning_rate, or use optimize.precision = fp32",
+    "bf16-sr": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
+    "fp16": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
+}
+"""What may help against a loss that is not finite, by precision."""
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss is NaN or infinite; going on would only spoil the weights."""
+
+    cause = "nan"
+
+
+class Trainer:
+    """Trains one attempt's job to its end, or to the stop request."""
+
+    def __init__(self, attempt: Attempt, job: Job) -> None:
+        self._attempt = attempt
+        self._job = job
+        self._engine = job.engine
+        self._progress = job.progress
+        self._plan = job.plan
+        self._watch = Watch(attempt, job.engine, job.progress)
+        self.saver = Saver(attempt, job, self._watch)
+        self._profiling = Profiling(attempt, job.engine, self._watch)
+        self._unread: dict[int, int] = {}
+        self._unigram: float | None = None
+        self._target_bytes: int | None = None
+        self._sampled: int | None = None
+        self._compiled = False
+
+    def train(self) -> events.Ended:
+        """Train until the plan is done. Raises `StopRequestedError` after a checkpoint, and
+        `NonFiniteLossError`, `FencedError` or OSError without one."""
+        self._watch.memory()
+        try:
+            preflight(self._attempt, self._job, self._watch, self.saver)
+            self._catch_up()
+            while not self._progress.finished(self._plan):
+                item = self._job.stream.next(self._watch.check_stop)
+                if item.batch is None:
+                    self._end_epoch(item.state)
+                else:
+                    self._step(item.batch, item.tokens, item.state)
+            return self._end()
+        except StopRequestedError:
+            self._profiling.stop()
+            self._watch.enter("stopping")
+            self._save()
+            raise
+
+    def _catch_up(self) -> None:
+        """The evaluation that a stop request cut short, so that a resumed run judges by the same ones."""
+        p, every = self._progress, self._plan.train.evaluate_every
+        if every and p.step and p.step % every == 0 and p.judged_step != p.step:
+            self._evaluate()
+
+    def _step(self, batch: Batch, tokens: int, state: dict[str, object]) -> None:
+        p, t = self._progress, self._plan.train
+        if not self._compiled:
+            self._watch.enter("compile")
+        self._watch.beat()
+        if self._compiled:
+            self._profiling.before(p.step + 1)
+        self._engine.train_step(batch)
+        self._profiling.behind(p.step + 1)
+        p.step += 1
+        p.tokens += tokens
+        p.data = state
+        self._unread[p.step] = tokens
+        if not self._compiled:
+            self._compiled = True
+            self._read_losses()
+            self._watch.enter("train")
+        elif p.step % t.log_every == 0:
+            self._read_losses()
+        self._watch.wait_while_paused()
+        self._watch.check_stop()
+        if t.evaluate_every and p.step % t.evaluate_every == 0:
+            self._evaluate()
+        early = p.step == 1 and not p.finished(self._plan)
+        if early or (t.checkpoint_every and p.step % t.checkpoint_every == 0):
+            # The first step's checkpoint finds a full disk or a missing permission at once.
+            self._save()
+
+    def _read_losses(self) -> None:
+        """Read the steps since the last call from the device and say how they went."""
+        metrics = self._engine.take_metrics()
+        if not metrics:
+            return
+        seconds = self._watch.lap()
+        p = self._progress
+        counted = [(m, self._unread.pop(m.step)) for m in metrics]
+        tokens = sum(count for _, count in counted)
+        finite = all(math.isfinite(m.loss) for m in metrics)
+        if finite:
+            for m, count in counted:
+                p.add_loss(m.loss, count, (m.step - 1) % self._plan.train.log_every == 0)
+        last = metrics[-1]
+        norm = last.gradient_norm
+        said = events.Step(
+            step=last.step,
+            epoch=p.epoch,
+            loss=p.window_loss if finite else None,
+            learning_rate=last.learning_rate,
+            gradient_norm=norm if math.isfinite(norm) else None,
+            tokens=p.tokens,
+            tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
+            step_seconds=seconds / len(metrics),
+        )
+        self._attempt.emit(said)
+        print(summary.step_line(said, p.total_steps), flush=True)
+        self._tell_skipped(metrics)
+        if not finite:
+            step = next(m.step for m in metrics if not math.isfinite(m.loss))
+            raise NonFiniteLossError(
+                f"the loss of step {step} is not finite; the last good checkpoint is "
+                f"{self.saver.last.name if self.saver.last else 'none'}. "
+                + _ADVICE[self._plan.optimize.precision]
+            )
+        self._watch.memory(now_and_then=True)
+
+    def _tell_skipped(self, metrics: list[StepMetrics]) -> None:
+        """Say which steps changed nothing, because a gradient overflowed in fp16. Raises `NonFiniteLossError` when
+        no scale would help."""
+        p = self._progress
+        skipped = [m for m in metrics if m.skipped]
+        for m in metrics:
+            p.skipped_in_a_row = p.skipped_in_a_row + 1 if m.skipped else 0
+            if p.skipped_in_a_row >= loss_scale.MOST_SKIPPED:
+                raise NonFiniteLossError(
+                    f"the gradients of {p.skipped_in_a_row} steps in a row, up to step {m.step}, were not finite "
+                    f"at any loss scale. {_ADVICE['fp16']}"
+                )
+        if not skipped:
+            return
+        p.skipped_steps += len(skipped)
+        steps = ", ".join(f"{m.step:,}" for m in skipped)
+        after = (skipped[-1].loss_scale or 0) * loss_scale.BACKOFF
+        self._watch.warn(
+            f"skipped step {steps}: gradients overflowed in fp16; the loss scale is now {after:,g} "
+            f"({p.skipped_steps:,} of {p.step:,} steps skipped so far)"
+        )
+
+    def _end_epoch(self, state: dict[str, object]) -> None:
+        p, t = self._progress, self._plan.train
+        self._read_losses()
+        if p.validation_step != p.step:
+            self._evaluate()
+        self._watch.count()
+        said = events.Epoch(
+            epoch=p.epoch,
+            train_loss=p.epoch_loss,
+            validation_loss=p.validation_loss if p.validation_step == p.step else None,
+            minutes=p.epoch_seconds / 60,
+        )
+        self._attempt.emit(said)
+        epochs = None if t.max_steps else t.epochs
+        print(summary.epoch_block(said, epochs, p.elapsed_seconds / 60), flush=True)
+        steps = p.step - p.epoch_first_step
+        if steps and steps != p.steps_per_epoch:
+            self._correct(steps)
+        p.end_epoch(state)
+        if not t.checkpoint_every:
+            self._save()
+
+    def _correct(self, steps: int) -> None:
+        """An epoch was longer or shorter than estimated: say so. The schedule stays as it is."""
+        p, t = self._progress, self._plan.train
+        p.steps_per_epoch = steps
+        total = t.max_steps or p.step + steps * (t.epochs - p.epoch)
+        self._attempt.emit(
+            events.Phase(phase=self._watch.phase, total_steps=total, steps_per_epoch=steps)
+        )
+
+    def _end(self) -> events.Ended:
+        p = self._progress
+        self._profiling.stop()
+        self._read_losses()
+        if p.validation_step != p.step or p.step == 0:
+            self._evaluate()
+        self._watch.count()
+        self._save()
+        ended = events.Ended(
+            step=p.step,
+            best_validation_loss=p.best_validation_loss,
+            final_validation_loss=p.validation_loss,
+            final_train_loss=p.window_loss,
+            total_minutes=p.elapsed_seconds / 60,
+            average_epoch_minutes=p.average_epoch_minutes,
+            epochs=len(p.epoch_minutes),
+            early=self._early(),
+        )
+        self._attempt.emit(ended, durable=True)
+        device = self._engine.device
+        print(summary.final_block(ended, f"{device.id} ({device.name})"), flush=True)
+        return ended
+
+    def _early(self) -> str:
+        """Why training ends before the plan is done; empty where it is."""
+        p, t = self._progress, self._plan.train
+        if not p.stopped_early(self._plan):
+            return ""
+        by = f" by more than {t.early_stopping_minimum:g}" if t.early_stopping_minimum else ""
+        best = (
+            "none was finite" if p.patience_loss is None else f"it stands at {p.patience_loss:.4f}"
+        )
+        return (
+            f"stopped early at step {p.step:,} of {p.total_steps:,}: the validation loss has not improved{by} "
+            f"in {p.stale_evaluations:,} evaluations ({best})"
+        )
+
+    def _evaluate(self) -> None:
+        """Loss over the held-out rows, if there are any, then a sampled text."""
+        job, p = self._job, self._progress
+        if not len(job.data.validation):
+            if self._sampled != p.step:
+                self._sample()
+            return
+        limit = self._plan.train.evaluation_batches
+        with self._watch.aside("evaluate"):
+            started = time.monotonic()
+            shape = job.evaluation_shape
+            batches = job.data.validation.batches(shape, limit)
+            total = self._engine.evaluate(self._polled(batches))
+            seconds = time.monotonic() - started
+            if self._unigram is None:
+                self._unigram = job.data.validation.unigram_loss(job.data.counts, shape, limit)
+                self._target_bytes = job.data.validation.target_bytes(shape, limit)
+        loss = total.nats / max(total.tokens, 1)
+        finite = math.isfinite(loss)
+        best = finite and (p.best_validation_loss is None or loss < p.best_validation_loss)
+        if finite:
+            p.validation_loss, p.validation_step = loss, p.step
+            p.best_validation_loss = loss if best else p.best_validation_loss
+        p.judge(loss if finite else None, self._plan.train.early_stopping_minimum)
+        covered = self._target_bytes
+        said = events.Evaluation(
+            step=p.step,
+            loss=loss if finite else None,
+            bits_per_byte=total.nats / math.log(2) / covered if finite and covered else None,
+            tokens=total.tokens,
+            seconds=seconds,
+            metrics={"unigram_loss": self._unigram},
+            best=best,
+        )
+        self._attempt.emit(said, durable=True)
+        print(summary.evaluation_line(said), flush=True)
+        self._sample()
+
+    def _sample(self) -> None:
+        job, step = self._job, self._progress.step
+        self._sampled = step
+        tokenizer = job.data.tokenizer
+        end = tokenizer.end_of_text if tokenizer else None
+        prompt = job.data.validation.prompt or [end or 0]
+        room = job.architecture.max_positions - len(prompt) - 1
+        tokens = min(self._plan.train.sample_tokens, room)
+        if tokens <= 0:
+            return
+        with self._watch.aside("sample"):
+            seed = self._plan.train.seed + step
+            ids = self._engine.generate(prompt, tokens, SAMPLE_TEMPERATURE, SAMPLE_TOP_K, seed)
+        texts = [tokenizer.decode(i) if tokenizer else " ".join(map(str, i)) for i in (prompt, ids)]
+        self._attempt.emit(events.Sample(step=step, prompt=texts[0], text=texts[1]))
+
+    def _save(self) -> None:
+        """Commit a checkpoint, once every loss up to it is known to be finite."""
+        self._read_losses()
+        self.saver.save()
+
+    def _polled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._watch.check_stop()
+            yield batch

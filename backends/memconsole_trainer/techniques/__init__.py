@@ -1,0 +1,1 @@
+"""The optimizations as specifications that both backends follow to the bit."""

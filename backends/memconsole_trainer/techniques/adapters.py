@@ -1,0 +1,133 @@
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685): which there are, how they start, how they merge.
+
+Each matrix W (out, in) of every block, attention's and the MLP's, becomes W + (alpha / r) B A with
+A (r, in) and B (out, r); alpha = 2r, so that the factor is 2 whatever the rank (§4.1 keeps alpha fixed
+likewise, so that the learning rate need not follow the rank). A starts normal with standard deviation
+1/r, B at zero: the model starts as it was.
+
+The base is frozen. With 16-bit compute its matrices and embeddings are rounded to bf16 and stored so,
+norms in fp32; adapters are always fp32. A checkpoint holds adapters, optimizer state and the base's fingerprint: the
+base itself comes again from where it came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole.plan.plan import Plan
+from memconsole_trainer.engine import WeightsError, WeightSource
+from memconsole_trainer.randomness import drawn
+from memconsole_trainer.techniques import base_storage
+
+SCALE = 2.0
+"""alpha / r."""
+FINGERPRINT = "optimizer.base"
+"""Name of the fingerprint among a checkpoint's tensors: uint8 (32,)."""
+
+
+def adapters(architecture: Architecture, rank: int) -> Iterator[Parameter]:
+    """The adapters of every block matrix, in the order of the matrices; none for rank 0."""
+    for p in parameters(architecture) if rank else ():
+        if p.role == "matrix":
+            outputs, inputs = p.shape
+            stem = p.name.removesuffix(".weight")
+            yield Parameter(f"{stem}.lora_a", (rank, inputs), "adapter", p.layer, std=1 / rank)
+            yield Parameter(f"{stem}.lora_b", (outputs, rank), "adapter", p.layer)
+
+
+def trained_parameters(plan: Plan, architecture: Architecture) -> list[Parameter]:
+    """What the optimizer moves: the adapters where there are any, else every weight the loss reaches."""
+    found = list(adapters(architecture, plan.optimize.lora_rank))
+    return found or [p for p in parameters(architecture) if p.used]
+
+
+def stored_narrow(plan: Plan, parameter: Parameter) -> bool:
+    """Whether a frozen weight is rounded to 16 bits, and stored so where the backend computes with them."""
+    return plan.optimize.precision != "fp32" and parameter.role not in ("norm", "bias")
+
+
+class InitialAdapters:
+    """A `WeightSource` of new adapters, each drawn by the plan's seed and its own name."""
+
+    def __init__(self, plan: Plan, architecture: Architecture) -> None:
+        self._parameters = {p.name: p for p in adapters(architecture, plan.optimize.lora_rank)}
+        self._seed = plan.train.seed
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        return drawn(self._parameters[name], self._seed)
+
+
+class Fingerprinted:
+    """A `WeightSource` that remembers a hash of each tensor it handed out."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._hashes: dict[str, bytes] = {}
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        array = self._source.tensor(name)
+        self._hashes[name] = hashlib.sha256(np.ascontiguousarray(array).data).digest()
+        return array
+
+    def fingerprint(self) -> NDArray[np.uint8]:
+        """Of all tensors handed out, whatever their order."""
+        whole = hashlib.sha256()
+        for name, digest in sorted(self._hashes.items()):
+            whole.update(name.encode() + digest)
+        return np.frombuffer(whole.digest(), np.uint8)
+
+
+def check_base(found: NDArray[np.uint8], stored: NDArray[np.generic]) -> None:
+    """Raise `WeightsError` unless the base is the one whose adapters a checkpoint holds."""
+    if not np.array_equal(found, stored):
+        raise WeightsError(
+            "the base model's weights have changed since this checkpoint: "
+            "its adapters belong to other weights"
+        )
+
+
+class Merged:
+    """A `WeightSource` of plain weights: the base as it was stored, with its adapters added."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        architecture: Architecture,
+        base: WeightSource,
+        adapter: Callable[[str], NDArray[np.generic]],
+    ) -> None:
+        self._plan, self._base, self._adapter = plan, base, adapter
+        self._parameters = {p.name: p for p in parameters(architecture)}
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        """fp32; nothing larger than a few copies of the tensor is allocated."""
+        parameter = self._parameters[name]
+        weight = np.asarray(self._base.tensor(name), dtype=np.float32)
+        weight = base_storage.stored(self._plan, parameter, weight)
+        if stored_narrow(self._plan, parameter):
+            weight = narrow_rounded(self._plan, weight)
+        if parameter.role != "matrix":
+            return weight
+        stem = name.removesuffix(".weight")
+        a, b = self._adapter(f"{stem}.lora_a"), self._adapter(f"{stem}.lora_b")
+        return weight + np.float32(SCALE) * (np.asarray(b, np.float32) @ np.asarray(a, np.float32))
+
+
+def narrow_rounded(plan: Plan, array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Finite `array` as the plan's 16-bit type stores it, still in float32; in fp16 cut to its largest."""
+    if plan.optimize.precision != "fp16":
+        return bf16_rounded(array)
+    most = np.finfo(np.float16).max
+    return np.clip(array, -most, most).astype(np.float16).astype(np.float32)
+
+
+def bf16_rounded(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Finite `array` rounded to bfloat16, half to even, still in float32."""
+    bits = array.view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)

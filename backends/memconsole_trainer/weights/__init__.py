@@ -1,0 +1,1 @@
+"""Weights in and out: initial values, checkpoints, Hugging Face directories."""

@@ -1,0 +1,127 @@
+"""BitNet b1.58 weights (Ma et al. 2024, arXiv:2402.17764, §2): a model's matrices as -1, 0 and 1 with one scale each.
+
+    γ = mean |W|, at least 1e-5        code = clip(round(W / γ), -1, 1)        W ≈ γ · code
+
+The format is a Hugging Face directory whose matrices inside the blocks are stored as
+
+    NAME.weight        uint8 (⌈rows/4⌉, columns): with R = ⌈rows/4⌉, the code of row r plus 1 lies in byte row r mod R,
+                       in bits 2·⌊r/R⌋ and 2·⌊r/R⌋+1, the lowest first; bits of rows that there are not are 0
+    NAME.weight_scale  fp32 (1,): γ
+
+for a stored matrix as the family lays it out (GPT-2's fused and transposed ones included); embeddings, head, norms and
+biases stay fp32. Where layers are linear modules and rows a multiple of 4, which leaves out GPT-2, transformers reads
+it (`quantization_config`), and then rounds activations to 8 bits besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole_trainer.engine import WeightsError
+from memconsole_trainer.weights.huggingface import Stored, stored, taken, tensor_files
+
+SCALE = "_scale"
+"""What the name of a matrix's scale ends in."""
+PER_BYTE = 4
+LEAST = 1e-5
+CONFIG: dict[str, Any] = {
+    "quantization_config": {
+        "quant_method": "bitnet",
+        "linear_class": "autobitlinear",
+        "quantization_mode": "offline",
+        "modules_to_not_convert": ["lm_head"],
+    }
+}
+Array = NDArray[np.generic]
+
+
+def ternary(matrix: Array) -> tuple[NDArray[np.int8], np.float32]:
+    """Codes (rows, columns) and γ of a matrix."""
+    wide = np.asarray(matrix, np.float32)
+    scale = np.float32(max(float(np.abs(wide).mean(dtype=np.float64)), LEAST))
+    return np.clip(np.rint(wide / scale), -1, 1).astype(np.int8), scale
+
+
+def pack(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Codes (rows, columns) as bytes (⌈rows/4⌉, columns)."""
+    rows = -(-len(codes) // PER_BYTE)
+    packed = np.zeros((rows, codes.shape[1]), np.uint8)
+    for place in range(PER_BYTE):
+        part = codes[place * rows : (place + 1) * rows]
+        packed[: len(part)] |= (part + 1).astype(np.uint8) << np.uint8(2 * place)
+    return packed
+
+
+def unpack(packed: NDArray[np.uint8], rows: int) -> NDArray[np.int8]:
+    """The codes of `rows` rows."""
+    parts = [(packed >> np.uint8(2 * place)) & np.uint8(3) for place in range(PER_BYTE)]
+    return np.concatenate(parts)[:rows].astype(np.int8) - np.int8(1)
+
+
+def matrices(architecture: Architecture) -> dict[str, int]:
+    """The tensors that are stored in codes, by Hugging Face name, and their rows."""
+    return {
+        place.name: _rows(p.shape, place)
+        for p in parameters(architecture)
+        if p.role == "matrix" and (place := stored(p, architecture)) is not None
+    }
+
+
+class Packing:
+    """What becomes of each tensor of an export; `codes` counts the weights that are stored in codes."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._matrices = matrices(architecture)
+        self.codes = self.zeros = 0
+
+    def __call__(self, name: str, array: Array) -> Iterator[tuple[str, Array]]:
+        if name not in self._matrices:
+            yield name, array
+            return
+        codes, scale = ternary(array)
+        self.codes += codes.size
+        self.zeros += int((codes == 0).sum())
+        yield name, pack(codes)
+        yield name + SCALE, np.array([scale], np.float32)
+
+
+class BitNetWeights:
+    """A `WeightSource` over such a directory: each matrix as its codes times their scale.
+
+    Raises `WeightsError` where the directory is not of this format.
+    """
+
+    def __init__(self, directory: Path, architecture: Architecture) -> None:
+        self._directory, self._architecture = directory, architecture
+        self._files = {name: file for file in tensor_files(directory) for name in file.names()}
+        self._parameters = {p.name: p for p in parameters(architecture)}
+        self._matrices = matrices(architecture)
+
+    def tensor(self, name: str) -> Array:
+        """The fp32 tensor of a canonical name."""
+        parameter = self._parameters[name]
+        place = stored(parameter, self._architecture)
+        if place is None:
+            return np.full(parameter.shape, parameter.fill, dtype=np.float32)
+        whole = self._read(place.name)
+        if place.name in self._matrices:
+            if whole.dtype != np.uint8:
+                raise WeightsError(f"{self._directory}: {place.name} is not stored in codes")
+            codes = unpack(whole.view(np.uint8), self._matrices[place.name])
+            whole = codes * np.float32(np.asarray(self._read(place.name + SCALE)).item())
+        return taken(whole, place)
+
+    def _read(self, name: str) -> Array:
+        if name not in self._files:
+            raise WeightsError(f"{self._directory}: no tensor {name}")
+        return self._files[name].tensor(name, widen=True)
+
+
+def _rows(shape: tuple[int, ...], place: Stored) -> int:
+    return shape[1] if place.transpose else shape[0] * place.parts

@@ -1,0 +1,125 @@
+"""What a run's weights lose as BitNet b1.58 codes: the validation loss before and after, in the run's own backend."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from memconsole.plan.plan import PlanError, replace
+from memconsole_trainer.backends import engine_factory
+from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.prepared import boundary, held_out
+from memconsole_trainer.data.sources import open_source
+from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.validation import Validation
+from memconsole_trainer.engine import LossSum, WeightSource
+from memconsole_trainer.weights.bitnet import CONFIG, BitNetWeights, Packing
+from memconsole_trainer.weights.export import export
+from memconsole_trainer.weights.trained import Trained
+
+REPORT = "bitnet.json"
+_PLAIN: dict[str, Any] = {
+    "train.ema_decay": 0.0,
+    "train.beta1": 0.0,
+    "optimize.optimizer": "sgd",
+    "optimize.optimizer_offload": "none",
+    "optimize.optimizer_in_backward": False,
+    "optimize.activation_offload": False,
+    "optimize.accumulation_steps": 1,
+    "optimize.freeze_base": False,
+    "optimize.lora_rank": 0,
+    "optimize.base_storage": "bf16",
+    "optimize.compile": False,
+}
+"""Settings that only training needs, off; without momentum there is no optimizer state."""
+
+
+class NotMeasuredError(ValueError):
+    """There is nothing to measure on; the message says why."""
+
+
+def export_bitnet(found: Trained, out: Path) -> list[str]:
+    """Write what was trained into `out`, with `bitnet.json`, and return lines that say what it cost.
+
+    Raises what `export` raises.
+    """
+    packing = Packing(found.architecture)
+    export(found.architecture, found, found.tokenizer_file, out, change=packing, more=CONFIG)
+    size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    document: dict[str, Any] = {
+        "step": found.checkpoint.step,
+        "averaged": found.averaged,
+        "ternary_weights": packing.codes,
+        "zero_share": packing.zeros / max(packing.codes, 1),
+        "bytes": size,
+        "fp32_bytes": _whole_bytes(found),
+        "validation": None,
+    }
+    lines = [
+        f"{packing.codes:,} weights in 2 bits, {document['zero_share']:.0%} of them zero; the rest in fp32",
+        f"size: {size / 2**20:.2f} MiB instead of {document['fp32_bytes'] / 2**20:.2f} MiB in fp32",
+    ]
+    try:
+        document["validation"] = compared(found, BitNetWeights(out, found.architecture))
+        lines += _lines(document["validation"])
+    except (NotMeasuredError, DataError, PlanError) as error:
+        lines.append(f"accuracy: not measured: {error}")
+    (out / REPORT).write_text(json.dumps(document, indent=2) + "\n")
+    return lines
+
+
+def compared(found: Trained, quantized: WeightSource) -> dict[str, Any]:
+    """Validation loss of what was trained and of `quantized`. Raises `NotMeasuredError`, `DataError`, `PlanError`."""
+    plan = found.plan
+    source = open_source(plan, found.architecture.vocab_size)
+    if source.fingerprint != found.checkpoint.state["fingerprints"]["data"]:
+        raise NotMeasuredError(f"{plan.data.source} has changed since the run")
+    split = split_of(source, plan.data.validation_fraction)
+    tokenizer = found.tokenizer() if found.tokenizer_file.is_file() else None
+    validation = held_out(plan, found.architecture, source, split, tokenizer)
+    if not len(validation):
+        raise NotMeasuredError("the run's data holds nothing out")
+    end = boundary(plan, tokenizer)
+    shape = BatchShape(1, plan.evaluation_batch, plan.data.sequence_length, end)
+    covered = validation.target_bytes(shape, plan.train.evaluation_batches)
+    sums = [_evaluated(found, weights, validation, shape) for weights in (found, quantized)]
+    document: dict[str, Any] = {"tokens": sums[0].tokens, "text_bytes": covered}
+    for name, total in zip(("before", "after"), sums, strict=True):
+        loss = total.nats / max(total.tokens, 1)
+        document[name] = {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else None,
+            "bits_per_byte": total.nats / math.log(2) / covered if covered else None,
+        }
+    return document
+
+
+def _evaluated(
+    found: Trained, weights: WeightSource, validation: Validation, shape: BatchShape
+) -> LossSum:
+    precision = found.plan.optimize.precision
+    changes = _PLAIN | {"optimize.precision": "bf16" if precision == "bf16-sr" else precision}
+    plan = replace(found.plan, changes)
+    engine = engine_factory(plan.backend)(plan, None)
+    engine.build(plan, found.architecture, 1, weights)
+    return engine.evaluate(validation.batches(shape, plan.train.evaluation_batches))
+
+
+def _lines(measured: dict[str, Any]) -> list[str]:
+    words = []
+    for name in ("before", "after"):
+        m = measured[name]
+        perplexity = "over 1e300" if m["perplexity"] is None else f"{m['perplexity']:,.2f}"
+        bits = "" if m["bits_per_byte"] is None else f", {m['bits_per_byte']:.4f} bits/byte"
+        words.append(f"{name}: validation loss {m['loss']:.4f}, perplexity {perplexity}{bits}")
+    return [*words, f"over {measured['tokens']:,} held-out tokens, activations not rounded"]
+
+
+def _whole_bytes(found: Trained) -> int:
+    """Bytes of the same tensors in fp32."""
+    from memconsole_trainer.weights.huggingface import exported
+
+    return sum(4 * array.size for _, array in exported(found.architecture, found))

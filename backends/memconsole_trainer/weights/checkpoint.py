@@ -1,0 +1,284 @@
+"""Checkpoints that exist whole or not at all: safetensors, JSON and a SHA-256 manifest, committed by rename.
+
+    checkpoints/step-000000120/{model-00001.safetensors, optimizer-00001.safetensors, state.json, MANIFEST.json}
+
+Everything is written and synced under `.tmp-…` first; the rename is the commit. Whatever is read back
+was verified by size and hash before it was parsed, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.runs.record.directory import CHECKPOINT_NAME
+from memconsole.runs.record.files import sync_directory
+from memconsole_trainer.weights import tensorfile
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+STATE = "state.json"
+SHARD_BYTES = 64 << 20
+"""Tensors written together; the host holds one shard at a time, or one larger tensor."""
+_BLOCK = 1 << 20
+
+Named = tuple[str, NDArray[np.generic]]
+
+
+class NotFiniteError(ArithmeticError):
+    """A tensor that must not be saved as good; the message names it."""
+
+    cause = "nan"
+
+
+class FencedError(RuntimeError):
+    """A newer attempt owns the run: nothing was committed."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One committed checkpoint."""
+
+    path: Path
+    size_bytes: int
+    seconds: float
+
+
+class Stored:
+    """A verified checkpoint: its state and, one at a time, its tensors (a `StateSource`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state: dict[str, Any] = json.loads((path / STATE).read_bytes())
+        self._files: dict[str, tensorfile.TensorFile] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            opened = tensorfile.TensorFile(file)
+            self._files.update((name, opened) for name in opened.names())
+
+    @property
+    def step(self) -> int:
+        return step_of(self.path)
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        """Raises KeyError for a name that was not saved."""
+        return self._files[name].tensor(name)
+
+
+class Checkpoints:
+    """The `checkpoints/` folder of a run, written by one trainer at a time."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._last_bytes = 0
+
+    def sweep(self) -> None:
+        """Remove what an interrupted save or deletion left. Only while holding the run's lock."""
+        for pattern in (".tmp-*", ".trash-*"):
+            for path in self._directory.glob(pattern):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def committed(self) -> list[Path]:
+        """Committed checkpoints, newest first."""
+        with contextlib.suppress(FileNotFoundError):
+            found = [p for p in self._directory.iterdir() if CHECKPOINT_NAME.fullmatch(p.name)]
+            return sorted(found, key=step_of, reverse=True)
+        return []
+
+    def newest(
+        self, say: Callable[[str], None], beat: Callable[[], None], *, owned: bool = True
+    ) -> Stored | None:
+        """The newest checkpoint whose every byte is as it was written.
+
+        A damaged one is told through `say` and passed over; one who holds the run's lock (`owned`) renames it to
+        ``step-N.BAD``. `beat` is called while hashing.
+        """
+        for path in self.committed():
+            problem = verify(path, beat)
+            if problem is None:
+                return Stored(path)
+            say(f"{path.name} is damaged ({problem}); using the checkpoint before it")
+            if not owned:
+                continue
+            bad = path.with_name(f"{path.name}.BAD")
+            with contextlib.suppress(OSError):
+                shutil.rmtree(bad, ignore_errors=True)
+                path.rename(bad)
+        return None
+
+    def save(
+        self,
+        step: int,
+        tensors: Iterable[Named],
+        state: dict[str, Any],
+        is_newest: Callable[[], bool],
+        written: Callable[[int], None],
+        expected_bytes: int = 0,
+    ) -> Saved:
+        """Commit a checkpoint of `step`. `written` is called with the bytes on disk as they grow.
+
+        Raises `NotFiniteError`, `FencedError`, and OSError (ENOSPC before anything is written when
+        less than 1.5 times the expected size is free). Older checkpoints stay as they are.
+        """
+        started = time.monotonic()
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self._preflight(max(self._last_bytes, expected_bytes))
+        temporary = self._directory / f".tmp-{step}-{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)
+        try:
+            files: dict[str, dict[str, Any]] = {}
+            total = 0
+            for name, shard in _shards(tensors):
+                size, digest = tensorfile.write(temporary / name, shard)
+                files[name] = {"size": size, "sha256": digest}
+                total += size
+                written(total)
+            files[STATE] = _write_json(temporary / STATE, state)
+            parent = next((p.name for p in self.committed()), None)
+            manifest = {"format": FORMAT, "step": step, "parent": parent, "files": files}
+            total += files[STATE]["size"] + _write_json(temporary / MANIFEST, manifest)["size"]
+            sync_directory(temporary)
+            written(total)
+            if not is_newest():
+                raise FencedError("a newer attempt owns this run")
+            final = self._directory / f"step-{step:09d}"
+            if final.exists():
+                self._discard(final)
+            temporary.rename(final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_directory(self._directory)
+        self._last_bytes = total
+        return Saved(final, total, time.monotonic() - started)
+
+    def retain(self) -> None:
+        """Delete all but the newest `keep` and the one with the lowest validation loss."""
+        committed = self.committed()
+        kept = set(committed[: self._keep])
+        scored = [(loss, p) for p in committed if (loss := _validation_loss(p)) is not None]
+        if scored:
+            kept.add(min(scored)[1])
+        for path in committed:
+            if path not in kept:
+                with contextlib.suppress(OSError):
+                    self._discard(path)
+
+    def _discard(self, path: Path) -> None:
+        """Delete by renaming first, so that no half-deleted checkpoint is ever seen as one."""
+        trash = path.with_name(f".trash-{path.name}-{os.getpid()}-{time.monotonic_ns()}")
+        path.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _preflight(self, expected: int) -> None:
+        free = shutil.disk_usage(self._directory).free
+        if free < expected * 1.5:
+            raise OSError(
+                errno.ENOSPC,
+                f"{free / 2**20:,.0f} MiB free, a checkpoint needs {expected * 1.5 / 2**20:,.0f} MiB",
+                str(self._directory),
+            )
+
+
+def step_of(path: Path) -> int:
+    match = CHECKPOINT_NAME.match(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def verify(path: Path, beat: Callable[[], None] | None = None) -> str | None:
+    """What is wrong with a checkpoint, or None when every file has its size and hash."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        files = dict(manifest["files"])
+        if manifest["format"] != FORMAT or STATE not in files or manifest["step"] != step_of(path):
+            return f"{MANIFEST} is not of this format"
+        present = {p.name for p in path.iterdir() if p.suffix == ".safetensors"}
+        if extra := present - files.keys():
+            return f"{min(extra)} is not in {MANIFEST}"
+        for name, entry in files.items():
+            file = path / name
+            if Path(name).name != name or not file.is_file() or file.is_symlink():
+                return f"{name} is missing"
+            if file.stat().st_size != entry["size"]:
+                return f"{name} has {file.stat().st_size} bytes instead of {entry['size']}"
+            if _sha256(file, beat) != entry["sha256"]:
+                return f"{name} does not match its SHA-256"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"{MANIFEST}: {error}"
+    return None
+
+
+def weights_digest(path: Path) -> str:
+    """One hash over the model's weights of a committed checkpoint, for comparing runs."""
+    files = json.loads((path / MANIFEST).read_bytes())["files"]
+    hashes = [e["sha256"] for name, e in sorted(files.items()) if name.startswith("model-")]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _shards(tensors: Iterable[Named]) -> Iterator[tuple[str, list[Named]]]:
+    """Files of about `SHARD_BYTES`, one kind of tensor each: the kind is the name's first word."""
+    counts: dict[str, int] = {}
+    held: dict[str, list[Named]] = {}
+    for name, array in tensors:
+        _check_finite(name, array)
+        kind = name.partition(".")[0]
+        waiting = held.setdefault(kind, [])
+        waiting.append((name, array))
+        if sum(a.nbytes for _, a in waiting) >= SHARD_BYTES:
+            counts[kind] = counts.get(kind, 0) + 1
+            yield f"{kind}-{counts[kind]:05d}.safetensors", held.pop(kind)
+    for kind, waiting in held.items():
+        yield f"{kind}-{counts.get(kind, 0) + 1:05d}.safetensors", waiting
+
+
+def _check_finite(name: str, array: NDArray[np.generic]) -> None:
+    if array.dtype.kind not in "fV":
+        return
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, 1 << 20):
+        if not np.isfinite(flat[start : start + (1 << 20)]).all():
+            raise NotFiniteError(f"{name} holds values that are not finite")
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
+    data = json.dumps(value, indent=1, allow_nan=False).encode()
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _validation_loss(path: Path) -> float | None:
+    try:
+        loss = json.loads((path / STATE).read_bytes())["validation_loss"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return float(loss) if isinstance(loss, int | float) else None
+
+
+def _sha256(path: Path, beat: Callable[[], None] | None) -> str:
+    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while read := file.readinto(block):
+            digest.update(block[:read])
+            if beat is not None:
+                beat()
+    return digest.hexdigest()

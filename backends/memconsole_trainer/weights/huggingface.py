@@ -1,0 +1,226 @@
+"""Hugging Face weights under this project's names: where each canonical parameter lies in a checkpoint.
+
+The mapping is written once, for reading and for exporting, in both backends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole_trainer.engine import WeightsError, WeightSource
+from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where one canonical parameter lies: rows `part` of `parts` equal ones of `name`'s outputs."""
+
+    name: str
+    transpose: bool = False
+    """Stored (in, out), as GPT-2's Conv1D does."""
+    part: int = 0
+    parts: int = 1
+
+
+_GPT2_TOP = {
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+_GPT2_LAYER = {
+    "attention_norm": "ln_1",
+    "attention.query": "attn.c_attn",
+    "attention.key": "attn.c_attn",
+    "attention.value": "attn.c_attn",
+    "attention.output": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+_GPT2_PART = {"attention.query": 0, "attention.key": 1, "attention.value": 2}
+_LLAMA_TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+_LLAMA_LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+_GEMMA3_LAYER = _LLAMA_LAYER | {
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+_BUFFER = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
+"""Constants older checkpoints carry beside the weights."""
+_OTHER_TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.")
+
+
+def stored(parameter: Parameter, architecture: Architecture) -> Stored | None:
+    """Where `parameter` lies in a Hugging Face checkpoint of this family; None where it never does."""
+    if parameter.role == "auxiliary" or parameter.name.startswith("diagnostic_head"):
+        return None
+    stem, _, kind = parameter.name.rpartition(".")
+    gpt2 = architecture.family == "gpt2"
+    if parameter.layer is None:
+        return Stored(f"{(_GPT2_TOP if gpt2 else _LLAMA_TOP)[stem]}.{kind}")
+    inner = stem.removeprefix(f"layers.{parameter.layer}.")
+    if gpt2:
+        matrix = kind == "weight" and parameter.role == "matrix"
+        fused = inner in _GPT2_PART
+        return Stored(
+            f"transformer.h.{parameter.layer}.{_GPT2_LAYER[inner]}.{kind}",
+            transpose=matrix,
+            part=_GPT2_PART.get(inner, 0),
+            parts=3 if fused else 1,
+        )
+    table = _GEMMA3_LAYER if architecture.post_norms else _LLAMA_LAYER
+    return Stored(f"model.layers.{parameter.layer}.{table[inner]}.{kind}")
+
+
+class HuggingFaceWeights:
+    """A `WeightSource` over a directory of safetensors files, one or many with an index.
+
+    Raises `WeightsError` when the directory holds no safetensors, lacks a weight, holds one of another
+    shape, or holds weights the architecture has no place for (its logits would be wrong).
+    """
+
+    def __init__(self, directory: Path, architecture: Architecture) -> None:
+        self._directory = directory
+        self._files = tensor_files(directory)
+        self._named = _prefixes_removed(self._files, architecture)
+        self._parameters = {p.name: p for p in parameters(architecture)}
+        self._places: dict[str, Stored] = {}
+        used = set()
+        for parameter in self._parameters.values():
+            place = stored(parameter, architecture)
+            if place is None:
+                continue
+            self._check(parameter, place)
+            self._places[parameter.name] = place
+            used.add(place.name)
+        for name in self._named:
+            tied_copy = architecture.tied_embeddings and name == "lm_head.weight"
+            if name not in used and not tied_copy and not _BUFFER.search(name):
+                raise WeightsError(
+                    f"{directory}: {name} has no place in a {architecture.family} model "
+                    f"of this configuration"
+                )
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        """The tensor of a canonical name, matrices (out, in), bfloat16 widened to float32."""
+        if name not in self._places:
+            parameter = self._parameters[name]
+            return np.full(parameter.shape, parameter.fill, dtype=np.float32)
+        place = self._places[name]
+        file, original = self._named[place.name]
+        return taken(file.tensor(original, widen=True), place)
+
+    def _check(self, parameter: Parameter, place: Stored) -> None:
+        if place.name not in self._named:
+            raise WeightsError(f"{self._directory}: no tensor {place.name}")
+        file, original = self._named[place.name]
+        shape = file.shape(original)
+        wanted = (parameter.shape[0] * place.parts, *parameter.shape[1:])
+        found = shape[::-1] if place.transpose else shape
+        if found != wanted:
+            raise WeightsError(
+                f"{self._directory}: {place.name} is {shape}, the configuration says "
+                f"{wanted[::-1] if place.transpose else wanted}"
+            )
+
+
+def taken(whole: NDArray[np.generic], place: Stored) -> NDArray[np.generic]:
+    """The canonical tensor at `place` of the stored tensor `whole`."""
+    if place.transpose:
+        whole = whole.T
+    rows = whole.shape[0] // place.parts
+    return np.ascontiguousarray(whole[place.part * rows : (place.part + 1) * rows])
+
+
+def has_weights(directory: Path) -> bool:
+    """Whether `directory` holds safetensors weights."""
+    return (directory / "model.safetensors.index.json").is_file() or any(
+        directory.glob("*.safetensors")
+    )
+
+
+def exported(
+    architecture: Architecture, source: WeightSource
+) -> Iterator[tuple[str, NDArray[np.generic]]]:
+    """`source`'s weights under Hugging Face names and layouts, one tensor at a time.
+
+    Parameters no Hugging Face model has (the auxiliary ones) are left out.
+    """
+    fused: dict[str, list[NDArray[np.generic]]] = {}
+    for parameter in parameters(architecture):
+        place = stored(parameter, architecture)
+        if place is None:
+            continue
+        parts = fused.setdefault(place.name, [])
+        parts.append(source.tensor(parameter.name))
+        if len(parts) == place.parts:
+            whole = np.concatenate(parts) if place.parts > 1 else parts[0]
+            yield place.name, np.ascontiguousarray(whole.T if place.transpose else whole)
+            del fused[place.name]
+
+
+def tensor_files(directory: Path) -> list[TensorFile]:
+    """The safetensors files of `directory`. Raises `WeightsError`."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise WeightsError(f"{index}: not a safetensors index") from None
+        if any(not isinstance(n, str) or Path(n).name != n for n in names):
+            raise WeightsError(f"{index}: names files outside its directory")
+    else:
+        names = sorted(p.name for p in directory.glob("*.safetensors"))
+    if not names:
+        raise WeightsError(f"{directory}: no .safetensors files")
+    try:
+        return [TensorFile(directory / name) for name in names]
+    except FileNotFoundError as error:
+        raise WeightsError(f"{directory}: {Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise WeightsError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    except TensorFileError as error:
+        raise WeightsError(str(error)) from None
+
+
+def _prefixes_removed(
+    files: list[TensorFile], architecture: Architecture
+) -> dict[str, tuple[TensorFile, str]]:
+    """Tensors under the names of the plain causal language model, whatever wrapper saved them."""
+    named = {}
+    for file in files:
+        for original in file.names():
+            name = original
+            if name.startswith(_OTHER_TOWERS):
+                continue
+            if name.startswith("model.language_model."):
+                name = "model." + name.removeprefix("model.language_model.")
+            name = name.removeprefix("language_model.")
+            if architecture.family == "gpt2":
+                if not name.startswith(("transformer.", "lm_head.")):
+                    name = f"transformer.{name}"
+            elif not name.startswith(("model.", "lm_head.")):
+                name = f"model.{name}"
+            named[name] = (file, original)
+    return named

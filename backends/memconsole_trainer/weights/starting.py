@@ -1,0 +1,29 @@
+"""Where a plan's weights come from before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+from memconsole_trainer.engine import WeightSource
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights, has_weights
+from memconsole_trainer.weights.initialize import InitialWeights
+
+
+def weights_directory(plan: Plan) -> Path | None:
+    """The directory of the plan's model, if it has one."""
+    found = catalog.model_directory(plan)
+    return Path(found) if found else None
+
+
+def starting_weights(plan: Plan, architecture: Architecture) -> WeightSource:
+    """The weights of the model's directory where it holds any, else new ones of the plan's seed.
+
+    Raises `WeightsError`.
+    """
+    directory = weights_directory(plan)
+    if directory is not None and has_weights(directory):
+        return HuggingFaceWeights(directory, architecture)
+    return InitialWeights(architecture, plan.train.seed)

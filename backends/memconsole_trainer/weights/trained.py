@@ -1,0 +1,104 @@
+"""What a run has trained so far: its newest intact checkpoint, as weights to load anywhere."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.plan import Plan
+from memconsole.runs.record.directory import RunDirectory
+from memconsole_trainer.data.tokenizer import Tokenizer, load
+from memconsole_trainer.engine import Engine, WeightSource
+from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
+from memconsole_trainer.techniques.average import PREFIX, is_averaged
+from memconsole_trainer.weights.checkpoint import Checkpoints, Stored
+from memconsole_trainer.weights.starting import starting_weights
+
+
+class NothingTrainedError(ValueError):
+    """A run without an intact checkpoint; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's plan, model and checkpoint. Also a `WeightSource`."""
+
+    plan: Plan
+    architecture: Architecture
+    checkpoint: Stored
+    tokenizer_file: Path
+
+    @property
+    def adapted(self) -> bool:
+        """Whether the checkpoint holds adapters, and the rest is the model training started from."""
+        return self.plan.optimize.lora_rank > 0
+
+    @property
+    def averaged(self) -> bool:
+        """Whether what is taken for trained is the moving average of the weights."""
+        return is_averaged(self.plan)
+
+    @property
+    def note(self) -> str:
+        """Which of two sets of weights this is, behind the step's number."""
+        decay = self.plan.train.ema_decay
+        return f", average of the weights (EMA, decay {decay:g})" if self.averaged else ""
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        """The trained tensor of a canonical parameter name, adapters merged."""
+        if not self.adapted:
+            return self._stored(name)
+        return Merged(self.plan, self.architecture, self._base, self._stored).tensor(name)
+
+    def check_base(self) -> None:
+        """Raise `WeightsError` if what the adapters were trained on is not there any more."""
+        if self.adapted:
+            base = Fingerprinted(self._base)
+            for parameter in parameters(self.architecture):
+                base.tensor(parameter.name)
+            check_base(base.fingerprint(), self.checkpoint.tensor(FINGERPRINT))
+
+    def build(self, engine: Engine) -> None:
+        """Make `engine` hold what was trained, as it was trained."""
+        start: WeightSource = self._base if self.adapted else self
+        engine.build(self.plan, self.architecture, 1, start)
+        if self.adapted or self.averaged:
+            engine.load_state(self.checkpoint)
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.checkpoint.names())
+
+    @functools.cached_property
+    def _base(self) -> WeightSource:
+        return starting_weights(self.plan, self.architecture)
+
+    def _stored(self, name: str) -> NDArray[np.generic]:
+        if self.averaged and f"{PREFIX}{name}" in self._names:
+            return self.checkpoint.tensor(f"{PREFIX}{name}")
+        return self.checkpoint.tensor(f"model.{name}")
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the run trained with. Raises `NothingTrainedError` where there is none."""
+        if not self.tokenizer_file.is_file():
+            raise NothingTrainedError("the run trained on rows of tokens, without a tokenizer")
+        return load(self.tokenizer_file, self.architecture.vocab_size)
+
+
+def read(path: Path) -> Trained:
+    """What the run at `path` has trained. Raises `NothingTrainedError`, `PlanError`."""
+    run = RunDirectory(path)
+    plan = run.read_plan()
+    stored = Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints).newest(
+        lambda warning: print(f"warning: {warning}", file=sys.stderr), lambda: None, owned=False
+    )
+    if stored is None:
+        raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
+    return Trained(plan, catalog.architecture(plan), stored, path / "tokenizer.json")

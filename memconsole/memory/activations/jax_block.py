@@ -1,0 +1,79 @@
+"""What one block of the JAX decoder keeps for its backward pass, tensor by tensor, in bytes per token.
+
+Follows the decoder operation by operation. Widths in the comments are elements per
+token: h hidden, q heads × head_size, k kv_heads × head_size, f intermediate; c bytes of a compute element.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from memconsole.plan.architecture import Architecture
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes per token of one block."""
+
+    element: int
+    """Of one element of the tensors between matmuls."""
+    kept: int
+    """Kept from forward to backward under the plan's checkpointing."""
+    attention: int
+    """Of it, what the attention half keeps without checkpointing."""
+    mlp: int
+    attention_again: int
+    """What the backward pass makes again of the attention half under the plan's checkpointing."""
+    mlp_again: int
+    passing: int
+    """Short-lived at the widest point of a forward pass that keeps nothing."""
+
+
+def _matrices(a: Architecture) -> int:
+    return 7 if a.gated_mlp else 6
+
+
+def _adapter_outputs(a: Architecture, rank: int) -> int:
+    """Elements per token of everything that adapters' matrices make (Hu et al. 2021): A x and B A x."""
+    if not rank:
+        return 0
+    outputs = a.query_width + 2 * a.key_width + 2 * a.hidden_size
+    return outputs + (2 if a.gated_mlp else 1) * a.intermediate_size + rank * _matrices(a)
+
+
+@lru_cache(maxsize=1024)
+def jax_block(a: Architecture, precision: str, checkpointing: str, kind: str, rank: int) -> Block:
+    """A block of the JAX decoder under scan. Scores exist for one chunk of queries at a time, see
+    `jax_step.score_bytes`. XLA on a CPU computes 16-bit types in fp32 and stores them so."""
+    h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
+    c = 4 if precision == "fp32" or kind == "cpu" else 2
+    norm = 4 * h + c * h  # its input, recomputed from; its output, the next matmuls' input
+    matmuls = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
+    attention = norm + matmuls + ((4 + c) * (q + k) if a.query_key_norm else 0)
+    gates = c * f * (2 if a.gated_mlp else 1)
+    mlp = norm + gates + c * f  # gate, up, product; or up, activated up
+    everything = attention + mlp + (2 * c * h if a.post_norms else 0) + c * rank * _matrices(a)
+    outputs = c * (2 * q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
+    outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank)
+    kept = {
+        "none": everything,
+        "selective": 4 * h + outputs,
+        "attention": 4 * h + c * q,
+        "full": 4 * h,
+    }[checkpointing]
+    again = {
+        "none": (0, 0),
+        "selective": (attention - matmuls + c * (q + k), mlp - gates),
+        "attention": (attention - c * q, mlp),
+        "full": (attention, mlp),
+    }[checkpointing]
+    return Block(
+        element=c,
+        kept=kept,
+        attention=attention,
+        mlp=mlp,
+        attention_again=again[0],
+        mlp_again=again[1],
+        passing=4 * h + 2 * c * h + gates + c * f,
+    )

@@ -1,0 +1,221 @@
+"""A JAX training step as a sequence of moments: what XLA's one program holds when, in bytes.
+
+Follows `backends/memconsole_jax`: arguments (weights, state, batch) are exact; donated ones become the outputs.
+XLA decides which temporaries coexist: how many copies of each overlap was measured (coefficients.json, `xla`).
+In comments T tokens, V vocabulary, h hidden, f intermediate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from memconsole.memory.activations.jax_block import jax_block
+from memconsole.memory.coefficients import Overlap, xla
+from memconsole.memory.state.step_sizes import Moment, Step
+from memconsole.plan.processor import wide_vectors
+
+CHUNK_TOKENS = 1024
+"""`memconsole_jax.techniques.fused_loss.CHUNK_TOKENS`."""
+CPU_CHUNK_TOKENS = 128
+"""`memconsole_jax.techniques.fused_loss.CPU_CHUNK_TOKENS`."""
+SCORE_BYTES = 32 * 2**20
+"""`memconsole_jax.models.attention.SCORE_BYTES`."""
+CPU_SCORE_BYTES = 8 * 2**20
+"""`memconsole_jax.models.attention.CPU_SCORE_BYTES`."""
+FEWEST_ROWS = 64
+"""`memconsole_jax.models.attention.FEWEST_ROWS`."""
+PACKED = 2 * 296
+"""Elements summed over that are packed at a time."""
+ALIGNED_ROWS = 16
+"""`memconsole_jax.techniques.fused_loss.ALIGNED_ROWS`."""
+
+
+class Reductions(msgspec.Struct, frozen=True):
+    """What reductions of attention's scores take on a CPU beside XLA's plan."""
+
+    few_queries: int
+    """Of a chunk in all rows, up to which they are split."""
+    copies: float
+    """Of the chunk, where they are."""
+
+
+REDUCTIONS = {True: Reductions(768, 3.5), False: Reductions(1024, 1.0)}
+"""With vectors of 512 bits and without, as measured (tests/training/test_jax_library_memory.py)."""
+SPLIT_BYTES = 64 * 2**20
+"""Most that is counted for them; more was not measured."""
+
+
+def moments(step: Step) -> Iterator[Moment]:
+    """Every moment of a step, an evaluation and a checkpoint that can be the largest of its phase."""
+    a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
+    overlap = xla(step.kind, step.plan.device.name)
+    block = jax_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
+    c, stream = block.element, 4 * a.hidden_size * t
+    one_kept = block.kept * t
+    one_kept += _own_rotations(step) if o.gradient_checkpointing == "none" else 0
+    kept = one_kept * s.layers
+    if o.activation_offload:  # but on a CPU, the next block's is on its way
+        kept = one_kept * min(s.layers, 1 if step.kind == "cpu" else 2)
+    kept += _rotations(step, t)
+    standing, resident = step.standing, step.state.resident
+    model = step.weights + step.gathered
+    logits, made_head = _loss(step, overlap)
+    head = 0 if step.frozen else step.gradient * step.head
+    looked_up = 0 if step.frozen else step.gradient * s.embedding
+    blocks = max(0, step.gradients - (head + (looked_up if s.head else 0)) // step.shards)
+    if step.accumulates and not o.lora_rank:  # added to their sum inside the backward pass
+        blocks //= s.layers
+        head = made_head = 0
+
+    copies = _rounded_blocks(step, overlap)
+
+    def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
+        return Moment(phase, model, gradients, resident, live, loss, int(work + copies), step.data)
+
+    scores = _score_copies(step, overlap, step.plan.train.batch_size)
+    passing = block.passing * t + scores
+    yield at("forward", standing, kept + stream, 0, passing)
+    early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
+    yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream)
+    # A block without checkpointing has some of what it kept twice: the slice that is worked on.
+    share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
+    inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
+    again = overlap.again if c == 4 else 1.0
+    of_mlp = again * (block.attention_again + block.mlp_again) + share * block.mlp + inner
+    of_attention = again * block.attention_again + share * block.attention
+    of_attention += overlap.heads * c * a.query_width
+    layer = overlap.layer * c * s.block_matrices
+    through_mlp = of_mlp * t + overlap.mlp_stream * stream + layer
+    through_attention = of_attention * t + scores + overlap.heads_stream * stream + layer
+    summed = standing + blocks + made_head
+    yield at("backward", summed, kept, 0, through_mlp)
+    yield at("backward", summed, kept, 0, through_attention)
+    yield at("backward", summed + looked_up, 0, 0, stream)
+    yield Moment(
+        "optimizer step",
+        weights=step.weights,
+        gradients=step.gradients,
+        state=step.state.at_step,
+        workspace=step.state.temporaries,
+        data=step.data,
+    )
+    evaluated = step.evaluation_tokens
+    stream = 4 * a.hidden_size * evaluated
+    passing = block.passing * evaluated + _score_copies(step, overlap, step.plan.evaluation_batch)
+    chunk = (
+        int(overlap.chunk_16 if c == 2 else overlap.chunk)
+        * 4
+        * a.vocab_size
+        * _chunk(step, evaluated)
+    )
+    stream += _rotations(step, evaluated)
+    yield at("evaluation", 0, stream, 0, max(passing, chunk + 2 * stream))
+    yield Moment(  # one array at a time is copied to be written
+        "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
+    )
+
+
+def _rounded_blocks(step: Step, overlap: Overlap) -> int:
+    """Bytes of a 16-bit copy of matrices that are stored in fp32."""
+    o = step.plan.optimize
+    narrow = step.frozen and (step.compute == 2 or o.base_storage != "bf16")
+    if narrow or step.rounded:
+        return 0
+    return int(overlap.rounded_blocks * 2 * step.sizes.layers * step.sizes.block_matrices)
+
+
+def _rotations(step: Step, tokens: int) -> int:
+    """fp32 cosines and sines of every token of so many, of global layers and of local ones: positions begin anew in
+    each row where documents are isolated."""
+    a = step.architecture
+    if a.positions != "rope" or not step.plan.data.isolate_documents:
+        return 0
+    return 8 * a.head_size * tokens * (1 if a.sliding_window is None else 2)
+
+
+def _own_rotations(step: Step) -> int:
+    """The same, chosen by each layer for itself where there are two kinds, which it keeps."""
+    return 0 if step.architecture.sliding_window is None else _rotations(step, step.tokens) // 2
+
+
+def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
+    """Bytes of the logits with what else the head needs, and of its gradient while the blocks run backwards."""
+    a, t = step.architecture, step.tokens
+    narrow = step.compute == 2 and step.kind != "cpu"
+    cast = overlap.cast_head * 2 * step.head if narrow and not step.rounded else 0
+    gradient = 0 if step.frozen else step.gradient * step.head
+    chunked = step.plan.optimize.fused_loss
+    if step.kind == "cpu":
+        cast = 4 * step.head if step.compute == 2 else 0
+        # The gradient exists before it is added to what chunks summed, or while the states' own is being made.
+        cast += gradient if not chunked or _chunk(step, t) < t else 0
+    if chunked:
+        copies = overlap.chunk_16 if narrow else overlap.chunk
+        return int(copies * 4 * a.vocab_size * _chunk(step, t) + cast), gradient
+    padded = step.kind == "gpu" and a.vocab_size % ALIGNED_ROWS > 0
+    copies = overlap.logits
+    if narrow:
+        copies = overlap.logits_16_padded if padded else overlap.logits_16
+        gradient = min(gradient, 2 * step.head)
+    pads = overlap.padded_head * (2 if narrow else 4) * step.head if padded else 0
+    return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
+
+
+def library_bytes(step: Step) -> int:
+    """What XLA's matrix libraries on a CPU take for themselves at most, beside what XLA plans.
+
+    Eigen packs slices of both operands of a product, two of up to 296 of the elements that are summed over
+    (TensorContractionThreadPool.h): most for the gradient of the head's matrix, or of what it reads. YNNPACK's reductions
+    of attention's scores split what has few rows, and then take copies of a chunk of them, more where vectors are wide.
+    """
+    if step.kind != "cpu":
+        return 0
+    o, a = step.plan.optimize, step.architecture
+    tokens = _chunk(step, step.tokens) if o.fused_loss else step.tokens
+    head = min(a.vocab_size, PACKED) * (tokens + a.hidden_size)
+    if not step.frozen:
+        head = max(head, min(tokens, PACKED) * (a.vocab_size + a.hidden_size))
+    rows = step.plan.train.batch_size
+    scores = score_bytes(step, rows)
+    queries = scores // (4 * a.heads * step.sequence)
+    attention, reductions = 1.5 * scores, REDUCTIONS[wide_vectors()]
+    if queries <= reductions.few_queries:
+        attention += min(reductions.copies * scores, SPLIT_BYTES)
+    return int(max(4 * head, attention))
+
+
+def _score_copies(step: Step, overlap: Overlap, rows: int) -> float:
+    """Bytes of scores, shares, their gradients and what of them is turned: on a CPU a single row, which gives
+    products one axis less, has its gradients turned both ways."""
+    once_more = step.kind == "cpu" and rows == 1
+    return (overlap.scores + once_more) * score_bytes(step, rows)
+
+
+def score_bytes(step: Step, rows: int) -> int:
+    """fp32 attention scores of one chunk of queries of so many rows; none where cuDNN's fused attention takes them."""
+    a, length = step.architecture, step.sequence
+    masked = a.windowed(length) or step.plan.data.isolate_documents
+    fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not masked
+    if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
+        return 0
+    row = 4 * rows * a.heads * length
+    aim = CPU_SCORE_BYTES if step.kind == "cpu" else SCORE_BYTES
+    most = min(length, max(FEWEST_ROWS, aim // row))
+    chunks = -(-length // most)
+    return row * -(-length // chunks)
+
+
+def _chunk(step: Step, tokens: int) -> int:
+    """Tokens whose logits exist at a time: equal chunks of at most so many."""
+    most = CPU_CHUNK_TOKENS if step.kind == "cpu" else CHUNK_TOKENS
+    chunks = -(-tokens // most)
+    return -(-tokens // chunks)
+
+
+def _largest_array(step: Step) -> int:
+    s = step.sizes
+    if step.kind != "cpu":
+        return 0
+    return 4 * max(s.embedding, s.head, s.block.largest * s.layers)

@@ -1,0 +1,470 @@
+"""A torch training step as a sequence of moments: what is live when, in bytes.
+
+`torch_program` tells what a block and the final norm hold; this module puts them in the order of
+`memconsole_torch`: engine.py for the step, fused_loss.py for the logits. In comments T tokens, V
+vocabulary, h hidden, c bytes of a compute element. Checked against a trace of the engine by
+`tests/accuracy/torch_formula.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import msgspec
+
+from memconsole.memory.activations.torch_block import (
+    block_program,
+    evaluated_block,
+    evaluated_norm,
+    final_norm_program,
+)
+from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
+from memconsole.memory.activations.torch_operations import Kernels, updating_bytes
+from memconsole.memory.activations.torch_tape import Live
+from memconsole.memory.state.step_sizes import Moment, Step
+
+CHUNK_TOKENS = 512
+"""`memconsole_torch.techniques.fused_loss.CHUNK_TOKENS`."""
+MASK_ALIGNMENT = 16
+"""Elements to which CUDA's memory-efficient attention pads a mask's rows (PyTorch, attention.cpp: pad_bias)."""
+EMBEDDING_ROWS = 10
+"""Rows that a thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
+NORM_CHUNK = 65_536
+"""Elements that a block of CUDA's gradient norm reduces (MultiTensorApply.cuh, kChunkSize)."""
+
+
+class _Blocks:
+    """So many blocks that run the same program, and its bytes at one batch and length."""
+
+    def __init__(self, step: Step, kernels: Kernels, count: int) -> None:
+        a, tokens = step.architecture, step.tokens
+        scores = tokens * step.sequence
+        self.count = count
+        compiled = step.plan.optimize.compile
+        self.program = compiled_block(a, kernels) if compiled else block_program(a, kernels)
+        self.forward = _widest(self.program.forward, tokens, scores)
+        backward = self.program.adding if step.accumulates else self.program.backward
+        self.backward = _widest(backward, tokens, scores)
+        evaluated, evaluating = step.evaluation_tokens, _evaluating(kernels)
+        self.evaluation = _widest(
+            compiled_evaluation(a, evaluating) if compiled else evaluated_block(a, evaluating),
+            evaluated,
+            evaluated * step.sequence,
+        )
+        self.kept = self.program.kept.activations.bytes(tokens, scores)
+        """Activations between the forward and the backward pass."""
+        self.kept_copies = self.program.kept.copies
+        self.copies = self.program.cast + self.kept_copies
+
+
+def moments(step: Step) -> Iterator[Moment]:
+    """The largest moment of each phase of a step, of an evaluation and of a checkpoint."""
+    weights, resident, data = step.weights + step.gathered, step.state.resident, step.data
+    for m in _remembered(step):
+        yield Moment(
+            m.phase,
+            weights + m.weights,
+            m.gradients,
+            resident,
+            m.activations,
+            m.logits,
+            m.workspace,
+            data,
+        )
+    if step.plan.optimize.optimizer_in_backward:
+        yield Moment("optimizer step", weights=step.weights, state=resident, data=data)
+    else:
+        yield _update(step)
+    yield Moment("checkpoint", weights=step.weights, state=resident)
+
+
+def _update(step: Step) -> Moment:
+    """The step behind the backward pass."""
+    return Moment(
+        "optimizer step",
+        weights=step.weights,
+        gradients=step.gradients,
+        state=step.state.at_step,
+        workspace=step.state.temporaries + _norm_workspace(step),
+        data=step.data if step.kind == "cpu" else 0,
+    )
+
+
+def prepare(step: Step) -> None:
+    """Make what `moments` would have to make first, so that it is remembered."""
+    _remembered(step)
+
+
+_moments: dict[tuple[object, ...], tuple[Moment, ...]] = {}
+MOST_REMEMBERED = 8192
+
+
+def structure(step: Step) -> tuple[object, ...]:
+    """What decides every moment that the optimizer takes no part in, but for weights, state and data."""
+    o = step.plan.optimize
+    return (
+        step.architecture, step.kind, step.tokens, step.evaluation_tokens, step.sequence, step.compute, step.frozen,
+        step.accumulates, step.rounded, step.state.average > 0, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
+        o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
+        o.optimizer_in_backward and o.optimizer_offload, step.plan.data.isolate_documents, o.compile,
+    )  # fmt: skip
+
+
+def _remembered(step: Step) -> tuple[Moment, ...]:
+    """The phases that the optimizer takes no part in, without weights, state and data: those are the same in
+    all of their moments, and many toggles change nothing else."""
+    key = structure(step)
+    found = _moments.get(key)
+    if found is None:
+        if len(_moments) >= MOST_REMEMBERED:
+            _moments.clear()
+        largest: dict[str, Moment] = {}
+        for moment in _Timeline(step).moments():
+            present = largest.get(moment.phase)
+            if present is None or moment.total > present.total:
+                largest[moment.phase] = moment
+        found = _moments[key] = tuple(largest.values())
+    return found
+
+
+class _Timeline:
+    """The sizes around the blocks of one plan, and its moments without stored weights, state and data."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        a = step.architecture
+        self.tokens, self.scores = step.tokens, step.tokens * step.sequence
+        self.stream = 4 * a.hidden_size * step.tokens
+        """The residual stream, or its gradient: fp32 whatever the precision."""
+        self.hidden = step.compute * a.hidden_size * step.tokens
+        self.labels = 8 * step.tokens
+        """Targets as int64."""
+        kernels = kernels_of(step)
+        self.kernels, self.stepping = kernels, kernels.stepping
+        self.blocks = _blocks(step, kernels)
+        self.norm = final_norm_program(a, _of_norm(kernels))
+        self.evaluated_norm = evaluated_norm(a, _evaluating(kernels))
+        self.copies = sum(b.count * b.copies for b in self.blocks)
+        """16-bit copies of all blocks' weights: in autocast's cache while the forward context lasts."""
+        self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
+        trained = not step.frozen
+        self.head_gradient = step.gradient * step.head if trained else 0
+        self.head_cast = 2 * step.head if trained and step.compute == 2 else 0
+        if step.rounded:
+            self.head_cast = 0
+        self.tied = step.sizes.head == 0
+        self.tables, self.tables_kept = _tables(step, step.tokens)
+        self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
+        self.kept = sum(b.count * b.kept for b in self.blocks)
+        """Activations of all blocks, between their forward and their backward pass."""
+        o = step.plan.optimize
+        if step.frozen and a.layers > 1 and o.gradient_checkpointing == "none" and not o.compile:
+            # The first block's input and its norm's statistics are of no use where nothing below is trained.
+            self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
+        self.between = self.kept
+        """The same while no block runs."""
+        self.kept_below = self.kept
+        """The same while a block runs its backward pass, its own included."""
+        self.ahead = False
+        """Whether a block's backward pass has the block below's activations beside its own."""
+        if o.activation_offload:
+            # Forward, one block's wait to be written; backward, on a GPU the next block's are on their way.
+            most = max(b.kept for b in self.blocks)
+            self.ahead = step.kind in ("gpu", "rocm") and a.layers > 1
+            self.between, self.kept = 0, min(self.kept, most)
+            self.kept_below = min(self.kept_below, 2 * most if self.ahead else most)
+            self.kept_copies = 0
+
+    def moments(self) -> Iterator[Moment]:
+        yield from self._forward()
+        fused = self.step.plan.optimize.fused_loss
+        yield from self._chunked_loss() if fused else self._whole_loss()
+        yield from self._backward()
+        yield from self._evaluation()
+
+    def _forward(self) -> Iterator[Moment]:
+        standing = self.step.standing
+        yield self._at(
+            "forward", standing, self.stream + self.tables + _mask_making(self.step, self.tokens)
+        )
+        for b in self.blocks:
+            below = max(0, self.kept - b.kept) + self.tables
+            yield self._live("forward", b.forward, standing, below, self.copies - b.copies)
+        live = _widest(self.norm.forward, self.tokens, self.scores)
+        yield self._live("forward", live, standing, self.between + self.tables, self.copies)
+
+    @property
+    def _before_head(self) -> int:
+        """Activations between the forward and the backward pass, but for the hidden states the head reads."""
+        return self.between + self.tables_kept + self.norm.kept.activations.token * self.tokens
+
+    def _whole_loss(self) -> Iterator[Moment]:
+        """fp32 logits and their log-softmax (8TV); backward, that, the gradient of the picked entries and of
+        the logits (12TV); then the gradient in the compute precision, and both gradients it makes."""
+        step, c = self.step, self.step.compute
+        n, standing = self.tokens * step.architecture.vocab_size, step.standing
+        copies = self.copies + self.head_cast
+        live = self._before_head + self.hidden
+        yield self._at("loss", standing, live, copies, 8 * n + self.labels)
+        if step.frozen:
+            live -= self.hidden  # nothing keeps what a frozen head read
+        copies = self.kept_copies + self.head_cast
+        yield self._at("backward", standing, live, copies, 12 * n)
+        made = c * step.head if self.head_gradient else 0
+        yield self._at("backward", standing, live, copies, c * n, made + self.hidden)
+        if self.head_gradient and c == 2 and step.gradient == 4:
+            cast, work = self.head_gradient, made + self.hidden
+            yield self._at(
+                "backward", standing + cast, self._before_head, self.kept_copies, 0, work
+            )
+
+    def _chunked_loss(self) -> Iterator[Moment]:
+        """A chunk's logits, which become their gradient, and what that makes; the gradients by the hidden states and, in
+        fp32, by the head from the first chunk on."""
+        step, c, a = self.step, self.step.compute, self.step.architecture
+        rows = min(self.tokens, CHUNK_TOKENS)
+        n = rows * a.vocab_size
+        trained = self.head_gradient > 0
+        share = 2 * step.head if trained and c == 2 else 0  # a chunk's share of the head's gradient
+        made = c * n + max(c * a.hidden_size * rows, share)
+        chunk = max(_logits(c, n), made)
+        yield self._at(
+            "loss",
+            step.standing + (4 * step.head if trained else 0),
+            self._before_head + self.hidden,
+            self.copies + self.head_cast,
+            chunk + self.hidden + self.labels,
+        )
+        if trained and step.gradient == 2:  # stored as the weight is, from the fp32 sum
+            live = self._before_head + self.hidden
+            yield self._at("backward", step.standing, live, self.kept_copies, 0, 6 * step.head)
+
+    def _backward(self) -> Iterator[Moment]:
+        step = self.step
+        standing, shards = step.standing, step.shards
+        # A tied head's gradient waits in autograd's buffer until the embedding's joins it.
+        if not self.tied and self.head_gradient:
+            a, read = step.architecture, self._before_head + self.hidden
+            yield self._stepped((a.vocab_size, a.hidden_size), read, self.kept_copies)
+        waits = self.tied or not (standing or self.stepping)
+        early = standing + (self.head_gradient if waits else 0)
+        moments = self.norm.adding if standing else self.norm.backward
+        live = _widest(moments, self.tokens, self.scores)
+        yield self._live("backward", live, early, self.between + self.tables_kept, self.kept_copies)
+        early += 0 if standing else self.norm.gradients
+        reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen else 0
+        made = 0 if standing else self.block_gradients
+        for b in self.blocks:
+            # Live bytes are linear in the block's place, so that the top and the bottom are the widest.
+            above = max(0, self.kept_below - b.kept) + self.tables_kept
+            others = max(0, self.kept_copies - b.kept_copies)
+            if self.ahead:
+                others = b.kept_copies
+                under = early + -(-max(0, made - 2 * b.program.gradients) // shards)
+                yield self._live("backward", b.backward, under, above, others, reduced)
+            yield self._live("backward", b.backward, early, above, others, reduced)
+            behind = early + -(-max(0, made - b.program.gradients) // shards)
+            yield self._live("backward", b.backward, behind, self.tables_kept, 0, reduced)
+        if not step.frozen:
+            yield from self._embedding_backward(early + -(-made // shards))
+
+    def _embedding_backward(self, gradients: int) -> Iterator[Moment]:
+        """The dense gradient of the embedding; a tied one's and the head's are added into a third."""
+        step, a = self.step, self.step.architecture
+        table = 4 * step.sizes.embedding
+        work = self.stream
+        if a.scale_embeddings:
+            yield self._at("backward", gradients, 0, 0, 0, 2 * self.stream)
+        if a.positions == "learned":
+            positions = step.gradient * a.max_positions * a.hidden_size
+            yield self._at(
+                "backward", gradients + positions, 0, 0, 0, work + 4 * step.sequence * a.hidden_size
+            )
+            yield self._stepped((a.max_positions, a.hidden_size), work)
+            gradients += 0 if step.accumulates or self.stepping else positions
+        yield self._at("backward", gradients, 0, 0, 0, work + table + self._embedding_workspace())
+        narrow = step.gradient * step.sizes.embedding
+        if step.rounded:
+            yield self._at("backward", gradients, 0, 0, 0, table + narrow)
+        if self.tied:
+            yield self._at("backward", gradients, 0, 0, 0, 2 * narrow)
+        yield self._stepped((a.vocab_size, a.hidden_size), 0)
+
+    def _stepped(self, shape: tuple[int, int], live: int, copies: int = 0) -> Moment:
+        """A weight outside the blocks is updated inside the backward pass: its gradient is still there."""
+        if not self.stepping:
+            return self._at("backward", 0, 0)
+        update = updating_bytes(self.kernels, shape, outside=True)
+        gradient = self.step.gradient * shape[0] * shape[1]
+        return self._at("backward", gradient, live, copies, 0, update)
+
+    def _embedding_workspace(self) -> int:
+        """CUDA sorts the tokens, and sums rows in fp32 by parts and by distinct tokens."""
+        step = self.step
+        if step.kind not in ("gpu", "rocm"):
+            return 0
+        wide = 4 * -(-step.architecture.hidden_size // 32) * 32
+        distinct = min(self.tokens, step.architecture.vocab_size)
+        return 16 * self.tokens + wide * (self.tokens // EMBEDDING_ROWS + distinct)
+
+    def _evaluation(self) -> Iterator[Moment]:
+        """No gradients and nothing kept but the last batch's hidden states; the head in chunks."""
+        step, a = self.step, self.step.architecture
+        tokens = step.evaluation_tokens
+        hidden = step.compute * a.hidden_size * tokens
+        tables, _ = _tables(step, tokens)
+        below = tables + hidden
+        making = 4 * a.hidden_size * tokens + _mask_making(step, tokens)
+        # The fp32 average is evaluated, of which autocast keeps no copies: it asks for no gradient.
+        averaged = step.state.average > 0 and step.compute == 2 and not step.frozen
+        yield self._at("evaluation", 0, below + making)
+        for b in self.blocks:
+            copies = b.evaluation.copies if step.plan.optimize.compile else self.copies
+            if averaged:
+                copies = 2 * step.sizes.block.largest
+            yield self._live("evaluation", b.evaluation, 0, below, copies - b.evaluation.copies)
+        copies = 0 if averaged or step.plan.optimize.compile else self.copies
+        live = _widest(self.evaluated_norm, tokens, tokens * step.sequence)
+        yield self._live("evaluation", live, 0, below, copies)
+        n = min(tokens, CHUNK_TOKENS) * a.vocab_size
+        copies += 2 * step.head if averaged else self.head_cast
+        logits = _logits(step.compute, n) + 8 * tokens
+        yield self._at("evaluation", 0, hidden, copies, logits)
+
+    def _at(
+        self, phase: str, gradients: int, live: int, copies: int = 0, logits: int = 0, work: int = 0
+    ) -> Moment:
+        return Moment(phase, copies, gradients, 0, live, logits, work)
+
+    def _live(
+        self, phase: str, live: Live, gradients: int, below: int, copies: int, work: int = 0
+    ) -> Moment:
+        t = self.step.evaluation_tokens if phase == "evaluation" else self.tokens
+        s = t * self.step.sequence
+        return self._at(
+            phase,
+            gradients + live.gradients,
+            below + live.activations.bytes(t, s),
+            copies + live.copies,
+            0,
+            work + live.workspace.bytes(t, s),
+        )
+
+
+def _logits(compute: int, count: int) -> int:
+    """Bytes of so many fp32 logits that a product in a type of `compute` bytes has just made."""
+    return (4 if compute == 4 else 4 + compute) * count
+
+
+def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
+    """The largest of a program's moments at one batch and length."""
+    if len(moments) == 1:
+        return moments[0]
+    return max(moments, key=lambda live: live.total.bytes(tokens, scores))
+
+
+def kernels_of(step: Step) -> Kernels:
+    """What decides the operations of a plan's blocks."""
+    o = step.plan.optimize
+    return Kernels(
+        compute=step.compute,
+        kind=step.kind,
+        checkpointing=o.gradient_checkpointing,
+        rank=o.lora_rank,
+        frozen=step.frozen,
+        rounded=step.rounded,
+        summed=step.rounded and step.accumulates,
+        storage=o.base_storage,
+        padded=step.plan.data.isolate_documents and _pads_mask(step),
+        stepping=o.optimizer if o.optimizer_in_backward else "",
+        visiting=o.optimizer_in_backward and step.state.host > 0,
+        compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
+    )
+
+
+@lru_cache(maxsize=256)
+def _of_norm(kernels: Kernels) -> Kernels:
+    """What decides the final norm's program."""
+    return msgspec.structs.replace(
+        kernels,
+        checkpointing="none",
+        rank=0,
+        storage="bf16",
+        rounded=False,
+        summed=False,
+        masked=False,
+        padded=False,
+    )
+
+
+@lru_cache(maxsize=256)
+def _evaluating(kernels: Kernels) -> Kernels:
+    """What decides a program that saves nothing."""
+    return msgspec.structs.replace(
+        kernels, checkpointing="none", first=False, summed=False, stepping="", visiting=False
+    )
+
+
+def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
+    """The kinds of blocks: those behind a mask and the others. Where nothing below the first is trained it keeps
+    less, see `_Timeline`: only where it is the only one is it a kind of its own."""
+    a = step.architecture
+    masked = a.local_layers if a.windowed(step.sequence) else 0
+    if step.plan.data.isolate_documents:
+        masked = a.layers
+    counts = {True: masked, False: a.layers - masked}
+    found = []
+    if step.frozen and a.layers == 1:
+        first = msgspec.structs.replace(kernels, first=True, masked=masked > 0)
+        return [_Blocks(step, first, 1)]
+    for behind_mask, count in counts.items():
+        if count:
+            alike = msgspec.structs.replace(kernels, masked=True) if behind_mask else kernels
+            found.append(_Blocks(step, alike, count))
+    return found
+
+
+def _tables(step: Step, tokens: int) -> tuple[int, int]:
+    """Rotary cosines and sines of global and of local layers, and additive masks, of `tokens` tokens: in the forward
+    pass, and what of it layers keep."""
+    a, length = step.architecture, step.sequence
+    local, wide = a.local_layers, a.layers - a.local_layers
+    cut = a.windowed(length)
+    rope = 4 * a.head_size if a.positions == "rope" else 0
+    if step.plan.data.isolate_documents:
+        mask = step.compute * tokens * length * (2 if cut and local and wide else 1)
+        tables = rope * tokens * ((local > 0) + (wide > 0))
+        looked_up = 0 if rope else 8 * tokens  # by which learned positions are found
+        # Layers that keep a padded copy let go of the mask itself.
+        copied = _pads_mask(step) and step.plan.optimize.gradient_checkpointing == "none"
+        return tables + mask, tables + looked_up + (0 if copied else mask)
+    mask = step.compute * length * length if cut else 0
+    padded = 0
+    if mask and _pads_mask(step):
+        rows = -(-length // MASK_ALIGNMENT) * MASK_ALIGNMENT
+        padded = step.compute * length * rows
+        padded *= local if step.plan.optimize.gradient_checkpointing == "none" else 1
+    used = rope * length * ((local > 0) + (wide > 0))
+    return 2 * rope * length + mask + padded, used + (mask if local else 0) + padded
+
+
+def _pads_mask(step: Step) -> bool:
+    """Whether CUDA's kernel copies masks of this length into longer rows."""
+    return step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
+
+
+def _mask_making(step: Step, tokens: int) -> int:
+    """Two truth values and one more element for each of the sliding window's mask; one value for each of a mask of
+    every row, and one for each of the order."""
+    length = step.sequence
+    if step.plan.data.isolate_documents:
+        return (tokens + length) * length
+    return (2 + step.compute) * length * length if step.architecture.windowed(length) else 0
+
+
+def _norm_workspace(step: Step) -> int:
+    """Partial norms of each chunk of each gradient on CUDA, as many for all as for the largest."""
+    if step.kind not in ("gpu", "rocm"):
+        return 0
+    return 4 * step.trained.tensors * -(-step.trained.largest // NORM_CHUNK)

@@ -1,0 +1,1 @@
+"""What the numbers mean for a person: remedies, fits, reasons and calibration."""

@@ -1,0 +1,75 @@
+"""A plan priced at the lengths of its documents, and where measured lengths are kept."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from memconsole import typed_json
+from memconsole.cache import cache_folder
+from memconsole.memory.estimate import Lookup, architecture_of, table_of
+from memconsole.memory.table import MemoryTable
+from memconsole.plan.budget import Budget
+from memconsole.plan.lengths import Lengths, lengths_key
+from memconsole.plan.plan import Plan, PlanError
+
+STEP = 8
+"""Rows are priced at lengths rounded up to a multiple of this."""
+
+
+class LengthPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What rows would need that hold a document of one length whole."""
+
+    name: str
+    """p50 | p99 | longest"""
+    tokens: int
+    """The document's."""
+    sequence_length: int
+    table: MemoryTable | None
+    """None where the model has no positions for it."""
+
+
+def priced_lengths(
+    plan: Plan, budget: Budget, lengths: Lengths, lookup: Lookup | None = None
+) -> tuple[LengthPrice, ...]:
+    """`plan` with rows as long as the p50, p99 and longest document. Raises `PlanError`.
+
+    What a plan needs does not vary from batch to batch: the trainer packs documents into rows of
+    `data.sequence_length`, pads the last one, and cuts wider rows.
+    """
+    most = architecture_of(plan).max_positions
+    found = []
+    for name, tokens in (
+        ("p50", lengths.p50),
+        ("p99", lengths.p99),
+        ("longest", lengths.longest),
+    ):
+        length = max(STEP, -(-tokens // STEP) * STEP)
+        table = None
+        if length <= most:
+            data = msgspec.structs.replace(plan.data, sequence_length=length)
+            table = table_of(msgspec.structs.replace(plan, data=data), budget, lookup)
+        found.append(LengthPrice(name=name, tokens=tokens, sequence_length=length, table=table))
+    return tuple(found)
+
+
+def known_lengths(plan: Plan) -> Lengths | None:
+    """The lengths measured of this data as it is now, or None. Damaged files are ignored."""
+    try:
+        file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
+        return typed_json.decode(file.read_bytes(), Lengths)
+    except (OSError, PlanError, msgspec.DecodeError):
+        return None
+
+
+def keep_lengths(plan: Plan, lengths: Lengths) -> None:
+    """Remember a measurement; where the cache cannot be written, it is measured again next time."""
+    try:
+        file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".tmp-{os.getpid()}-{file.name}")
+        temporary.write_bytes(msgspec.json.encode(lengths))
+        temporary.replace(file)
+    except (OSError, PlanError):
+        return

@@ -1,0 +1,180 @@
+"""Exact live bytes of a traced step at any micro-batch and sequence length, evaluated in pure Python.
+
+A trace is taken once per structure: everything but sizes that decides which tensors a step makes. Each of
+its tensors has bytes proportional to one of `TERMS`, so each moment is a sum of a few products, and a phase's
+peak is its largest moment at the sizes asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+
+import msgspec
+
+from memconsole.memory.activations.torch_step import CHUNK_TOKENS, MASK_ALIGNMENT
+from memconsole.memory.exact.timeline import Exact, ExactPhase, Moment, Timeline
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+
+TERMS = ("1", "S", "B·S", "S²", "B·S²", "chunk", "rest")
+"""What bytes are proportional to: micro-batch B, sequence length S, rows of a whole chunk of the loss, and
+rows of its last chunk where there are several. A single chunk has B·S rows."""
+CHUNKS = 3
+"""Chunks of a traced loss at most: a whole one behind a whole one, then the rest, is all there is to see."""
+
+
+def chunks(tokens: int) -> int:
+    """Chunks that a trace of `tokens` tokens must have."""
+    return min(CHUNKS, -(-tokens // CHUNK_TOKENS))
+
+
+def sizes(batch: int, length: int) -> tuple[int, ...]:
+    """The values of `TERMS`."""
+    tokens = batch * length
+    several = tokens > CHUNK_TOKENS
+    rest = tokens % CHUNK_TOKENS or CHUNK_TOKENS
+    return (
+        1,
+        length,
+        tokens,
+        length * length,
+        tokens * length,
+        CHUNK_TOKENS if several else tokens,
+        rest if several else tokens,
+    )
+
+
+def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
+    """What selects a timeline: plans of one key differ in micro-batch and sequence length alone.
+
+    Versions and the backend's code are not in it; whoever stores timelines adds them.
+    """
+    o, batch, length = plan.optimize, plan.train.batch_size, plan.data.sequence_length
+    parts = (
+        kind,
+        architecture_hash(architecture),
+        o.precision,
+        o.gradient_checkpointing,
+        o.optimizer,
+        f"fused_loss={o.fused_loss}",
+        f"freeze={o.freeze_base}",
+        f"rank={o.lora_rank} base={o.base_storage}",
+        f"offload={o.optimizer_offload},{o.activation_offload} backward={o.optimizer_in_backward}",
+        f"sharding={o.sharding},{plan.device.count}",
+        # A CPU holds the whole step's rows; elsewhere all micro-batches after the first are alike.
+        f"accumulation={o.accumulation_steps if kind == 'cpu' else min(2, o.accumulation_steps)}",
+        f"momentum={plan.train.beta1 > 0}",
+        f"ema={plan.train.ema_decay > 0}",
+        *_regime(architecture, kind, batch, length, plan.data.isolate_documents),
+        *_evaluated(plan),
+    )
+    return " ".join(parts)
+
+
+def covers(timeline: Timeline, plan: Plan, architecture: Architecture, kind: str) -> bool:
+    """Whether `timeline` holds for `plan`, with its batch and length."""
+    sizes_of = (plan.train.batch_size, plan.data.sequence_length)
+    if timeline.only is not None and timeline.only != sizes_of:
+        return False
+    return timeline.key == structure_key(plan, architecture, kind)
+
+
+def evaluate(
+    timeline: Timeline, batch: int, length: int, evaluation_batch: int | None = None
+) -> Exact:
+    """Every phase's largest moment at `batch` rows of `length` tokens, which the timeline must cover; in an
+    evaluation, at `evaluation_batch` rows where they are not as many.
+
+    Reserved bytes are the live peak times the share that was replayed at the sizes first asked for.
+    """
+    phases = {}
+    for name, moments in timeline.phases.items():
+        values = sizes(evaluation_batch or batch if name == "evaluation" else batch, length)
+        one, rows, tokens, square, scores, chunk, rest = values
+        largest, most = moments[0], -1
+        for moment in moments:
+            a, b, c, d, e, f, g = moment.total
+            total = a * one + b * rows + c * tokens + d * square + e * scores + f * chunk + g * rest
+            if total > most:
+                largest, most = moment, total
+        components = {
+            component: sum(c * v for c, v in zip(coefficients, values, strict=True))
+            for component, coefficients in largest.components.items()
+        }
+        phases[name] = ExactPhase(
+            total_bytes=most, components={n: size for n, size in components.items() if size}
+        )
+    peak = max(phase.total_bytes for phase in phases.values())
+    share = timeline.reserved_share
+    return Exact(
+        phases=phases,
+        reserved_bytes=None if share is None else int(peak * share),
+        source=timeline.source,
+        caveat=timeline.caveat,
+    )
+
+
+def largest_moments(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+    """`moments` without those that another one outweighs at every size."""
+    front: list[tuple[tuple[int, ...], Moment]] = []
+    seen: set[tuple[int, ...]] = set()
+    for moment in moments:
+        if moment.total in seen:
+            continue
+        seen.add(moment.total)
+        weight = _weight(moment.total)
+        if any(_outweighs(other, weight) for other, _ in front):
+            continue
+        front = [(w, m) for w, m in front if not _outweighs(weight, w)]
+        front.append((weight, moment))
+    return tuple(moment for _, moment in front)
+
+
+def _weight(c: tuple[int, ...]) -> tuple[int, ...]:
+    """Sums of coefficients such that `a` outweighs `b` at every size where each sum of a's is at least b's.
+
+    For 1 ≤ S ≤ B·S ≤ B·S² and rest ≤ chunk: a sum c0·x0 + c1·x1 with x0 ≤ x1 is
+    (c0 + c1)·x0 + c1·(x1 - x0), with nothing negative to multiply with.
+    """
+    one, length, tokens, square, scores, chunk, rest = c
+    return (
+        one + length + tokens + scores,
+        length + tokens + scores,
+        tokens + scores,
+        scores,
+        square,
+        chunk + rest,
+        chunk,
+    )
+
+
+def _outweighs(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
+    return all(a >= b for a, b in zip(more, less, strict=True))
+
+
+def _regime(a: Architecture, kind: str, batch: int, length: int, isolated: bool) -> tuple[str, ...]:
+    """What about the sizes themselves changes which tensors there are."""
+    tokens, cut = batch * length, a.windowed(length)
+    parts = [f"rows={'one' if batch == 1 else 'many'}", f"chunks={chunks(tokens)}"]
+    parts.append(f"windowed={cut}")
+    if isolated:
+        parts.append("isolated")
+    if kind in ("gpu", "rocm"):
+        parts.append(f"embedding={'rows' if tokens <= a.vocab_size else 'vocabulary'}")
+        if cut or isolated:
+            parts.append(f"aligned={length % MASK_ALIGNMENT == 0}")
+    return tuple(parts)
+
+
+def _evaluated(plan: Plan) -> tuple[str, ...]:
+    """Evaluation batches of a size of their own have their own chunks, and one row is apart from many."""
+    rows = plan.train.evaluation_batch_size
+    return () if rows is None else (f"evaluation={rows}",)
+
+
+@lru_cache(maxsize=256)
+def architecture_hash(architecture: Architecture) -> str:
+    """Sixteen hexadecimal digits that stand for every field."""
+    return hashlib.sha256(msgspec.json.encode(architecture)).hexdigest()[:16]

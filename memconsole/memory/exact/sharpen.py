@@ -1,0 +1,244 @@
+"""Puts what a trace or a compiler found into a formula's memory table, each number with its own tier."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memconsole.memory.coefficients import Certainty, Runtime, certainty, runtime
+from memconsole.memory.exact.timeline import Exact, ExactPhase
+from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
+
+STEP = ("forward", "loss", "backward", "optimizer step")
+"""The phases of one training step, which a program compiled as a whole does not tell apart."""
+_RUNTIME = "runtime"
+_PROGRAM = "one number for the whole step: parts and phases marked ~ are the formula's"
+
+
+_COMPILED = "without torch.compile, whose effect is the formula's"
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known exactly of one plan."""
+
+    exact: Exact
+    replayed: bool = True
+    """Whether `exact.reserved_bytes` was found for this very plan; otherwise it is the allocator's share
+    at another micro-batch or length."""
+
+
+def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
+    """`table`, which is by formula, with the numbers of `known` in place of its own."""
+    exact = known.exact
+    costs = runtime(table.backend, table.budget.kind)
+    totals, rows, tiers = dict(table.phases), _rows(table), dict[str, Tier]()
+    own = max(
+        (size for c in table.components if c.name == _RUNTIME for size in c.phases.values()),
+        default=0,
+    )
+    for name, found in exact.phases.items():
+        phase = name
+        if name == exact.program_phase:
+            # Where in its step a whole program needs most, only the formula tells.
+            phase = max(STEP, key=lambda p: table.phases.get(p, 0))
+            _spread_program(totals, rows, phase, found, own)
+        else:
+            _put(totals, rows, phase, found, own)
+        tiers[phase] = Tier.EXACT
+    components = _components(rows)
+    peak_phase = max(totals, key=totals.__getitem__)
+    peak = totals[peak_phase]
+    on_cpu = table.budget.kind == "cpu"
+    reserved, reserved_tier = peak, tiers.get(peak_phase, Tier.FORMULA)
+    if not on_cpu and exact.reserved_bytes is not None:
+        reserved = max(peak, exact.reserved_bytes)
+        replayed = known.replayed and exact.reserved_bytes >= peak
+        reserved_tier = reserved_tier if replayed else Tier.FORMULA
+    elif not on_cpu:
+        beside = table.reserved_bytes - table.peak_bytes
+        reserved = peak + beside * peak // max(1, table.peak_bytes)
+        reserved_tier = Tier.FORMULA if beside else reserved_tier
+    device = reserved if on_cpu else reserved + costs.context_bytes
+    sure = certainty(table.backend, table.budget.kind)
+    band, why = _band(table, peak, reserved, costs, sure, known.replayed)
+    return msgspec.structs.replace(
+        table,
+        tier=tiers.get(peak_phase, Tier.FORMULA),
+        components=components,
+        phases=totals,
+        phase_tiers=tiers,
+        peak_phase=peak_phase,
+        peak_bytes=peak,
+        reserved_bytes=reserved,
+        reserved_tier=reserved_tier,
+        device_bytes=device,
+        device_tier=reserved_tier if on_cpu or not costs.context_bytes else Tier.FORMULA,
+        host_bytes=table.host_bytes + (peak - table.peak_bytes if on_cpu else 0),
+        band_bytes=band,
+        band_from=why,
+        source=exact.source,
+        caveat="; ".join(filter(None, (exact.caveat, _PROGRAM if exact.program_phase else ""))),
+        least_bytes=exact.least_bytes,
+        out_of_memory=exact.out_of_memory,
+        formula=table,
+    )
+
+
+def compiled(table: MemoryTable, traced: MemoryTable) -> MemoryTable:
+    """`table`, by formula and of a plan with torch.compile, with the bytes that `traced` has of the same plan without it:
+    what the compiler changes is by formula, the rest is not."""
+    plain = traced.formula
+    assert plain is not None
+    costs = runtime(table.backend, table.budget.kind)
+    rows, totals = _rows(table), dict(table.phases)
+    for phase, total in table.phases.items():
+        totals[phase] = total + traced.phases[phase] - plain.phases[phase]
+        parts = {
+            c.name: max(0, c.at(phase) + _at(traced, c.name, phase) - _at(plain, c.name, phase))
+            for c in table.components
+        }
+        # What the compiler is thought to save of a part may be more than was traced.
+        parts[max(parts, key=parts.__getitem__)] += totals[phase] - sum(parts.values())
+        for name, size in parts.items():
+            rows[name][phase] = (size, Tier.FORMULA)
+    peak_phase = max(totals, key=totals.__getitem__)
+    peak = totals[peak_phase]
+    reserved = traced.reserved_bytes * peak // traced.peak_bytes
+    on_cpu = table.budget.kind == "cpu"
+    low, high = costs.band
+    return msgspec.structs.replace(
+        table,
+        components=_components(rows),
+        phases=totals,
+        peak_phase=peak_phase,
+        peak_bytes=peak,
+        reserved_bytes=reserved,
+        device_bytes=reserved if on_cpu else reserved + costs.context_bytes,
+        host_bytes=table.host_bytes + (peak - table.peak_bytes if on_cpu else 0),
+        band_bytes=costs.band_bytes(reserved * low, reserved * high),
+        source=traced.source,
+        caveat="; ".join(filter(None, (_COMPILED, traced.caveat))),
+        formula=table,
+    )
+
+
+def _at(table: MemoryTable, name: str, phase: str) -> int:
+    return next((c.at(phase) for c in table.components if c.name == name), 0)
+
+
+def alike(now: MemoryTable, before: MemoryTable) -> tuple[MemoryTable, MemoryTable]:
+    """Both tables as exact as the less exact one, so that their difference is one of the plans."""
+    if (now.formula is None) == (before.formula is None):
+        return now, before
+    return now.formula or now, before.formula or before
+
+
+def saved(now: MemoryTable, after: MemoryTable) -> tuple[int, Tier]:
+    """Device bytes that `after` needs less than `now`, comparing like with like, and their tier."""
+    a, b = alike(now, after)
+    if a.formula is None or b.formula is None:
+        return a.device_bytes - b.device_bytes, Tier.FORMULA
+    if a.reserved_tier == b.reserved_tier:
+        exact = a.tier == b.tier == a.reserved_tier == Tier.EXACT
+        return a.device_bytes - b.device_bytes, Tier.EXACT if exact else Tier.FORMULA
+    # One allocator was replayed, the other's share is of other sizes: hold both to the known share.
+    known = a if a.reserved_tier == Tier.EXACT else b
+    share = known.reserved_bytes / max(1, known.peak_bytes)
+    return int((a.peak_bytes - b.peak_bytes) * share), Tier.FORMULA
+
+
+Rows = dict[str, dict[str, tuple[int, Tier]]]
+"""Bytes and tier by component, then by phase."""
+
+
+def _rows(table: MemoryTable) -> Rows:
+    rows: Rows = {name: {} for name in COMPONENTS}
+    for component in table.components:
+        rows[component.name] = {p: (n, Tier.FORMULA) for p, n in component.phases.items()}
+    return rows
+
+
+def _put(
+    totals: dict[str, int], rows: Rows, phase: str, found: ExactPhase, runtime_bytes: int
+) -> None:
+    """One phase's total and its parts. What was not told apart is shared out as the formula has it."""
+    total, exact = found.total_bytes, dict(found.components)
+    if _RUNTIME not in exact:
+        total += runtime_bytes
+    rest = found.total_bytes - sum(exact.values())
+    others = {
+        name: row.get(phase, (0, Tier.FORMULA))[0]
+        for name, row in rows.items()
+        if name not in exact and name != _RUNTIME
+    }
+    shares = _shared(rest, others)
+    for name, row in rows.items():
+        if name in exact:
+            row[phase] = (exact[name], Tier.EXACT)
+        elif name == _RUNTIME:
+            row[phase] = (runtime_bytes, Tier.FORMULA)
+        elif rest <= 0:
+            row[phase] = (0, Tier.EXACT)
+        else:
+            row[phase] = (shares.get(name, 0), Tier.FORMULA)
+    for name in exact.keys() - rows.keys():
+        rows[name] = {phase: (exact[name], Tier.EXACT)}
+    totals[phase] = total
+
+
+def _spread_program(
+    totals: dict[str, int], rows: Rows, phase: str, found: ExactPhase, runtime_bytes: int
+) -> None:
+    """The one number of a whole program stands in its phase; no other phase of the step is above it."""
+    _put(totals, rows, phase, found, runtime_bytes)
+    for other in STEP:
+        if other == phase or totals.get(other, 0) <= totals[phase]:
+            continue
+        held = {name: row.get(other, (0, Tier.FORMULA))[0] for name, row in rows.items()}
+        for name, size in _shared(totals[phase], held).items():
+            rows[name][other] = (size, Tier.FORMULA)
+        totals[other] = totals[phase]
+
+
+def _shared(total: int, weights: dict[str, int]) -> dict[str, int]:
+    """`total` split in proportion to `weights`, to the byte; all to the workspace where none weighs."""
+    weight = sum(weights.values())
+    if total <= 0 or not weights:
+        return {}
+    if not weight:
+        name = "workspace" if "workspace" in weights else next(iter(weights))
+        return {name: total}
+    shares = {name: total * w // weight for name, w in weights.items()}
+    largest = max(weights, key=weights.__getitem__)
+    shares[largest] += total - sum(shares.values())
+    return shares
+
+
+def _components(rows: Rows) -> tuple[Component, ...]:
+    return tuple(
+        Component(
+            name,
+            {phase: size for phase, (size, _) in row.items() if size},
+            {phase: tier for phase, (_, tier) in row.items() if tier != Tier.FORMULA},
+        )
+        for name, row in rows.items()
+    )
+
+
+def _band(
+    table: MemoryTable,
+    peak: int,
+    reserved: int,
+    costs: Runtime,
+    sure: Certainty | None,
+    replayed: bool,
+) -> tuple[tuple[int, int], str]:
+    """The band of the device bytes, from how far traced, replayed and driver bytes were found off."""
+    if sure is None:
+        low, high = costs.band
+        why = "as wide as the formula's: not yet measured for exact numbers on this kind of device"
+        return costs.band_bytes(reserved * low, reserved * high), why
+    if table.budget.kind == "cpu":
+        return (int(peak * sure.allocated[0]), int(peak * sure.allocated[1])), sure.source
+    low, high = sure.reserved if replayed else sure.unreplayed
+    least = max(peak * sure.allocated[0], reserved * low)
+    return costs.band_bytes(least, reserved * high * sure.allocated[1]), sure.source

@@ -1,0 +1,204 @@
+"""What each optimizer keeps per weight, where it waits between steps, and what a step needs besides."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import msgspec
+
+from memconsole.memory.state.sizes import QUANTIZED_FROM, Group
+from memconsole.plan.sections import EIGHT_BIT
+
+BLOCK = 256
+"""Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
+TABLE_BYTES = 2 * 2**16 + 2 * 4 * 2**8
+"""From rounded values to codes and back, signed and unsigned."""
+SLICE = 2**17
+"""Elements an 8-bit step widens at a time on a CPU; elsewhere eight times as many."""
+SLICE_BYTES = {"torch": 16, "jax": 32}
+"""Temporaries of one such element: the moments in fp32, and what narrowing them needs."""
+ROUNDED_SLICE = {"torch": (2**19, 2**22), "jax": (2**17, 2**20)}
+"""Elements at a time of what is stored in bf16 and rounded stochastically: on a CPU, and elsewhere."""
+ROUNDING_BYTES = 3
+"""Random words of an element that torch rounds to bf16 stochastically; XLA fuses them away."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Optimizer bytes."""
+
+    resident: int
+    """On the device between steps."""
+    at_step: int
+    """On the device during the optimizer step."""
+    host: int
+    """In host memory between steps."""
+    temporaries: int
+    """Short-lived within the step."""
+    average: int = 0
+    """Of what is resident, the moving average of the trained weights."""
+
+    def with_average(self, average: int) -> State:
+        """The same beside so many bytes of a moving average, which stays on the device."""
+        return msgspec.structs.replace(
+            self,
+            resident=self.resident + average,
+            at_step=self.at_step + average,
+            average=average,
+        )
+
+
+def state_bytes(optimizer: str, trained: Group, *, compressed: bool = False) -> int:
+    """Bytes of the whole optimizer state over the trained weights. `compressed`: moments in bf16."""
+    if compressed:
+        return state_bytes(optimizer, trained) // 2
+    n = trained.elements
+    if optimizer == "adamw":
+        return 8 * n
+    if optimizer in EIGHT_BIT:
+        narrow = trained.quantizable + (trained.tables if optimizer == "adamw8-all" else 0)
+        return 2 * narrow + 2 * 4 * -(-narrow // BLOCK) + 8 * (n - narrow)
+    if optimizer == "adafactor":
+        return 4 * trained.factored
+    if optimizer == "muon":
+        return 4 * trained.orthogonal + 8 * (n - trained.orthogonal)
+    return 4 * n  # lion's and sgd's one moment
+
+
+def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) -> int:
+    """Short-lived bytes of one update. Both backends go tensor by tensor, torch's AdamW and SGD in one fused
+    kernel on CPU, CUDA and ROCm.
+
+    On MPS they are not fused, nor done in lists (torch 2.11 to 2.13, `_get_foreach_kernels_supported_devices`):
+    AdamW's denominator is divided from a root while the last tensor's is still there, and SGD makes a copy of
+    the gradient to decay in. torch's own lion and adafactor let go of a tensor's update when the next one's
+    is made.
+    """
+    unfused = backend == "torch" and kind not in ("cpu", "gpu", "rocm")
+    if optimizer == "adamw":
+        return 4 * max(trained.pair_twice, 2 * trained.largest) if unfused else 0
+    if optimizer == "sgd":
+        return 4 * trained.largest if unfused else 0
+    if optimizer in EIGHT_BIT:
+        most = SLICE if kind == "cpu" else 8 * SLICE
+        # torch's buffers have a slice's size whatever the weights, and tables of codes beside them.
+        widened = min(trained.largest, most) if backend == "jax" else most
+        return SLICE_BYTES[backend] * widened + TABLE_BYTES
+    if optimizer == "muon":
+        return 4 * trained.orthogonalizing
+    if backend == "torch":
+        return 4 * (trained.pair_twice if optimizer == "adafactor" else trained.pair)
+    return 0  # XLA updates donated arrays in place
+
+
+def compressed_temporaries(backend: str, kind: str, optimizer: str, one: Group) -> int:
+    """Short-lived bytes of updating one weight whose moments wait in bf16: a slice's in fp32, and its rounding."""
+    if optimizer == "muon" and not one.orthogonal:
+        optimizer = "adamw"
+    n = one.elements
+    if optimizer != "muon":
+        n = min(n, ROUNDED_SLICE[backend][kind != "cpu"])
+    moments = 2 if optimizer == "adamw" else 1
+    part = msgspec.structs.replace(one, elements=n, largest=n, pair=n, pair_twice=2 * n)
+    rule = step_temporaries(backend, kind, optimizer, part)
+    if backend == "jax":  # a slice of gradient and moments, and of what takes their place
+        return 2 * (4 + 2 * moments) * n + rule
+    return 4 * moments * n + max(rule, ROUNDING_BYTES * n)
+
+
+def _alone(one: Group) -> Group:
+    """A weight whose predecessor's temporaries are gone when its own are made."""
+    return msgspec.structs.replace(one, pair=one.largest, pair_twice=2 * one.largest)
+
+
+def update_bytes(
+    kind: str,
+    optimizer: str,
+    shape: tuple[int, ...],
+    *,
+    visiting: bool,
+    compressed: bool = False,
+    rounded: bool = False,
+    outside: bool = False,
+) -> int:
+    """Short-lived bytes of updating one weight alone in torch. `visiting`: its state comes from the host for it.
+    `compressed`: in bf16. `rounded`: the weight is stored in bf16, where it is a matrix. `outside`: of the blocks."""
+    size = math.prod(shape)
+    matrix = len(shape) > 1
+    large = matrix and size >= QUANTIZED_FROM
+    one = Group(
+        elements=size,
+        factored=sum(shape) if matrix else size,
+        quantizable=size if large and not outside else 0,
+        tables=size if large and outside else 0,
+        orthogonal=size,
+        largest=size,
+        pair=size,
+        pair_twice=2 * size,
+        orthogonalizing=2 * size + min(shape) ** 2 if matrix else 0,
+    )
+    if optimizer == "muon" and (outside or not matrix):
+        optimizer = "adamw"
+    visitor = state_bytes(optimizer, one, compressed=compressed) if visiting else 0
+    if rounded and matrix:
+        return visitor + rounded_temporaries(kind, optimizer, one, compressed=compressed)
+    if compressed:
+        return visitor + compressed_temporaries("torch", kind, optimizer, one)
+    if optimizer == "adafactor" and not matrix:
+        return visitor
+    return visitor + step_temporaries("torch", kind, optimizer, one)
+
+
+def rounded_temporaries(kind: str, optimizer: str, one: Group, *, compressed: bool) -> int:
+    """Short-lived bytes of updating one weight in torch that is stored in bf16: a slice of it and of its gradient in fp32,
+    or all of it where the rule looks at the whole, and what the rule needs for that."""
+    if optimizer == "muon" and not one.orthogonal:
+        optimizer = "adamw"
+    size = one.largest
+    if optimizer not in ("adafactor", "muon"):
+        size = min(size, ROUNDED_SLICE["torch"][kind != "cpu"])
+    part = msgspec.structs.replace(one, elements=size, largest=size, pair=size, pair_twice=2 * size)
+    of_rule = compressed_temporaries if compressed else step_temporaries
+    return 8 * size + of_rule("torch", kind, optimizer, part)
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides an optimizer's bytes over given weights."""
+
+    optimizer: str
+    offload: str
+    rounded: bool
+    """Whether weights are stored in bf16 alone."""
+    backend: str
+    kind: str
+    shards: int
+
+
+def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
+    """The optimizer's bytes on one of its shards' devices under the plan's offload.
+
+    `order`: the trained weights one by one, as far as they are not alike.
+    """
+    optimizer, backend, kind = rule.optimizer, rule.backend, rule.kind
+    compressed = rule.offload == "compressed"
+    whole = -(-state_bytes(optimizer, trained, compressed=compressed) // rule.shards)
+    rounded = rule.rounded and backend == "torch"
+
+    def temporaries(of: Group) -> int:
+        if rounded:
+            return rounded_temporaries(kind, optimizer, of, compressed=compressed)
+        if not compressed:
+            return step_temporaries(backend, kind, optimizer, of)
+        # An update in fp32 cannot take the place of a bf16 gradient.
+        update = 4 * of.elements if rule.rounded else 0
+        return update + compressed_temporaries(backend, kind, optimizer, of)
+
+    if rule.offload != "none" and kind not in ("cpu", "apple"):
+        # one weight's in use, the next one's on its way
+        each = [state_bytes(optimizer, one, compressed=compressed) for one in order]
+        at_step = max(map(sum, pairwise(each)), default=whole)
+        most = max(temporaries(_alone(one)) for one in order)
+        return State(resident=0, at_step=at_step, host=whole, temporaries=most)
+    one_by_one = compressed or rounded
+    most = max(map(temporaries, order)) if one_by_one else temporaries(trained)
+    return State(resident=whole, at_step=whole, host=0, temporaries=most)

@@ -1,0 +1,174 @@
+"""How many elements each part of a model holds, counted once per architecture from the list of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import msgspec
+
+from memconsole.plan.architecture import (
+    TABLES,
+    Architecture,
+    Parameter,
+    Role,
+    layer_parameters,
+    parameters,
+)
+
+QUANTIZED_FROM = 4096
+"""Smaller tensors keep 32-bit optimizer state (bitsandbytes `min_8bit_size`)."""
+STORAGE_BLOCK = 64
+"""Elements of a frozen matrix sharing one fp32 scale (`memconsole_trainer.techniques.base_storage.BLOCK`)."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals over some weights, in elements."""
+
+    elements: int = 0
+    tensors: int = 0
+    largest: int = 0
+    pair: int = 0
+    """The largest matrix together with its predecessor in the list of weights."""
+    pair_twice: int = 0
+    """The same, the matrix counted twice."""
+    quantizable: int = 0
+    """Elements of the blocks' matrices of at least 4096, whose 8-bit optimizer state is really 8-bit."""
+    tables: int = 0
+    """The same of embedding, positions and head, which keep 32 bits unless asked otherwise."""
+    orthogonal: int = 0
+    """Elements of matrices that Muon orthogonalizes."""
+    orthogonalizing: int = 0
+    """Elements that it has at a time for the largest: the update, the next one, and a square of the short side."""
+    coded_blocks: int = 0
+    """Blocks of matrices that a quantized frozen base stores in codes."""
+    factored: int = 0
+    """Adafactor second moments: rows + columns of matrices, every element of vectors
+    (Shazeer & Stern 2018, algorithm 4)."""
+    sides: tuple[int, ...] = ()
+    """In and out of one matrix that takes an adapter; empty for several weights."""
+    adapted: int = 0
+    """Matrices that take adapters."""
+    adapter_width: int = 0
+    """Sum of in + out over the matrices that take adapters; times the rank gives their elements."""
+    adapter_largest: int = 0
+    """The longest of those in or out sizes."""
+
+    def plus(self, other: Group, times: int = 1) -> Group:
+        """This group and `times` copies of the other."""
+        return Group(
+            elements=self.elements + times * other.elements,
+            tensors=self.tensors + times * other.tensors,
+            largest=max(self.largest, other.largest),
+            pair=max(self.pair, other.pair),
+            pair_twice=max(self.pair_twice, other.pair_twice),
+            quantizable=self.quantizable + times * other.quantizable,
+            tables=self.tables + times * other.tables,
+            orthogonal=self.orthogonal + times * other.orthogonal,
+            orthogonalizing=max(self.orthogonalizing, other.orthogonalizing),
+            coded_blocks=self.coded_blocks + times * other.coded_blocks,
+            factored=self.factored + times * other.factored,
+            sides=() if self.tensors else other.sides,
+            adapted=self.adapted + times * other.adapted,
+            adapter_width=self.adapter_width + times * other.adapter_width,
+            adapter_largest=max(self.adapter_largest, other.adapter_largest),
+        )
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's weights by what training does with them."""
+
+    block: Group
+    """One decoder block; every block is alike."""
+    block_matrices: int
+    """Elements of one block's matrices, which autocast copies to 16 bits."""
+    outside: Group
+    """Used weights outside the blocks: embeddings, positions, final norm, head."""
+    used: Group
+    """Everything the text loss reaches."""
+    unused: int
+    """Elements kept and saved but never trained."""
+    order: tuple[Group, ...]
+    """The used weights one by one, with as many blocks as tell who follows whom."""
+    embedding: int
+    head: int
+    """Elements of a separate head; 0 when tied."""
+    small: int
+    """Elements of norms and biases, which stay in fp32 whatever the precision."""
+    layers: int
+
+    @property
+    def total(self) -> int:
+        return self.used.elements + self.unused
+
+    @property
+    def head_matrix(self) -> int:
+        """Elements of the matrix that makes logits, tied or not."""
+        return self.head or self.embedding
+
+
+def coded_bytes(storage: str, blocks: int) -> int:
+    """Bytes of so many blocks of codes, their scales included."""
+    return blocks * (STORAGE_BLOCK * (8 if storage == "int8" else 4) // 8 + 4)
+
+
+@lru_cache(maxsize=256)
+def sizes(architecture: Architecture) -> Sizes:
+    """Count an architecture's weights."""
+    a = architecture
+    block = tuple(layer_parameters(a, 0)) if a.layers else ()
+    rest = tuple(parameters(msgspec.structs.replace(a, layers=0)))
+    few = msgspec.structs.replace(a, layers=min(2, a.layers))
+    last = max((p.size for p in block), default=0)
+    before_head = tuple(p for p in rest if p.used and p.role != "head")
+    head = tuple(p for p in rest if p.role == "head")
+    outside = _group(before_head).plus(_group(head, before=last))
+    one = _group(block, before=last)
+    return Sizes(
+        block=one,
+        block_matrices=sum(p.size for p in block if p.role == "matrix"),
+        outside=outside,
+        used=outside.plus(one, a.layers),
+        order=tuple(_group([p]) for p in parameters(few) if p.used),
+        unused=sum(p.size for p in rest if not p.used),
+        embedding=_of(rest, "embedding"),
+        head=_of(rest, "head"),
+        small=_small(rest) + a.layers * _small(block),
+        layers=a.layers,
+    )
+
+
+def _of(weights: Iterable[Parameter], role: Role) -> int:
+    return sum(p.size for p in weights if p.role == role)
+
+
+def _small(weights: Iterable[Parameter]) -> int:
+    return sum(p.size for p in weights if p.role in ("norm", "bias"))
+
+
+def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
+    """Totals of weights that follow a matrix of `before` elements."""
+    total = Group()
+    for p in weights:
+        matrix, large = p.role == "matrix", p.size >= QUANTIZED_FROM
+        total = total.plus(
+            Group(
+                elements=p.size,
+                tensors=1,
+                largest=p.size,
+                pair=p.size + before if len(p.shape) > 1 else 0,
+                pair_twice=2 * p.size + before if len(p.shape) > 1 else 0,
+                quantizable=p.size if matrix and large else 0,
+                tables=p.size if p.role in TABLES and large else 0,
+                orthogonal=p.size if matrix else 0,
+                orthogonalizing=2 * p.size + min(p.shape) ** 2 if matrix else 0,
+                coded_blocks=-(-p.size // STORAGE_BLOCK) if matrix else 0,
+                factored=sum(p.shape) if len(p.shape) > 1 else p.size,
+                sides=p.shape[::-1] if matrix else (),
+                adapted=int(matrix),
+                adapter_width=sum(p.shape) if matrix else 0,
+                adapter_largest=max(p.shape) if matrix else 0,
+            )
+        )
+        before = p.size if len(p.shape) > 1 else before
+    return total

@@ -1,0 +1,187 @@
+"""The sizes a training step is made of, in bytes on one device, which both backends' timelines read."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from memconsole.memory.state.optimizer_state import Rule, State, state
+from memconsole.memory.state.sizes import Group, Sizes, coded_bytes, sizes
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Live bytes of each component at one moment of a step; runtime is the same in all of them."""
+
+    phase: str
+    weights: int = 0
+    gradients: int = 0
+    state: int = 0
+    activations: int = 0
+    logits: int = 0
+    workspace: int = 0
+    data: int = 0
+
+    @property
+    def total(self) -> int:
+        return (
+            self.weights
+            + self.gradients
+            + self.state
+            + self.activations
+            + self.logits
+            + self.workspace
+            + self.data
+        )
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan's sizes. `T` below is the tokens of a micro-batch."""
+
+    plan: Plan
+    architecture: Architecture
+    kind: str
+    sizes: Sizes
+    tokens: int
+    sequence: int
+    evaluation_tokens: int
+    """Tokens of an evaluation batch."""
+    compute: int
+    """Bytes of an element in matmuls."""
+    shards: int
+    frozen: bool
+    rounded: bool
+    """Whether weights are stored in bf16 alone, but for norms and biases."""
+    trained: Group
+    state: State
+    weights: int
+    """Everything stored, adapters included."""
+    gradients: int
+    head: int
+    """Elements of the matrix that makes logits; 0 gradients where the base is frozen."""
+    gathered: int
+    """Unsharded weights present during forward and backward under FSDP."""
+    data: int
+
+    @property
+    def accumulates(self) -> bool:
+        return self.plan.optimize.accumulation_steps > 1
+
+    @property
+    def gradient(self) -> int:
+        """Bytes of an element of a matrix's gradient: summed in fp32, else as the weight is stored."""
+        return 2 if self.rounded and not self.accumulates else 4
+
+    @property
+    def standing(self) -> int:
+        """Gradients summed so far, present in every micro-batch but the first."""
+        return self.gradients if self.accumulates else 0
+
+
+def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
+    """The sizes of `plan` on a `kind` of device."""
+    o, s = plan.optimize, sizes(architecture)
+    compute = 4 if o.precision == "fp32" else 2
+    shards = plan.device.count if o.sharding == "fsdp" else 1
+    frozen = o.freeze_base or o.lora_rank > 0
+    trained = _trained(s, o.lora_rank, frozen)
+    # XLA for CPUs would widen a 16-bit base in each step: the JAX backend stores it in fp32 there.
+    narrow = frozen and not (plan.backend == "jax" and kind == "cpu")
+    whole, coded = s.total, 0
+    if frozen and o.base_storage != "bf16":
+        whole -= s.layers * s.block_matrices
+        coded = coded_bytes(o.base_storage, s.layers * s.block.coded_blocks)
+    stored = whole * (compute if narrow else 4) + coded + (4 * trained.elements if frozen else 0)
+    rounded = o.precision == "bf16-sr" and not (plan.backend == "jax" and kind == "cpu")
+    if rounded:
+        stored -= 2 * (s.total - s.small)
+    gradients = 4 * trained.elements
+    if rounded and o.accumulation_steps == 1:
+        gradients -= 2 * (trained.elements - s.small)
+    gathered = 0
+    if shards > 1:
+        gathered = compute * (2 * s.block.elements + s.outside.elements)
+    rule = Rule(
+        optimizer=o.optimizer,
+        offload=o.optimizer_offload,
+        rounded=rounded,
+        backend=plan.backend,
+        kind=kind,
+        shards=shards,
+    )
+    kept = _state(rule, architecture, o.lora_rank, frozen)
+    if plan.train.ema_decay:
+        kept = kept.with_average(-(-4 * trained.elements // shards))
+    return Step(
+        plan=plan,
+        architecture=architecture,
+        kind=kind,
+        sizes=s,
+        tokens=plan.micro_batch_tokens,
+        sequence=plan.data.sequence_length,
+        evaluation_tokens=plan.evaluation_batch * plan.data.sequence_length,
+        compute=compute,
+        shards=shards,
+        frozen=frozen,
+        rounded=rounded,
+        trained=trained,
+        state=kept,
+        weights=-(-stored // shards),
+        gradients=-(-gradients // shards),
+        head=s.head_matrix,
+        gathered=gathered,
+        data=_batch_bytes(plan, kind),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _state(rule: Rule, architecture: Architecture, rank: int, frozen: bool) -> State:
+    """The optimizer's bytes, remembered: most key presses leave them as they are."""
+    s = sizes(architecture)
+    return state(rule, _trained(s, rank, frozen), _order(s, rank, frozen))
+
+
+def _trained(s: Sizes, rank: int, frozen: bool) -> Group:
+    return _adapters(s, rank) if frozen else s.used
+
+
+def _adapters(s: Sizes, rank: int) -> Group:
+    """The adapters of every block matrix (Hu et al. 2021): A (rank, in) and B (out, rank)."""
+    if not rank:
+        return Group()
+    return Group(
+        elements=rank * s.block.adapter_width * s.layers,
+        tensors=2 * s.block.adapted * s.layers,
+        largest=rank * s.block.adapter_largest,
+        orthogonal=rank * s.block.adapter_width * s.layers,
+        orthogonalizing=2 * rank * s.block.adapter_largest + rank**2,
+        factored=(s.block.adapter_width + 2 * s.block.adapted * rank) * s.layers,
+    )
+
+
+def _order(s: Sizes, rank: int, frozen: bool) -> tuple[Group, ...]:
+    """The trained weights one by one, as far as they are not alike."""
+    if not frozen:
+        return s.order
+    return tuple(
+        Group(
+            elements=rank * side,
+            tensors=1,
+            largest=rank * side,
+            orthogonal=rank * side,
+            orthogonalizing=2 * rank * side + min(rank, side) ** 2,
+            factored=rank + side,
+        )
+        for one in s.order
+        for side in one.sides
+    )
+
+
+def _batch_bytes(plan: Plan, kind: str) -> int:
+    """int32 inputs and targets, and document numbers where documents are isolated. On a CPU the whole step's rows are there, and where one program runs it whole."""
+    whole = kind == "cpu" or plan.backend == "jax"
+    held = plan.optimize.accumulation_steps if whole else 1
+    arrays = 3 if plan.data.isolate_documents else 2
+    return 4 * arrays * plan.micro_batch_tokens * held

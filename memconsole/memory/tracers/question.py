@@ -1,0 +1,83 @@
+"""What a tracer is asked about: a plan on a device, the keys that name its answer, and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from memconsole.memory.estimate import architecture_of
+from memconsole.memory.exact import affine
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.budget import Budget
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
+from memconsole.plan.plan import Plan, PlanError, uncompiled
+
+
+class Matter(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan on one kind of device."""
+
+    plan: Plan
+    architecture: Architecture
+    kind: str
+    target: str
+    """The catalog device, empty for this machine's own."""
+    key: str
+    """Plans of one key have one answer."""
+    structure: str
+    """Plans of one structure may share a timeline."""
+
+
+def matter_of(plan: Plan, budget: Budget) -> Matter:
+    """What to ask about `plan` on the device of `budget`: as it runs without torch.compile. Raises `PlanError`."""
+    plan = uncompiled(plan)
+    architecture = architecture_of(plan)
+    structure = f"{plan.backend} {affine.structure_key(plan, architecture, budget.kind)}"
+    target = "" if budget.local else plan.device.name
+    train = plan.train
+    key = " ".join(
+        (
+            structure,
+            f"device={target},{budget.name}",
+            f"rows={train.batch_size}",
+            f"tokens={plan.data.sequence_length}",
+            f"steps={plan.optimize.accumulation_steps}",
+            f"decay={train.weight_decay > 0}",
+            f"clip={bool(train.grad_clip)}",
+        )
+    )
+    return Matter(
+        plan=plan,
+        architecture=architecture,
+        kind=budget.kind,
+        target=target,
+        key=key,
+        structure=structure,
+    )
+
+
+def neighbours(plan: Plan, first: str = "") -> Iterator[Plan]:
+    """The plans that one key press makes of `plan` and that can be trained, most likely first.
+
+    `first` is the key of the selected optimization: its next value, then every row's, then its other values.
+    """
+    chosen = BY_KEY.get(first)
+    presses: list[tuple[Optimization, object]] = []
+    if chosen is not None:
+        presses.append((chosen, chosen.next_value(plan)))
+    presses += [(row, row.next_value(plan)) for row in OPTIMIZATIONS]
+    if chosen is not None:
+        presses += [(chosen, value) for value in chosen.values(plan)]
+    seen = {plan}
+    for row, value in presses:
+        if row.refusal(plan, value) is not None:
+            continue
+        try:
+            changed = row.apply(plan, value)
+            check(changed)
+        except PlanError:
+            continue
+        if changed not in seen:
+            seen.add(changed)
+            yield changed

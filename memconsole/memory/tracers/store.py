@@ -1,0 +1,145 @@
+"""What was traced or compiled, kept on disk for as long as the code and the frameworks it came from stay.
+
+A file stands for one question, or for one timeline. Its name is a hash of what it answers, in a folder named by
+a hash of everything else the answer depends on. Files can be deleted at any time; damaged ones are ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import platform
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from memconsole import typed_json
+from memconsole.memory.exact.timeline import Exact, Timeline
+
+MOST_BYTES = 64 << 20
+"""The store is cut to three quarters of this when it grows beyond; what was read last stays longest."""
+FILE_BYTES = 4 << 20
+_SWEEP_EVERY = 64
+"""Writes between looks at the size."""
+_DISTRIBUTIONS = (
+    "torch", "transformers", "jax", "jaxlib", "flax", "optax", "numpy", "libtpu", "libtpu-nightly",
+    "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt",
+    "jax-rocm7-plugin", "jax-rocm7-pjrt", "jax-rocm60-plugin", "jax-rocm60-pjrt",
+    "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
+)  # fmt: skip
+"""Packages whose versions decide what a step needs."""
+_SHARED = ("memconsole_trainer",)
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of one file."""
+
+    key: str
+    exact: Exact | None = None
+    timeline: Timeline | None = None
+
+
+def fingerprint(module: str) -> str:
+    """A hash of a tracer's package, of the trainer's and of ours, and of the frameworks' versions."""
+    found = hashlib.sha256()
+    found.update(f"{sys.version_info[:2]} {platform.system()} {platform.machine()}\n".encode())
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.update(f"{name} {metadata.version(name)}\n".encode())
+    ours = Path(__file__).resolve().parents[2]
+    folders = [ours / "memory", ours / "plan"]
+    for package in (module.partition(".")[0], *_SHARED):
+        folders += _folders(package)
+    for folder in folders:
+        for file in sorted(folder.rglob("*")):
+            if file.suffix in (".py", ".json") and file.is_file():
+                with contextlib.suppress(OSError):
+                    found.update(file.relative_to(folder).as_posix().encode() + b"\0")
+                    found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:20]
+
+
+def _folders(package: str) -> list[Path]:
+    """Where a top-level package lies; it is not imported."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations:
+        return [Path(place) for place in spec.submodule_search_locations]
+    return []
+
+
+class ExactStore:
+    """The files of one fingerprint under `root`. Nothing here raises `OSError`: a cache may fail."""
+
+    def __init__(self, root: Path, fingerprint: str, most_bytes: int = MOST_BYTES) -> None:
+        self._root = root
+        self._folder = root / fingerprint
+        self._most_bytes = most_bytes
+        self._writes = 0
+
+    def read(self, key: str) -> Stored | None:
+        """What was stored under `key`; None where nothing is, or it is damaged."""
+        path = self._path(key)
+        try:
+            if path.stat().st_size > FILE_BYTES:
+                return None
+            stored = typed_json.decode(path.read_bytes(), Stored)
+            if stored.key != key:
+                return None
+            os.utime(path)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        return stored
+
+    def write(self, stored: Stored) -> None:
+        """Replace what is stored under the key, whole or not at all."""
+        content = msgspec.json.encode(stored)
+        if len(content) > FILE_BYTES:
+            return
+        temporary = ""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, temporary = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            os.replace(temporary, self._path(stored.key))
+        except OSError:
+            if temporary:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            return
+        self._writes += 1
+        if self._writes % _SWEEP_EVERY == 1:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Delete what was used longest ago, of any fingerprint, where all is too large."""
+        files = []
+        for path in self._root.glob("*/*"):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                files.append((found.st_mtime, found.st_size, path))
+        total = sum(size for _, size, _ in files)
+        if total <= self._most_bytes:
+            return
+        for _, size, path in sorted(files, key=lambda file: file[0]):
+            if total <= 3 * self._most_bytes // 4:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+        for folder in self._root.glob("*"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def _path(self, key: str) -> Path:
+        return self._folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + ".json")

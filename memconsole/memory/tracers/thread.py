@@ -1,0 +1,361 @@
+"""The thread that asks tracers: one question at a time, the present plan's first, its neighbours' when idle.
+
+It sleeps while there is nothing to do. Everything here but `start`, `take` and `close` runs on it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from memconsole.cache import cache_folder
+from memconsole.memory.exact.timeline import Answer, Exact, Question, Timeline
+from memconsole.memory.tracers.question import Matter, matter_of
+from memconsole.memory.tracers.store import ExactStore, Stored, fingerprint
+from memconsole.memory.tracers.tracer import Ended, Tracer
+from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
+from memconsole.plan.plan import Plan, PlanError
+
+TRIES = 2
+"""A question of which the tracer died is asked so often in all."""
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things may take, in seconds."""
+
+    superseded: float = 1.0
+    """A tracer still busy with an older question after so long is killed,"""
+    starting: float = 8.0
+    """unless it is so young and has not answered yet: frameworks take seconds to import."""
+    idle: float = 60.0
+    """A tracer that nobody asked anything for so long is closed."""
+    longest: float = 900.0
+    """A question that takes longer is given up."""
+    neighbours: float = 120.0
+    """No further neighbour of a plan is asked for after it."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a person looks at."""
+
+    matter: Matter
+    budget: Budget
+    neighbours: Iterable[Plan]
+    trace: bool
+    """False: only what the store has is looked up."""
+    since: float
+
+
+class Found(Protocol):
+    """What is known already, and where answers go (see `exact.Knowledge`)."""
+
+    problems: dict[str, str]
+
+    def keep(self, matter: Matter, exact: Exact | None, timeline: Timeline | None) -> None: ...
+
+    def settled(self, matter: Matter, *, loosely: bool = False) -> bool: ...
+
+
+class _Asked(msgspec.Struct):
+    """A question that a tracer has and has not answered."""
+
+    matter: Matter
+    tracer: Tracer
+    at: float
+    superseded_at: float | None = None
+    doubtful: bool = False
+    """It was superseded once: the tracer may drop it."""
+
+
+class _Stop:
+    """The end of the thread."""
+
+
+class _Rest:
+    """The end of all tracers, until the next wish."""
+
+
+class Desk:
+    """Minds one tracer process per backend, and the store."""
+
+    def __init__(
+        self,
+        found: Found,
+        tell: Callable[[], None],
+        *,
+        folder: Path | None,
+        tracers: Callable[[], Mapping[str, str]],
+        environment: Mapping[str, str] | None,
+        patience: Patience,
+    ) -> None:
+        """`tell` is called when something was found out. `tracers` gives modules by backend."""
+        self._found = found
+        self._tell = tell
+        self._folder = folder
+        self._find_tracers = tracers
+        self._environment = environment
+        self._patience = patience
+        self._inbox: queue.SimpleQueue[Wish | _Stop | _Rest | tuple[Tracer, Answer | Ended]]
+        self._inbox = queue.SimpleQueue()
+        self._modules: Mapping[str, str] | None = None
+        self._stores: dict[str, ExactStore] = {}
+        self._tracers: dict[str, Tracer] = {}
+        self._wish: Wish | None = None
+        self._recalled: Wish | None = None
+        self._neighbours: tuple[Matter, ...] = ()
+        self._asked: dict[int, _Asked] = {}
+        self._tries: dict[str, int] = {}
+        self._read: set[str] = set()
+        self._busy_at = time.monotonic()
+        self._last_id = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._work, name="exact", daemon=True)
+        self._thread.start()
+
+    def take(self, wish: Wish) -> None:
+        """From now on this is wished."""
+        self._inbox.put(wish)
+
+    def rest(self) -> None:
+        """Wish nothing, and end the tracers."""
+        self._inbox.put(_Rest())
+
+    def close(self) -> None:
+        """Kill the tracers and end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._inbox.put(_Stop())
+            thread.join(5.0)
+
+    def _work(self) -> None:
+        try:
+            while self._attend():
+                self._step(time.monotonic())
+        finally:
+            for tracer in self._tracers.values():
+                tracer.kill()
+            for tracer in self._tracers.values():
+                tracer.join(1.0)
+            self._tracers.clear()
+            self._asked.clear()
+
+    def _attend(self) -> bool:
+        """Take in what came, at least one thing unless it is time to look again; False at the end."""
+        try:
+            items = [self._inbox.get(timeout=self._rest(time.monotonic()))]
+        except queue.Empty:
+            return True
+        while not self._inbox.empty():
+            items.append(self._inbox.get())
+        for item in items:
+            if isinstance(item, _Stop):
+                return False
+            if isinstance(item, _Rest):
+                self._wish = None
+                for tracer in list(self._tracers.values()):
+                    self._kill(tracer)
+            elif isinstance(item, Wish):
+                self._wish = item
+            else:
+                self._hear(*item)
+        if self._wish is not None and self._wish is not self._recalled:
+            self._recalled = self._wish
+            self._recall(self._wish)
+        return True
+
+    def _rest(self, now: float) -> float | None:
+        """Seconds until something must be done unasked; None: never."""
+        moments = [asked.at + self._patience.longest for asked in self._asked.values()]
+        moments += [self._too_long(a) for a in self._asked.values() if a.superseded_at is not None]
+        if not self._asked and self._tracers:
+            moments.append(self._busy_at + self._patience.idle)
+        return max(0.01, min(moments) - now) if moments else None
+
+    def _too_long(self, asked: _Asked) -> float:
+        """When a superseded question's tracer is to be killed."""
+        end = (asked.superseded_at or 0.0) + self._patience.superseded
+        if not asked.tracer.answered:
+            end = max(end, asked.tracer.started_at + self._patience.starting)
+        return end
+
+    def _recall(self, wish: Wish) -> None:
+        """Make a wish's neighbours, and read what the store has of all."""
+        around = []
+        for neighbour in wish.neighbours:
+            try:
+                around.append(matter_of(neighbour, wish.budget))
+            except PlanError:
+                continue
+        self._neighbours = tuple(around)
+        store, found = self._store(wish.matter.plan.backend), False
+        for matter in (wish.matter, *around):
+            if store is None or matter.key in self._read or self._found.settled(matter):
+                continue
+            self._read.add(matter.key)
+            for stored in (store.read(matter.structure), store.read(matter.key)):
+                if stored is not None:
+                    found = True
+                    self._found.keep(matter, stored.exact, stored.timeline)
+        if found:
+            self._tell()
+
+    def _hear(self, tracer: Tracer, heard: Answer | Ended) -> None:
+        """An answer, or a tracer's end."""
+        self._busy_at = time.monotonic()
+        if isinstance(heard, Ended):
+            self._bury(tracer, heard.reason)
+            return
+        asked = self._asked.pop(heard.id, None)
+        if asked is None:
+            return
+        matter = asked.matter
+        self._tries.pop(matter.key, None)
+        if heard.exact is not None or heard.timeline is not None:
+            self._found.keep(matter, heard.exact, heard.timeline)
+            self._write(matter, heard)
+        elif not asked.doubtful:
+            self._found.problems[matter.key] = heard.problem or "the tracer found nothing out"
+        self._tell()
+
+    def _write(self, matter: Matter, answer: Answer) -> None:
+        store = self._store(matter.plan.backend)
+        if store is None:
+            return
+        if answer.exact is not None:
+            store.write(Stored(key=matter.key, exact=answer.exact))
+        if answer.timeline is not None and answer.timeline.only is None:
+            store.write(Stored(key=matter.structure, timeline=answer.timeline))
+
+    def _bury(self, tracer: Tracer, reason: str) -> None:
+        """A tracer ended by itself: what it was asked is asked once more, then given up."""
+        if self._tracers.get(tracer.backend) is tracer:
+            del self._tracers[tracer.backend]
+        for asked in self._forget(tracer):
+            key = asked.matter.key
+            if asked.superseded_at is not None:
+                continue
+            self._tries[key] = self._tries.get(key, 0) + 1
+            if self._tries[key] >= TRIES:
+                del self._tries[key]
+                self._found.problems[key] = reason
+                self._tell()
+
+    def _step(self, now: float) -> None:
+        """End what takes too long, and ask what is to be asked next."""
+        for asked in list(self._asked.values()):
+            if now - asked.at >= self._patience.longest:
+                self._kill(asked.tracer)
+                minutes = self._patience.longest / 60
+                self._found.problems[asked.matter.key] = f"no answer in {minutes:.0f} minutes"
+                self._tell()
+        if self._wish is not None and self._wish.trace:
+            self._pursue(self._wish, now)
+        if not self._asked and now - self._busy_at >= self._patience.idle:
+            for tracer in list(self._tracers.values()):
+                self._kill(tracer)
+
+    def _pursue(self, wish: Wish, now: float) -> None:
+        urgent = not self._found.settled(wish.matter)
+        wanted = wish.matter if urgent else self._next_neighbour(wish, now)
+        if wanted is None:
+            return
+        if urgent:
+            self._make_way(wanted, now)
+        # A neighbour that is being traced when its key is pressed goes on as the present plan.
+        present = any(asked.matter.key == wanted.key for asked in self._asked.values())
+        if not present and (urgent or not self._asked):
+            self._send(wanted, urgent, now)
+
+    def _make_way(self, wanted: Matter, now: float) -> None:
+        """Mark what is in the way of an urgent question, and kill what has been for too long."""
+        for asked in list(self._asked.values()):
+            if asked.matter.key == wanted.key:
+                asked.superseded_at = None
+            elif asked.superseded_at is None:
+                asked.superseded_at, asked.doubtful = now, True
+            elif now >= self._too_long(asked):
+                self._kill(asked.tracer)
+
+    def _next_neighbour(self, wish: Wish, now: float) -> Matter | None:
+        if now - wish.since > self._patience.neighbours:
+            return None
+        for loosely in (True, False):  # What is quite unknown comes before the allocator's share.
+            for matter in self._neighbours:
+                if not self._found.settled(matter, loosely=loosely):
+                    return matter
+        return None
+
+    def _send(self, matter: Matter, urgent: bool, now: float) -> None:
+        backend = matter.plan.backend
+        tracer = self._tracers.get(backend) or self._start(matter)
+        if tracer is None:
+            self._tell()
+            return
+        self._last_id += 1
+        self._asked[self._last_id] = _Asked(matter, tracer, now)
+        self._busy_at = now
+        tracer.ask(
+            Question(
+                id=self._last_id,
+                plan=plans.dumps(matter.plan),
+                kind=matter.kind,
+                target=matter.target,
+                urgent=urgent,
+            )
+        )
+
+    def _start(self, matter: Matter) -> Tracer | None:
+        """The tracer of the matter's backend, started; None with the problem noted where it cannot be."""
+        backend = matter.plan.backend
+        module = self._module(backend)
+        problem = f"no tracer is installed for the {backend} backend"
+        if module is not None:
+            try:
+                self._tracers[backend] = Tracer(backend, module, self._heard, self._environment)
+                return self._tracers[backend]
+            except OSError as error:
+                problem = f"the {backend} tracer did not start: {error}"
+        self._found.problems[matter.key] = problem
+        return None
+
+    def _heard(self, tracer: Tracer, heard: Answer | Ended) -> None:
+        self._inbox.put((tracer, heard))
+
+    def _kill(self, tracer: Tracer) -> None:
+        """End a tracer; what it was asked counts as not asked."""
+        tracer.kill()
+        if self._tracers.get(tracer.backend) is tracer:
+            del self._tracers[tracer.backend]
+        self._forget(tracer)
+
+    def _forget(self, tracer: Tracer) -> list[_Asked]:
+        """Take away what a tracer was asked."""
+        numbers = [number for number, asked in self._asked.items() if asked.tracer is tracer]
+        return [self._asked.pop(number) for number in numbers]
+
+    def _module(self, backend: str) -> str | None:
+        if self._modules is None:
+            self._modules = self._find_tracers()
+        return self._modules.get(backend)
+
+    def _store(self, backend: str) -> ExactStore | None:
+        """The backend's part of the store; None where nothing traces for it."""
+        module = self._module(backend)
+        if module is not None and backend not in self._stores:
+            root = self._folder or cache_folder() / "exact"
+            self._stores[backend] = ExactStore(root, fingerprint(module))
+        return self._stores.get(backend)

@@ -1,0 +1,156 @@
+"""One tracer process: started niced in a session of its own, spoken to by lines, killed with its group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import IO
+
+import msgspec
+
+from memconsole import typed_json
+from memconsole.memory.exact.timeline import Answer, Question
+
+GROUP = "memconsole.tracers"
+"""Entry points: a backend's name and the module that ``python -m`` runs as its tracer."""
+NICENESS = 10
+LINE_BYTES = 16 << 20
+"""No answer is longer."""
+STDERR_BYTES = 8 << 10
+"""Kept of the end of what a tracer says on standard error."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A tracer process that is no more."""
+
+    reason: str
+    """One sentence."""
+
+
+Heard = Callable[["Tracer", Answer | Ended], None]
+
+
+def tracer_modules() -> dict[str, str]:
+    """Every installed tracer's module by its backend's name; nothing is imported."""
+    return {point.name: point.value for point in metadata.entry_points(group=GROUP)}
+
+
+class Tracer:
+    """Runs ``python -m module``. What it answers, and its end, are told to `hear` on threads of their own."""
+
+    def __init__(
+        self,
+        backend: str,
+        module: str,
+        hear: Heard,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the process. Raises `OSError`."""
+        self.backend = backend
+        self._hear = hear
+        self._said = bytearray()
+        self._closed = False
+        self.answered = False
+        """Whether it ever said anything."""
+        self.started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if environment is None else dict(environment),
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, self.pid, NICENESS)
+        stdout, stderr = self._process.stdout, self._process.stderr
+        assert stdout is not None
+        assert stderr is not None
+        self._errors = threading.Thread(target=self._drain, args=(stderr,), daemon=True)
+        self._answers = threading.Thread(target=self._listen, args=(stdout,), daemon=True)
+        self._errors.start()
+        self._answers.start()
+
+    def ask(self, question: Question) -> None:
+        """Send a question. A tracer that has gone is heard of by `hear`, not here."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        with contextlib.suppress(OSError, ValueError):
+            pipe.write(msgspec.json.encode(question) + b"\n")
+            pipe.flush()
+
+    def kill(self) -> None:
+        """End the process and its group; nothing is heard of it any more."""
+        self._closed = True
+        # The group stays ours to name until the leader has been waited for.
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def join(self, timeout_seconds: float) -> None:
+        """Wait for the threads that listen."""
+        for thread in (self._answers, self._errors):
+            if thread is not threading.current_thread():
+                thread.join(timeout_seconds)
+
+    def _listen(self, pipe: IO[bytes]) -> None:
+        decoder = typed_json.decoder(Answer)
+        reason = ""
+        with pipe:
+            while line := pipe.readline(LINE_BYTES):
+                try:
+                    answer = decoder.decode(line)
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    reason = f"the {self.backend} tracer said something that is no answer"
+                    self._end_group()
+                    break
+                self.answered = True
+                if not self._closed:
+                    self._hear(self, answer)
+        self._bury_group()
+        self._errors.join(1.0)
+        status = self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        if not self._closed:
+            self._hear(self, Ended(reason or self._why(status)))
+
+    def _bury_group(self) -> None:
+        """End what a tracer that has ended left running. Until it is waited for its group's name is its own."""
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(OSError):
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _drain(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while piece := os.read(pipe.fileno(), 4096):
+                self._said += piece
+                del self._said[:-STDERR_BYTES]
+
+    def _why(self, status: int) -> str:
+        """How the process ended, with its own last words where it has some."""
+        if status < 0:
+            try:
+                how = f"was ended by {signal.Signals(-status).name}"
+            except ValueError:
+                how = f"was ended by signal {-status}"
+        else:
+            how = f"ended with exit status {status}"
+        words = bytes(self._said).decode(errors="replace").strip().splitlines()
+        last = f": {words[-1].strip()[:200]}" if words else ""
+        return f"the {self.backend} tracer {how}{last}"

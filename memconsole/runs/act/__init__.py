@@ -1,0 +1,1 @@
+"""What starts, supervises, controls and ends runs."""

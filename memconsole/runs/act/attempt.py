@@ -1,0 +1,279 @@
+"""A trainer's side of its attempt: locks, stop requests, events, heartbeat and last words."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, TextIO, cast
+
+from memconsole.runs.record import files, locks, shortfall
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.events import Error, Event
+from memconsole.runs.record.failure import ExitCode, cause_of
+from memconsole.runs.record.heartbeat import HeartbeatWriter
+from memconsole.runs.record.identity import boot_seconds
+from memconsole.runs.record.records import ErrorRecord, FinalRecord
+from memconsole.runs.record.redaction import RedactingStream, redact, secret_values
+from memconsole.runs.record.requests import PROFILE, Request, read_profile_request
+from memconsole.sanitize import clean
+
+RESERVE_BYTES = 64 << 20
+TRACEBACK_CHARACTERS = 30_000
+
+
+class Fenced(SystemExit):
+    """This attempt does not own the run: leave with exit code 76 and touch nothing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(int(ExitCode.FENCED))
+        self.message = message
+
+
+class Attempt:
+    """Held by a trainer from its first lines to its last: ``with Attempt(run, number) as attempt:``.
+
+    SIGTERM and SIGINT only set `stop_requested`; forked children inherit that and so outlive a
+    signal sent to the whole group. Raises `Fenced` on entry when a newer attempt, another trainer or
+    orphans of an older one own the run.
+    """
+
+    def __init__(self, run_directory: RunDirectory, number: int) -> None:
+        self.run = run_directory
+        self.number = number
+        self.path = run_directory.attempt_path(number)
+        self.stop_requested = False
+        """Finish the step, save, leave with exit code 75."""
+        self.step = 0
+        self.checkpoint: str | None = None
+        """The newest one, for the last word of an attempt that ends before it trains."""
+        self.reading: Callable[[], tuple[int | None, int | None]] | None = None
+        """Live tensor bytes now and at their peak, once there is a device that holds any."""
+        self.listeners: list[Callable[[Event], None]] = []
+        """Told of every event as well."""
+        self._pid = os.getpid()
+        self._locks: list[locks.Lock] = []
+        self._writing = threading.RLock()
+        self._events: EventWriter | None = None
+        self._heartbeat: HeartbeatWriter | None = None
+        self._stacks: TextIO | None = None
+        self._handlers: dict[int, Any] = {}
+        self._secrets: list[str] = []
+        self._reported: BaseException | None = None
+        self._excepthook: Callable[..., Any] = sys.excepthook
+
+    def __enter__(self) -> Attempt:
+        os.umask(0o077)
+        if not self.is_newest():
+            self._refuse(f"attempt {self.number} of run {self.run.id} is not the newest")
+        try:
+            self._locks.append(locks.take(self.run.trainer_lock))
+            self._locks.append(locks.take_gang(self.run.gang_lock))
+        except locks.LockHeld as error:
+            self._release()
+            self._refuse(f"run {self.run.id}: {error}")
+        if not self.is_newest():
+            self._release()
+            self._refuse(f"attempt {self.number} of run {self.run.id} is not the newest")
+        self._secrets = secret_values(os.environ)
+        self._events = EventWriter(self.path, secrets=self._secrets, on_full=self.free_reserve)
+        self._heartbeat = HeartbeatWriter(self.path)
+        self._make_reserve()
+        self._redact_output()
+        self._install()
+        self.progress("import", 0)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if exception is not None and not isinstance(exception, SystemExit):
+            self.report(exception)
+        self._restore()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+            self._heartbeat = None
+        self.free_reserve()
+        self._release()
+
+    @property
+    def paused(self) -> bool:
+        """Asked to wait between two steps, keeping its memory. A stop goes before. Microseconds."""
+        return not self.stop_requested and os.path.exists(self.path / "paused")
+
+    def take_profile_request(self) -> Request | None:
+        """The request to record steps, once; None where there is none. Microseconds."""
+        path = self.path / PROFILE
+        if not os.path.exists(path):
+            return None
+        request = read_profile_request(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return request
+
+    def emit(self, event: Event, durable: bool = False) -> None:
+        """Append to the event log. Never raises for a full disk. Any thread of the trainer."""
+        if os.getpid() != self._pid:
+            return
+        with self._writing:
+            if self._events is not None:
+                self._events.write(event, durable)
+            for listener in self.listeners:
+                listener(event)
+
+    def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
+        """A sign of life. Microseconds: call it each micro-batch and while writing a checkpoint.
+
+        `bytes_written` is how much of a checkpoint is on disk; a stop's deadline moves with it.
+        """
+        self.step = step
+        if self._heartbeat is not None and os.getpid() == self._pid:
+            self._heartbeat.beat(phase, step, bytes_written, boot_seconds())
+
+    def is_newest(self) -> bool:
+        """Whether this attempt still owns the run. Ask before every commit; if not, exit with 76."""
+        return self.run.newest_attempt() == self.number
+
+    def finish(
+        self, exit_code: int, step: int, reason: str, checkpoint: str | None = None
+    ) -> FinalRecord:
+        """Write the last word, `final.json`. `reason` is one of `Verdict.reason`."""
+        record = FinalRecord(
+            exit_code=int(exit_code),
+            step=step,
+            reason=reason,
+            checkpoint=checkpoint,
+            time_wall=time.time(),
+        )
+        self._write_last("final.json", record)
+        return record
+
+    def report(self, exception: BaseException) -> str:
+        """Record the exception that ends this attempt, once: `error.json` and an `Error` event.
+
+        Returns its cause, for `failure.exit_code_of`.
+        """
+        cause = cause_of(exception)
+        if self._reported is exception:
+            return cause
+        self._reported = exception
+        trace = "".join(traceback.format_exception(exception))[-TRACEBACK_CHARACTERS:]
+        message = clean(redact(str(exception), self._secrets))[:4096] or type(exception).__name__
+        trace = clean(redact(trace, self._secrets))
+        self.emit(self._error(cause, message, trace), durable=True)
+        record = ErrorRecord(
+            cause=cause,
+            type=type(exception).__name__,
+            message=message,
+            traceback=trace,
+            step=self.step,
+            time_wall=time.time(),
+        )
+        self._write_last("error.json", record)
+        return cause
+
+    def _error(self, cause: str, message: str, trace: str) -> Error:
+        """With what was held and asked for, where memory ran out: the frames that held it are alive yet."""
+        if cause != "out_of_memory":
+            return Error(cause=cause, message=message, traceback=trace)
+        held = peak = None
+        with contextlib.suppress(Exception):
+            if self.reading is not None:
+                held, peak = self.reading()
+        told = shortfall.held_bytes(message)
+        return Error(
+            cause=cause,
+            message=message,
+            traceback=trace,
+            held_bytes=max((n for n in (held, told) if n is not None), default=None),
+            peak_bytes=peak,
+            requested_bytes=shortfall.requested_bytes(message),
+        )
+
+    def free_reserve(self) -> None:
+        """Give up the ballast so that last records fit on a full disk."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                self.run.reserve_path.unlink()
+
+    def _write_last(self, name: str, record: FinalRecord | ErrorRecord) -> None:
+        for _ in range(2):
+            try:
+                files.write_struct(self.path / name, record)
+                return
+            except (OSError, UnicodeEncodeError) as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                self.free_reserve()
+
+    def _refuse(self, why: str) -> None:
+        print(f"memconsole: fenced: {why}", file=sys.stderr, flush=True)
+        raise Fenced(why)
+
+    def _make_reserve(self) -> None:
+        """Keep some room on the disk, less where there is little."""
+        with contextlib.suppress(OSError, AttributeError):
+            size = min(RESERVE_BYTES, shutil.disk_usage(self.run.path).free // 16)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.run.reserve_path, flags, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, max(size, 1))
+            finally:
+                os.close(descriptor)
+
+    def _redact_output(self) -> None:
+        """Keep secrets out of what Python code prints; it stays so until the process ends."""
+        if self._secrets and not isinstance(sys.stderr, RedactingStream):
+            sys.stdout = cast(TextIO, RedactingStream(sys.stdout, self._secrets))
+            sys.stderr = cast(TextIO, RedactingStream(sys.stderr, self._secrets))
+
+    def _install(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, self._on_stop)
+            self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._stacks = os.fdopen(os.open(self.path / "stacks.log", flags, 0o600), "w")
+        faulthandler.enable(self._stacks)
+        faulthandler.register(signal.SIGUSR2, self._stacks, all_threads=True)
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._on_exception
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+        if self._stacks is not None:
+            faulthandler.unregister(signal.SIGUSR2)
+            faulthandler.disable()
+            self._stacks.close()
+            self._stacks = None
+        sys.excepthook = self._excepthook
+
+    def _release(self) -> None:
+        while self._locks:
+            self._locks.pop().release()
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self.stop_requested = True
+
+    def _on_exception(
+        self, kind: type[BaseException], exception: BaseException, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._pid and not issubclass(kind, KeyboardInterrupt):
+            self.report(exception)
+        self._excepthook(kind, exception, trace)

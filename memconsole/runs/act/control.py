@@ -1,0 +1,83 @@
+"""Asking a run's supervisor to stop, pause, profile or end its trainer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from memconsole.runs.act import launch
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.record import files
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.requests import Order, Reply, Request, reply_to
+from memconsole.sanitize import clean_line
+
+
+def request_stop(run: RunDirectory, who: str) -> str:
+    """Ask the trainer to finish its step, save and stop; asked twice, it is killed sooner if it does not.
+
+    Returns the request's id. Starts a supervisor when the run has lost its own. Raises `RunError`
+    when the run does not live.
+    """
+    return _request(run, "stop", who)
+
+
+def request_kill(run: RunDirectory, who: str) -> str:
+    """End the trainer, and what is left of its children, at once; work since the last checkpoint is
+    lost. Returns the request's id. Raises `RunError` when nothing of the run lives."""
+    return _request(run, "kill", who)
+
+
+def request_pause(run: RunDirectory, who: str) -> str:
+    """Ask the trainer to wait between two steps, keeping its memory. Returns the request's id. Raises `RunError`
+    when the run does not live."""
+    return _request(run, "pause", who)
+
+
+def request_continue(run: RunDirectory, who: str) -> str:
+    """Let a paused trainer go on. Returns the request's id. Raises `RunError` when the run does not live."""
+    return _request(run, "continue", who)
+
+
+def request_profile(run: RunDirectory, who: str, steps: int) -> str:
+    """Ask the trainer to record its next `steps` steps. Returns the request's id, which the `Profile` event tells
+    when they are recorded. Raises `RunError` when the run does not live."""
+    return _request(run, "profile", who, steps)
+
+
+def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str:
+    now = liveness(run)
+    if now.attempt is None or not (now.live or (now.state == "orphaned" and command == "kill")):
+        hint = "; only a kill ends its children" if now.state == "orphaned" else ""
+        raise RunError(f"run {run.id} is not running: it is {now.state}{hint}")
+    request = Request(
+        id=f"{time.time_ns():016x}-{secrets.token_hex(5)}",
+        command=command,
+        who=clean_line(who, 200),
+        attempt=now.attempt,
+        time_wall=time.time(),
+        steps=steps,
+    )
+    try:
+        files.write_struct(run.control_path / "cmd" / f"{request.id}.json", request)
+    except OSError as error:
+        raise RunError(f"run {run.id}: the request cannot be written: {error.strerror}") from None
+    if now.supervisor_pid is None:
+        launch.adopt(run)
+    return request.id
+
+
+def wait_answer(run: RunDirectory, request_id: str, seconds: float = 10.0) -> Reply | None:
+    """Wait for the supervisor's answer; None when it does not come in time."""
+    deadline = time.monotonic() + seconds
+    while (found := reply_to(run, request_id)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def wait_accepted(run: RunDirectory, request_id: str) -> Reply:
+    """The supervisor's answer. Raises `RunError` where it does not come in time, or refuses."""
+    found = wait_answer(run, request_id)
+    if found is None or not found.accepted:
+        raise RunError(f"run {run.id}: {found.note if found else 'its supervisor is silent'}")
+    return found

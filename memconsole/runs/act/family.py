@@ -1,0 +1,74 @@
+"""The processes of a run that no lock names: children and orphans, found by ancestry and marker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from memconsole.runs.act.environment import RUN_ID
+from memconsole.runs.record import identity
+
+PROC = Path("/proc")
+
+
+def members(run_id: str, parent: int | None = None) -> list[int]:
+    """Living processes of this user that carry the run's marker in their environment or descend from
+    `parent`; never this process nor `parent` itself. Empty where /proc is missing."""
+    marker = f"{RUN_ID}={run_id}".encode()
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for pid in _processes():
+        try:
+            status = (PROC / str(pid) / "stat").read_bytes()
+            fields = status[status.rindex(b")") + 2 :].split()
+            if fields[0] in (b"Z", b"X"):
+                continue
+            parents[pid] = int(fields[1])
+            if marker in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                found.add(pid)
+        except (OSError, ValueError):
+            continue
+    if parent is not None:
+        found |= {pid for pid in parents if _descends(pid, parent, parents)}
+    return sorted(found - {os.getpid(), parent})
+
+
+def kill_members(run_id: str, parent: int | None = None) -> int:
+    """SIGKILL every member, again until a look finds none (or ten looks did); how many were hit."""
+    hit = 0
+    for _ in range(10):
+        pids = members(run_id, parent)
+        if not pids:
+            break
+        for pid in pids:
+            who = identity.identify(pid)
+            if who is None:
+                continue
+            try:
+                handle = identity.ProcessHandle(who)
+            except ProcessLookupError:
+                continue
+            # Looked at again under the handle: the number may have changed hands since the scan.
+            if pid in members(run_id, parent) and handle.signal(signal.SIGKILL):
+                hit += 1
+                handle.wait(1.0)
+            handle.close()
+    return hit
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(PROC) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    seen = set()
+    while pid in parents and pid not in seen:
+        seen.add(pid)
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False

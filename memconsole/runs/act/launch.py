@@ -1,0 +1,136 @@
+"""Starting, resuming and adopting runs on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from memconsole import typed_json
+from memconsole.plan.plan import Plan
+from memconsole.runs.act.environment import trainer_environment
+from memconsole.runs.read.liveness import liveness, refusal, settled
+from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.files import write_atomic
+from memconsole.runs.record.records import StartRecord
+from memconsole.runs.record.redaction import recorded_environment
+
+START_SECONDS = 60.0
+"""Longest a supervisor may take to come up on an overloaded machine."""
+
+# -P: a file in the current folder must not shadow a module.
+SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.supervisor")
+
+
+def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -> RunDirectory:
+    """Make a run and start it; returns once its supervisor holds its lock and the trainer is started.
+
+    `estimate`, the JSON of the plan's price, is kept as estimate.json for the run's receipt.
+
+    Raises `RunError` when that does not come about.
+    """
+    environment = recorded_environment(trainer_environment(plan, os.environ))
+    run = create_run(plan, name, environment)
+    if estimate is not None:
+        write_atomic(run.path / "estimate.json", estimate)
+    try:
+        start_supervisor(run, "--start")
+    except RunError:
+        if run.newest_attempt() is None:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    return run
+
+
+def resume(run: RunDirectory) -> int:
+    """Start the next attempt of a run that has ended. Returns its number.
+
+    Raises `RunError` while the run, or an orphan of it, lives, when it is finished, and when its plan was refused
+    before anything was trained: a plan is what a run is of, so that another one is another run.
+    """
+    now = settled(run)
+    if now.live:
+        raise RunError(f"run {run.id} is {now.state}; attach to it, or stop it first")
+    if now.state == "orphaned":
+        raise RunError(
+            f"run {run.id}: children of its last trainer still hold memory; kill them first"
+        )
+    if now.state == "finished":
+        raise RunError(f"run {run.id} is finished; there is nothing to resume")
+    why = refusal(run, now.verdict)
+    if why:
+        raise RunError(
+            f"run {run.id} trained nothing: {why}; to train it, changed where needed: "
+            f"memconsole train --plan {run.plan_path} --set KEY=VALUE"
+        )
+    return start_supervisor(run, "--resume")
+
+
+def adopt(run: RunDirectory) -> None:
+    """Give a run that lost its supervisor a new one; does nothing when it has one by then."""
+    try:
+        start_supervisor(run, "--adopt")
+    except RunError:
+        if liveness(run).supervisor_pid is None:
+            raise
+
+
+def start_supervisor(
+    run: RunDirectory, mode: str, command: Sequence[str] = SUPERVISOR_COMMAND
+) -> int:
+    """Start a supervisor cut loose from this process; returns the attempt it watches.
+
+    The pipe between them carries one message and is closed before this returns.
+    """
+    reader, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*command, str(run.path), mode, "--ready-fd", str(writer)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[writer],
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.close(reader)
+        raise RunError(f"run {run.id}: no supervisor could be started: {error}") from None
+    finally:
+        os.close(writer)
+    complaint = b""
+    try:
+        message = _hear(reader)
+    finally:
+        os.close(reader)
+        # The process started here leaves at once: what stays is its grandchild.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if message is None:
+                complaint = process.communicate(timeout=5.0)[1]
+            process.wait(timeout=5.0)
+        if process.stderr is not None:
+            process.stderr.close()
+    if message is None:
+        lines = complaint.decode("utf-8", "replace").strip().splitlines() or ["no answer"]
+        raise RunError(f"run {run.id}: no supervisor could be started: {lines[-1]}")
+    if message.error:
+        raise RunError(message.error)
+    return message.attempt
+
+
+def _hear(reader: int) -> StartRecord | None:
+    """The supervisor's message; None when it died or took too long."""
+    poller = select.poll()
+    poller.register(reader, select.POLLIN | select.POLLHUP)
+    if not poller.poll(START_SECONDS * 1000):
+        return None
+    content = os.read(reader, 65536)
+    try:
+        return typed_json.decode(content, StartRecord)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,356 @@
+"""Watching one attempt of one run: serving requests, recording how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from memconsole.plan.plan import PlanError
+from memconsole.runs.act import daemon, family, spawn
+from memconsole.runs.act.pace import Pace, StopDeadline
+from memconsole.runs.act.spawn import TrainerCommand, trainer_command
+from memconsole.runs.read import ladder
+from memconsole.runs.read.verdict import classify, gather
+from memconsole.runs.record import files, identity, locks, requests
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.heartbeat import read_heartbeat
+from memconsole.runs.record.identity import ProcessHandle, boot_seconds
+from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.states import Verdict
+
+POLL_SECONDS = 0.25
+SNAPSHOT_SECONDS = 1.0
+SAME_STOP_SECONDS = 3.0
+"""Two people pressing stop within this are one stop, not one that became urgent."""
+LOG_BYTES = 64 << 20
+"""Room on disk for an attempt's output; only its tail is kept beyond that."""
+
+
+class Supervisor:
+    """Watches one attempt of one run. Holds `supervisor.lock` from construction to `close()`."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        poll_seconds: float = POLL_SECONDS,
+        lock: locks.Lock | None = None,
+    ) -> None:
+        """Takes the supervisor's lock, unless it is handed one.
+
+        Raises `locks.LockHeld` when the run has another supervisor.
+        """
+        self.run = run
+        self.poll_seconds = poll_seconds
+        self.lock = lock or locks.take(run.supervisor_lock)
+        self.attempt = 0
+        self.child: int | None = None
+        """The trainer's process number when it is ours to wait for."""
+        self.status: int | None = None
+        """Its wait status."""
+        self.handle: ProcessHandle | None = None
+        self.pace = Pace()
+        self.deadline: StopDeadline | None = None
+        self.stops: list[tuple[str, float]] = []
+        """Who asked to stop, and when (boot seconds)."""
+        self.killing = False
+        self.continues = False
+        """Whether the run, out of memory, shall go on with smaller micro-batches."""
+        self._save: Callable[[], object] | None = None
+        self._next_snapshot = 0.0
+
+    def successor(self) -> Supervisor:
+        """Who starts and watches the next attempt, with this one's lock. Call once this attempt has ended."""
+        if self.handle is not None:
+            self.handle.close()
+        return Supervisor(self.run, self.poll_seconds, self.lock)
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
+        self.lock.release()
+
+    def start(self, command: TrainerCommand = trainer_command) -> int:
+        """Make the next attempt and start its trainer. Returns its number.
+
+        Raises `RunError` while processes of an older attempt live, or when nothing can be started.
+        """
+        held = locks.held(self.run.path)
+        if held.trainer is not None:
+            raise RunError(f"run {self.run.id}: its trainer still runs (process {held.trainer})")
+        if held.gang:
+            raise RunError(f"run {self.run.id}: children of its last attempt still hold memory")
+        older = self.run.newest_attempt()
+        if older is not None and not files.exists(self.run.attempt_path(older) / "exit.json"):
+            self.attempt = older
+            self._record_exit(None, None)
+        self.attempt = self.run.new_attempt()
+        try:
+            self._spawn(command(self.run, self.attempt))
+        except (OSError, ValueError) as error:
+            self._record_exit(127, None)
+            raise RunError(f"run {self.run.id}: the trainer cannot be started: {error}") from None
+        return self.attempt
+
+    def adopt(self) -> int:
+        """Take over the living trainer of the newest attempt, or record how it ended.
+
+        Raises `RunError` when there is no attempt.
+        """
+        attempt = self.run.newest_attempt()
+        if attempt is None:
+            raise RunError(f"run {self.run.id} was never started")
+        self.attempt = attempt
+        record = self.run.attempt_record(attempt)
+        holder = locks.holder(self.run.trainer_lock)
+        who = identity.identify(holder) if holder else record.trainer if record else None
+        if who is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.handle = ProcessHandle(who)
+        given = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
+        now = boot_seconds()
+        self.stops = [(answer.who, now) for answer in given if answer.command == "stop"]
+        if self.stops and self.handle is not None:
+            self.deadline = StopDeadline(now, self.pace.patience_seconds())
+        return attempt
+
+    def watch(self) -> None:
+        """Serve until the trainer has ended, its end is recorded and none of its children is left."""
+        while not self._ended():
+            self._tick()
+        self._collect()
+        if not files.exists(self.path / "exit.json"):
+            self._record_exit(*self._exit_status())
+        if self.killing:
+            family.kill_members(self.run.id, os.getpid() if self.child else None)
+        while locks.gang_held(self.run.gang_lock):
+            self._serve_requests()
+            if self.killing:
+                family.kill_members(self.run.id, os.getpid() if self.child else None)
+            self._collect()
+            time.sleep(self.poll_seconds)
+        with contextlib.suppress(OSError):
+            self.run.reserve_path.unlink()
+        self._snapshot(final=True)
+        self._receipt()
+
+    @property
+    def path(self) -> Path:
+        return self.run.attempt_path(self.attempt)
+
+    def _spawn(self, argv: Sequence[str]) -> None:
+        self.child, who = spawn.start_trainer(self.run, self.attempt, argv)
+        if who is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.handle = ProcessHandle(who)
+
+    def _ended(self) -> bool:
+        """Wait a poll's length for the trainer's end."""
+        if self.status is not None:
+            return True
+        if self.handle is not None:
+            return self.handle.wait(self.poll_seconds)
+        if locks.holder(self.run.trainer_lock) is None:
+            return True
+        # It lives where its process cannot be seen; its lock can.
+        time.sleep(self.poll_seconds)
+        return False
+
+    def _tick(self) -> None:
+        self._collect()
+        self._serve_requests()
+        now = boot_seconds()
+        beat = read_heartbeat(self.path)
+        if beat is not None and self.pace.see(beat, now) and self.deadline is not None:
+            self.deadline.moved(now)
+        if self.deadline is not None and now >= self.deadline.at and not self.killing:
+            self._give_up_waiting()
+        self._snapshot()
+        daemon.punch_head(self.path / "out.log", LOG_BYTES)
+
+    def _collect(self) -> None:
+        """Reap the trainer and orphans that became our children."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child:
+                self.status = status
+
+    def _exit_status(self) -> tuple[int | None, signal.Signals | None]:
+        if self.child is not None and self.status is None:
+            with contextlib.suppress(ChildProcessError):
+                self.status = os.waitpid(self.child, 0)[1]
+        if self.status is None:
+            return None, None
+        code = os.waitstatus_to_exitcode(self.status)
+        return (code, None) if code >= 0 else (None, signal.Signals(-code))
+
+    def _record_exit(self, code: int | None, number: signal.Signals | None) -> None:
+        """Write `exit.json`, freeing the reserve and waiting a minute when the disk is full."""
+        verdict = classify(gather(self.run, self.attempt, code, number))
+        self.continues = self._descends(verdict)
+        record = ExitRecord(
+            verdict=verdict,
+            time_wall=time.time(),
+            adopted=self.child is None,
+            continues=self.continues,
+        )
+        for _ in range(60):
+            try:
+                files.write_struct(self.path / "exit.json", record)
+                return
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                say(f"exit.json: {error}")
+                with contextlib.suppress(OSError):
+                    self.run.reserve_path.unlink()
+                    continue
+                time.sleep(1.0)
+
+    def _descends(self, verdict: Verdict) -> bool:
+        """Take the next step down of the out-of-memory ladder, if there is one and nobody asked to stop."""
+        if self.stops or self.killing:
+            return False
+        beat = read_heartbeat(self.path)
+        try:
+            rung = ladder.descend(
+                self.run, self.attempt, verdict, beat.phase if beat else "starting"
+            )
+        except (OSError, PlanError) as error:
+            say(f"ladder: {error}")
+            return False
+        if rung is not None:
+            say(rung.words)
+        return rung is not None
+
+    def _serve_requests(self) -> None:
+        for request, path in requests.pending(self.run):
+            try:
+                self._serve(request, path)
+            except OSError as error:
+                say(f"{path.name}: {error}")
+
+    def _serve(self, request: requests.Request | None, path: Path) -> None:
+        if request is None:
+            given = self._answer(path.stem, "?", "?", accepted=False, note="not a request of ours")
+        elif request.attempt != self.attempt:
+            given = self._answer(
+                path.stem,
+                request.command,
+                request.who,
+                accepted=False,
+                note=f"meant for attempt {request.attempt}",
+            )
+        elif request.command != "stop":
+            given = self._answer(path.stem, request.command, request.who)
+        else:
+            note = self._count_stop(request.who)
+            given = self._answer(path.stem, "stop", request.who, note=note)
+        # Answered before acting: a kill's answer is evidence for the verdict.
+        requests.settle(self.run, path, given)
+        if request is None or not given.accepted:
+            return
+        if request.command == "kill":
+            self._kill()
+        elif request.command in ("pause", "continue"):
+            self._hold(request.command == "pause")
+        elif request.command == "profile":
+            files.write_struct(self.path / requests.PROFILE, request)
+        elif self.handle is not None and not given.note:
+            self.handle.signal(signal.SIGTERM)
+
+    def _hold(self, on: bool) -> None:
+        """Make the trainer wait between two steps, or go on. Raises `OSError`."""
+        if on:
+            (self.path / "paused").touch(mode=0o600)
+        else:
+            (self.path / "paused").unlink(missing_ok=True)
+
+    def _count_stop(self, who: str) -> str:
+        """Take in a request to stop; a note when it only repeats what someone else just asked."""
+        now = boot_seconds()
+        others = [name for name, when in self.stops if now - when < SAME_STOP_SECONDS]
+        if others and who not in others:
+            return f"already asked by {others[0]}"
+        self.stops.append((who, now))
+        if self.deadline is None:
+            self.deadline = StopDeadline(now, self.pace.patience_seconds())
+        else:
+            self.deadline.hurry(now, self.pace.patience_seconds(urgent=True))
+        return ""
+
+    def _give_up_waiting(self) -> None:
+        """The stop's time is over: answer ourselves with a kill, then do it."""
+        asked = requests.stop_requests(self.run, self.attempt)
+        who = asked[0].who if asked else "someone"
+        name = f"{time.time_ns():016x}-{'0' * 10}"
+        note = f"the stop asked by {who} took too long"
+        with contextlib.suppress(OSError):
+            files.write_struct(
+                self.run.control_path / "ack" / f"{name}.json",
+                self._answer(name, "kill", "the supervisor", note=note),
+            )
+        self._kill()
+
+    def _kill(self) -> None:
+        self.killing = True
+        if self.handle is not None:
+            self.handle.signal(signal.SIGKILL)
+
+    def _answer(
+        self, request_id: str, command: str, who: str, accepted: bool = True, note: str = ""
+    ) -> requests.Reply:
+        return requests.Reply(
+            id=request_id,
+            command=command,
+            who=who,
+            attempt=self.attempt,
+            accepted=accepted,
+            note=note,
+            time_wall=time.time(),
+            deadline_boot=self.deadline.at if self.deadline is not None else None,
+        )
+
+    def _snapshot(self, final: bool = False) -> None:
+        """Keep `state.json` fresh, at most once a second."""
+        now = boot_seconds()
+        if now < self._next_snapshot and not final:
+            return
+        self._next_snapshot = now + SNAPSHOT_SECONDS
+        try:
+            if self._save is None:
+                self._save = snapshot_writer(self.run)
+            self._save()
+        except Exception:  # noqa: BLE001 - an unreadable event must not end supervision
+            say(traceback.format_exc())
+            self._save = lambda: None
+
+    def _receipt(self) -> None:
+        """Leave the estimate and the measurement side by side in `receipt.json`."""
+        from memconsole.runs.read.receipt import write_receipt
+
+        try:
+            write_receipt(self.run)
+        except Exception:  # noqa: BLE001 - an unreadable event must not end supervision
+            say(traceback.format_exc())
+
+
+def snapshot_writer(run: RunDirectory) -> Callable[[], object]:
+    """What brings `state.json` up to date."""
+    from memconsole.runs.read.follow import Follower
+
+    return Follower(run).save_state
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,72 @@
+"""The small process that starts a run's trainer and stays with it.
+
+``python -m memconsole.runs.act.supervisor RUN_DIRECTORY [--start | --resume | --adopt]``. It imports no
+framework and no screen, outlives the terminal it came from, and training outlives it: when it is
+killed, another one adopts the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from memconsole.runs.act import daemon
+from memconsole.runs.act.spawn import TrainerCommand, trainer_command
+from memconsole.runs.act.supervision import Supervisor, say
+from memconsole.runs.record import locks
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.records import StartRecord
+
+
+def main(arguments: Sequence[str] | None = None, command: TrainerCommand = trainer_command) -> int:
+    """Detach, take the lock, start or adopt, say so through --ready-fd, watch."""
+    parser = argparse.ArgumentParser(prog="memconsole.runs.act.supervisor")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--ready-fd", type=int, default=-1)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--start", dest="mode", action="store_const", const="start", default="start")
+    mode.add_argument("--resume", dest="mode", action="store_const", const="start")
+    mode.add_argument("--adopt", dest="mode", action="store_const", const="adopt")
+    options = parser.parse_args(arguments)
+    run = RunDirectory(options.run.resolve(strict=True))
+    os.chdir("/")
+    daemon.detach(run.path / "supervisor.log", options.ready_fd)
+    daemon.outlive_signals()
+    daemon.adopt_descendants()
+    supervisor = None
+    try:
+        supervisor = Supervisor(run)
+        attempt = supervisor.adopt() if options.mode == "adopt" else supervisor.start(command)
+    except (RunError, locks.LockHeld, OSError, ValueError) as error:
+        say(str(error))
+        _tell(options.ready_fd, StartRecord(error=str(error)))
+        return 1
+    _tell(options.ready_fd, StartRecord(attempt=attempt))
+    supervisor.watch()
+    while supervisor.continues:
+        supervisor = supervisor.successor()
+        try:
+            supervisor.start(command)
+        except (RunError, OSError, ValueError) as error:
+            say(str(error))
+            break
+        supervisor.watch()
+    supervisor.close()
+    return 0
+
+
+def _tell(descriptor: int, message: StartRecord) -> None:
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, msgspec.json.encode(message))
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

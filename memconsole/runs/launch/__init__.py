@@ -1,1 +1,0 @@
-"""How a run is started: here, or handed to a scheduler."""

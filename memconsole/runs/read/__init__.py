@@ -1,0 +1,1 @@
+"""A run read from its files: its state, its story, its report."""

@@ -1,0 +1,340 @@
+"""A run as it is now, put together from its files: what every screen and command looks at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.read.ladder import rungs
+from memconsole.runs.read.liveness import Liveness, liveness, refusal
+from memconsole.runs.read.log_tail import LogTail
+from memconsole.runs.read.reduce import (
+    STATE_VERSION,
+    RunState,
+    begin_attempt,
+    eta_seconds,
+    forget_memory,
+    reduce,
+    slow_step_seconds,
+)
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record import files
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.heartbeat import read_heartbeat
+from memconsole.runs.record.identity import boot_seconds
+from memconsole.runs.record.requests import pause_asked, stop_requests
+from memconsole.runs.record.states import State, Verdict
+from memconsole.sanitize import clean, clean_line
+
+STALL_SECONDS = {
+    "import": 300.0,
+    "data": 300.0,
+    "tokenizer": 300.0,
+    "build": 300.0,
+    "preflight": 1800.0,
+    "compile": 1800.0,
+    "checkpoint": 300.0,
+    "stopping": 900.0,
+}
+"""Longest silence of the heartbeat that is normal in a phase; elsewhere a minute or twenty slow steps."""
+FIRST_STEP_SECONDS = 1800.0
+"""The first step of an attempt may compile."""
+READ_BYTES = 1 << 20
+"""Log read at a time: bounds the memory of catching up with a long run."""
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a list of runs."""
+
+    id: str
+    name: str
+    state: State
+    phase: str
+    step: int
+    total_steps: int | None
+    loss: float | None
+    backend: str
+    model: str
+    created_wall: float
+    refused: str = ""
+    """Why the trainer refused the plan, where nothing was trained."""
+
+
+class SavedState(msgspec.Struct, frozen=True, kw_only=True):
+    """`state.json`: the folded events and how far into the log of `state.attempt` they reach."""
+
+    version: int = STATE_VERSION
+    position: tuple[int, int, int]
+    """Of `EventReader`: segment, byte offset, last sequence number."""
+    damaged: int
+    state: RunState
+
+
+class Follower:
+    """Follows one run. Each poll reads only what was added; nothing it meets on disk makes it raise.
+
+    Several attempts of a run are read as one story. Every text in a snapshot is free of control
+    characters.
+    """
+
+    def __init__(
+        self, run: RunDirectory, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Goes on from `state.json` where there is one, so attaching to a long run is instant."""
+        self.run = run
+        self._monotonic = monotonic
+        self._state = RunState()
+        self._reader: EventReader | None = None
+        self._damaged = 0
+        self._log: LogTail | None = None
+        self._beat: object = None
+        self._beat_at = monotonic()
+        self._saved: tuple[int, int, int] | None = None
+        record = run.record()
+        self._created = record.created_wall if record else 0.0
+        self._plan, self._plan_problem = _read_plan(run)
+        self._name = run.name
+        self._load()
+
+    def poll(self) -> RunSnapshot:
+        """The run as it is now."""
+        # Life is looked at before the events, so that an ended run's last records are all in.
+        life = liveness(self.run)
+        self._catch_up()
+        state = self._state
+        phase = state.phase
+        beat = read_heartbeat(self.run.attempt_path(state.attempt)) if state.attempt else None
+        if beat is not None and phase == "starting":
+            phase = clean_line(beat.phase, 16)
+        working = life.live and life.state != "starting"
+        return RunSnapshot(
+            id=clean_line(self.run.id, 80),
+            name=self._name,
+            state=life.state,
+            plan=self._plan,
+            attempt=life.attempt or state.attempt,
+            created_wall=self._created,
+            verdict=_clean_verdict(life.verdict),
+            started=state.started,
+            phase=phase,
+            phase_detail=state.phase_detail,
+            stalled_seconds=self._stalled(beat, phase) if working else None,
+            parameters=state.parameters,
+            trainable_parameters=state.trainable_parameters,
+            step=state.step,
+            total_steps=state.total_steps,
+            steps_per_epoch=state.steps_per_epoch,
+            epoch=state.epoch,
+            tokens=state.tokens,
+            tokens_per_second=state.tokens_per_second,
+            step_seconds=state.step_seconds,
+            learning_rate=state.learning_rate,
+            gradient_norm=state.gradient_norm,
+            loss=state.loss,
+            eta_seconds=eta_seconds(state) if life.live else None,
+            elapsed_seconds=_elapsed(state, life),
+            recent_train=state.train.recent(),
+            train=state.train.whole(),
+            validation=state.validation.whole(),
+            epochs=tuple(mark.event for mark in state.epochs),
+            evaluations=tuple(state.evaluations),
+            memory=state.memory,
+            peaks_by_phase=dict(state.peaks_by_phase),
+            peak_bytes=state.peak_bytes,
+            peak_reserved_bytes=state.peak_reserved_bytes,
+            peak_device_bytes=state.peak_device_bytes,
+            peak_host_bytes=state.peak_host_bytes,
+            gauges=state.gauges.curves(),
+            checkpoint=state.checkpoint,
+            sample=state.sample,
+            warnings=(*self._plan_problem, *state.warnings),
+            error=state.error,
+            ended=state.ended,
+            log_tail=self._log.poll() if self._log else (),
+            stop_requested_by=self._stop_requested_by(life),
+            pause_requested=life.live and pause_asked(self.run),
+            damaged_records=self.damaged,
+        )
+
+    @property
+    def damaged(self) -> int:
+        """Records that could not be read or made no sense."""
+        reader = self._reader
+        now = reader.damaged + reader.unknown if reader else 0
+        return self._damaged + now + self._state.odd
+
+    @property
+    def state(self) -> RunState:
+        """What has been folded so far; `poll` brings it up to date."""
+        return self._state
+
+    def status(self) -> RunStatus:
+        """One line about the run, without its log."""
+        life = liveness(self.run)
+        self._catch_up()
+        return RunStatus(
+            id=clean_line(self.run.id, 80),
+            name=self._name,
+            state=life.state,
+            phase=self._state.phase,
+            step=self._state.step,
+            total_steps=self._state.total_steps or self._plan.train.max_steps,
+            loss=self._state.loss,
+            backend=self._plan.backend,
+            model=self._plan.model.name,
+            created_wall=self._created,
+            refused=clean_line(refusal(self.run, life.verdict), 500),
+        )
+
+    def save_state(self) -> bool:
+        """Write `state.json` for whoever attaches next; the supervisor calls this about once a second.
+
+        False when nothing was new or the disk refused.
+        """
+        self._catch_up()
+        reader = self._reader
+        if reader is None or reader.position == self._saved:
+            return False
+        saved = SavedState(
+            position=reader.position,
+            damaged=self._damaged + reader.damaged + reader.unknown,
+            state=self._state,
+        )
+        try:
+            files.write_atomic(self.run.state_path, msgspec.json.encode(saved), durable=False)
+        except OSError:
+            return False
+        self._saved = reader.position
+        return True
+
+    def _load(self) -> None:
+        """Go on from `state.json` unless it is missing, damaged or does not match the log."""
+        saved = files.read_struct(self.run.state_path, SavedState)
+        if saved is None or saved.version != STATE_VERSION:
+            return
+        attempt, (segment, offset, _) = saved.state.attempt, saved.position
+        directory = self.run.attempt_path(attempt)
+        if attempt not in self.run.attempt_numbers():
+            return
+        try:
+            if segment and (directory / f"events-{segment:06d}.log").stat().st_size < offset:
+                return
+        except OSError:
+            return
+        self._state = clean_texts(saved.state)
+        self._damaged = saved.damaged
+        self._reader = EventReader(directory, saved.position)
+        self._saved = saved.position
+        self._log = LogTail(directory / "out.log")
+
+    def _catch_up(self) -> None:
+        """Fold every record not yet seen, of this attempt and of those after it."""
+        # Listed first: once a later attempt exists, no earlier one is written any more.
+        later = [n for n in self.run.attempt_numbers() if n > self._state.attempt]
+        self._drain()
+        for number in later:
+            if self._reader is not None:
+                self._damaged += self._reader.damaged + self._reader.unknown
+            directory = self.run.attempt_path(number)
+            self._reader = EventReader(directory)
+            self._log = LogTail(directory / "out.log")
+            self._state = begin_attempt(self._state, number)
+            if any(rung.attempt == number - 1 for rung in rungs(self.run)):
+                forget_memory(self._state)
+            self._drain()
+
+    def _drain(self) -> None:
+        reader = self._reader
+        if reader is None:
+            return
+        state, before = self._state, None
+        while reader.position != before:
+            before = reader.position
+            for record in reader.read(READ_BYTES):
+                state = reduce(state, record)
+        self._state = state
+
+    def _stalled(self, beat: Any, phase: str) -> float | None:
+        """Seconds since the heartbeat counter or the log moved, when that is too long for the phase.
+
+        Only this reader's own clock is asked: clocks of two hosts are never subtracted.
+        """
+        position = self._reader.position if self._reader else None
+        now = self._monotonic()
+        if (beat, position) != self._beat:
+            self._beat, self._beat_at = (beat, position), now
+        if beat is not None:
+            phase = beat.phase
+        silent = now - self._beat_at
+        return silent if silent > stall_limit_seconds(self._state, phase) else None
+
+    def _stop_requested_by(self, life: Liveness) -> str | None:
+        if life.attempt is None:
+            return None
+        requests = stop_requests(self.run, life.attempt)
+        return clean_line(requests[0].who, 80) if requests else None
+
+
+def status(run: RunDirectory) -> RunStatus:
+    """One line about a run: milliseconds where its supervisor has left a `state.json`."""
+    return Follower(run).status()
+
+
+def stall_limit_seconds(state: RunState, phase: str) -> float:
+    """How long a phase may show no sign of progress."""
+    limit = STALL_SECONDS.get(phase)
+    if limit is not None:
+        return limit
+    slow = slow_step_seconds(state)
+    if slow is None:
+        return FIRST_STEP_SECONDS
+    return max(60.0, 20.0 * slow)
+
+
+def clean_texts(value: Any) -> Any:
+    """`value` with every text in its structs, lists and dicts cleaned."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, msgspec.Struct):
+        texts = {
+            name: clean_texts(inner)
+            for name in value.__struct_fields__
+            if isinstance(inner := getattr(value, name), str | msgspec.Struct | dict | list | tuple)
+        }
+        return msgspec.structs.replace(value, **texts) if texts else value
+    if isinstance(value, dict):
+        return {clean_texts(key): clean_texts(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], int | float):
+            return value
+        return type(value)(clean_texts(inner) for inner in value)
+    return value
+
+
+def _read_plan(run: RunDirectory) -> tuple[Plan, tuple[str, ...]]:
+    try:
+        plan: Plan = clean_texts(run.read_plan())
+    except PlanError as error:
+        return Plan(), (clean_line(f"the run's plan cannot be read: {error}", 500),)
+    return plan, ()
+
+
+def _clean_verdict(found: Verdict | None) -> Verdict | None:
+    if found is None:
+        return None
+    return msgspec.structs.replace(
+        found, reason=clean_line(found.reason, 80), evidence=clean_line(found.evidence, 500)
+    )
+
+
+def _elapsed(state: RunState, life: Liveness) -> float:
+    """Seconds trained over all attempts. A live run is of this boot, so its clock can be read."""
+    seconds = state.attempt_seconds
+    if life.live and state.first_boot is not None:
+        seconds = max(seconds, boot_seconds() - state.first_boot)
+    return state.earlier_seconds + seconds

@@ -1,0 +1,43 @@
+"""How full memory was over a run: what the gauges' histories are drawn from."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memconsole.runs.read.history import History
+from memconsole.runs.read.snapshot import GaugeCurves
+from memconsole.runs.record import events
+
+RECENT_POINTS = 8
+BUCKETS = 127
+"""A history is one row of a screen: a bucket or more for each of its cells, and no newest points."""
+
+
+def _history() -> History:
+    return History(most_recent=RECENT_POINTS, most_buckets=BUCKETS)
+
+
+class GaugeHistory(msgspec.Struct):
+    """Bytes by step, decimated; the steps of a resumed attempt replace those it abandons."""
+
+    allocated: History = msgspec.field(default_factory=_history)
+    device: History = msgspec.field(default_factory=_history)
+    host: History = msgspec.field(default_factory=_history)
+
+    def take(self, record: events.Memory) -> None:
+        """Add a reading. A stretch's highest allocated counts, not what its end had left."""
+        allocated = [n for n in (record.allocated_bytes, record.peak_bytes) if n is not None]
+        if allocated:
+            self.allocated.add_highest(record.step, float(max(allocated)))
+        if record.device_bytes is not None:
+            self.device.add_highest(record.step, float(record.device_bytes))
+        if record.host_bytes is not None:
+            self.host.add_highest(record.step, float(record.host_bytes))
+
+    def truncate(self, step: int) -> None:
+        """Forget what was read after `step`."""
+        for history in (self.allocated, self.device, self.host):
+            history.truncate(step)
+
+    def curves(self) -> GaugeCurves:
+        return GaugeCurves(self.allocated.whole(), self.device.whole(), self.host.whole())

@@ -1,0 +1,353 @@
+"""The story of a run as a fold over its events: no files, no clocks, only records."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from memconsole.runs.read.gauge_history import GaugeHistory
+from memconsole.runs.read.history import History
+from memconsole.runs.record import events
+from memconsole.sanitize import clean, clean_line
+
+STATE_VERSION = 3
+MAX_WARNINGS = 20
+MAX_EVALUATIONS = 128
+MAX_EPOCHS = 256
+TEXT_CHARACTERS = 16_384
+"""Most characters kept of a sample or a traceback."""
+RATE_RECORDS = 64
+"""Step records the rate is taken over."""
+PROFILING = "profile"
+"""The phase of steps that are recorded: the recording's own memory is none of the plan's."""
+WARMING_PHASES = frozenset({"import", "build", "preflight", "compile"})
+
+
+class EpochMark(msgspec.Struct, array_like=True):
+    """A finished epoch and the step at which it was reported."""
+
+    step: int
+    event: events.Epoch
+
+
+class RunState(msgspec.Struct, kw_only=True):
+    """Everything remembered of the events read so far; what `state.json` stores."""
+
+    version: int = STATE_VERSION
+    attempt: int = 0
+    started: events.Started | None = None
+    phase: str = "starting"
+    phase_detail: str = ""
+    parameters: int | None = None
+    trainable_parameters: int | None = None
+    step: int = 0
+    total_steps: int | None = None
+    steps_per_epoch: int | None = None
+    epoch: int = 0
+    tokens: int = 0
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    loss: float | None = None
+    train: History = msgspec.field(default_factory=History)
+    validation: History = msgspec.field(default_factory=History)
+    epochs: list[EpochMark] = []
+    evaluations: list[events.Evaluation] = []
+    memory: events.Memory | None = None
+    peaks_by_phase: dict[str, int] = {}
+    peak_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    peak_host_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_host_anonymous_bytes: int | None = None
+    peak_host_shared_bytes: int | None = None
+    gauges: GaugeHistory = msgspec.field(default_factory=GaugeHistory)
+    checkpoint: events.Checkpoint | None = None
+    sample: events.Sample | None = None
+    warnings: list[str] = []
+    error: events.Error | None = None
+    stopped: events.Stopped | None = None
+    ended: events.Ended | None = None
+    odd: int = 0
+    """Records whose numbers cannot be: negative steps and the like."""
+    first_boot: float | None = None
+    """`time_boot` of the attempt's first and newest record, seconds."""
+    last_boot: float | None = None
+    earlier_seconds: float = 0.0
+    """Length of the attempts before this one."""
+    warming: bool = True
+    """The next step record includes compilation or warm-up."""
+    step_times: list[tuple[int, float]] = []
+    """(steps, seconds per step) of the newest records, warm-up excluded."""
+    side_seconds: float = 0.0
+    """Evaluating and saving in this attempt, since `side_from_step`."""
+    side_from_step: int = 0
+    evaluation_limit: int = MAX_EVALUATIONS
+    epoch_limit: int = MAX_EPOCHS
+    """How many are kept: the newest, and the best evaluation."""
+
+    @property
+    def attempt_seconds(self) -> float:
+        if self.first_boot is None or self.last_boot is None:
+            return 0.0
+        return max(0.0, self.last_boot - self.first_boot)
+
+
+def begin_attempt(state: RunState, attempt: int) -> RunState:
+    """Go on with the next attempt of the same run: its curves continue, its end is forgotten."""
+    state.earlier_seconds += state.attempt_seconds
+    state.attempt = attempt
+    state.first_boot = state.last_boot = None
+    state.phase, state.phase_detail = "starting", ""
+    state.error = state.stopped = state.ended = None
+    state.tokens_per_second = state.step_seconds = None
+    state.warming, state.step_times = True, []
+    state.side_seconds, state.side_from_step = 0.0, state.step
+    return state
+
+
+def forget_memory(state: RunState) -> RunState:
+    """Go on with smaller micro-batches: what the larger ones took says nothing of them."""
+    state.memory, state.peaks_by_phase = None, {}
+    state.peak_bytes = state.peak_device_bytes = state.peak_reserved_bytes = None
+    state.peak_host_bytes = None
+    state.peak_host_anonymous_bytes = state.peak_host_shared_bytes = None
+    state.gauges = GaugeHistory()
+    return state
+
+
+def reduce(state: RunState, record: events.Record) -> RunState:
+    """Take one record in.
+
+    `state` is changed in place and returned: copying its curves for each record would make reading a
+    long run quadratic. The same records give the same state, wherever the reading was interrupted.
+    """
+    if 0 < record.time_boot < 1e12:
+        if state.first_boot is None:
+            state.first_boot = record.time_boot
+        state.last_boot = max(state.last_boot or 0.0, record.time_boot)
+    match record:
+        case events.Step():
+            _step(state, record)
+        case events.Memory():
+            _memory(state, record)
+        case events.Phase():
+            _phase(state, record)
+        case events.Evaluation():
+            _evaluation(state, record)
+        case events.Epoch():
+            _epoch(state, record)
+        case events.Checkpoint():
+            state.checkpoint = msgspec.structs.replace(record, path=clean_line(record.path))
+            state.side_seconds += _positive(record.seconds)
+        case events.Sample():
+            state.sample = msgspec.structs.replace(
+                record,
+                prompt=clean(record.prompt[:TEXT_CHARACTERS]),
+                text=clean(record.text[:TEXT_CHARACTERS]),
+            )
+        case events.Warning():
+            state.warnings = [*state.warnings, clean_line(record.message, 500)][-MAX_WARNINGS:]
+        case events.Error():
+            _highest_of_phase(state, state.phase, record.held_bytes, record.peak_bytes)
+            state.error = msgspec.structs.replace(
+                record,
+                cause=clean_line(record.cause, 80),
+                message=clean_line(record.message),
+                traceback=clean(record.traceback[-TEXT_CHARACTERS:]),
+            )
+        case events.Stopped():
+            state.stopped = msgspec.structs.replace(record, reason=clean_line(record.reason))
+            if _plausible(record.step):
+                state.step = record.step
+        case events.Ended():
+            state.ended = msgspec.structs.replace(record, early=clean_line(record.early))
+            if _plausible(record.step):
+                state.step = record.step
+        case events.Started():
+            _started(state, record)
+    return state
+
+
+def seconds_per_step(state: RunState) -> float | None:
+    """Recent pace, compilation and warm-up excluded, with this attempt's share of evaluating and saving."""
+    steps = sum(count for count, _ in state.step_times)
+    if not steps:
+        return None
+    pace = sum(count * seconds for count, seconds in state.step_times) / steps
+    done = state.step - state.side_from_step
+    return pace + (state.side_seconds / done if done > 0 else 0.0)
+
+
+def eta_seconds(state: RunState) -> float | None:
+    pace = seconds_per_step(state)
+    if pace is None or state.total_steps is None or state.ended is not None:
+        return None
+    return max(0.0, (state.total_steps - state.step) * pace)
+
+
+def slow_step_seconds(state: RunState) -> float | None:
+    """The 99th percentile of recent step times."""
+    times = sorted(seconds for _, seconds in state.step_times)
+    return times[min(len(times) - 1, int(0.99 * len(times)))] if times else None
+
+
+def _started(state: RunState, record: events.Started) -> None:
+    state.started = msgspec.structs.replace(
+        record,
+        backend=clean_line(record.backend, 80),
+        versions={clean_line(k, 80): clean_line(v, 80) for k, v in record.versions.items()},
+        device_id=clean_line(record.device_id, 80),
+        device_name=clean_line(record.device_name, 200),
+        device_kind=clean_line(record.device_kind, 80),
+        memory_label=clean_line(record.memory_label, 80),
+        platform_lines=tuple(clean_line(line) for line in record.platform_lines),
+    )
+    resumed = record.resumed_step if _plausible(record.resumed_step) else 0
+    if resumed < state.step or state.train.last_step > resumed:
+        state.train.truncate(resumed)
+        state.validation.truncate(resumed)
+        state.evaluations = [e for e in state.evaluations if e.step <= resumed]
+        state.epochs = [mark for mark in state.epochs if _epoch_step(state, mark) <= resumed]
+        state.loss = state.train.values[-1] if state.train.values else None
+        state.epoch = max((mark.event.epoch for mark in state.epochs), default=0)
+    state.gauges.truncate(resumed)
+    state.step = state.side_from_step = resumed
+
+
+def _epoch_step(state: RunState, mark: EpochMark) -> int:
+    if state.steps_per_epoch:
+        return mark.event.epoch * state.steps_per_epoch
+    return mark.step
+
+
+def _phase(state: RunState, record: events.Phase) -> None:
+    state.phase = clean_line(record.phase, 40)
+    state.phase_detail = clean_line(record.detail)
+    if state.phase in WARMING_PHASES:
+        state.warming = True
+    if record.parameters is not None and _plausible(record.parameters):
+        state.parameters = record.parameters
+    trainable = record.trainable_parameters
+    if trainable is not None and _plausible(trainable):
+        state.trainable_parameters = trainable
+    if record.total_steps is not None and _plausible(record.total_steps):
+        state.total_steps = record.total_steps
+    if record.steps_per_epoch and _plausible(record.steps_per_epoch):
+        state.steps_per_epoch = record.steps_per_epoch
+
+
+def _step(state: RunState, record: events.Step) -> None:
+    step = record.step
+    if not _plausible(step, record.epoch, record.tokens):
+        state.odd += 1
+        return
+    taken = step - state.step if step > state.step else 1
+    state.step = step
+    state.epoch = record.epoch
+    state.tokens = record.tokens
+    state.tokens_per_second = _finite(record.tokens_per_second)
+    state.step_seconds = _finite(record.step_seconds)
+    state.learning_rate = _finite(record.learning_rate)
+    state.gradient_norm = _finite(record.gradient_norm)
+    state.loss = _finite(record.loss)
+    if state.loss is not None:
+        state.train.add(step, state.loss)
+    seconds = state.step_seconds
+    if state.warming:
+        # What was saved or evaluated while warming up is no guide to the pace either.
+        state.warming = False
+        state.side_seconds, state.side_from_step = 0.0, step
+    elif seconds is not None and 0 < seconds < 1e9:
+        state.step_times.append((taken, seconds))
+        if len(state.step_times) > RATE_RECORDS:
+            del state.step_times[0]
+
+
+def _epoch(state: RunState, record: events.Epoch) -> None:
+    if not _plausible(record.epoch):
+        state.odd += 1
+        return
+    kept = state.epochs
+    while kept and kept[-1].event.epoch >= record.epoch:
+        kept.pop()
+    kept.append(EpochMark(state.step, record))
+    del kept[: -state.epoch_limit]
+    state.epoch = record.epoch
+
+
+def _evaluation(state: RunState, record: events.Evaluation) -> None:
+    if not _plausible(record.step, record.tokens):
+        state.odd += 1
+        return
+    metrics = {clean_line(k, 80): v for k, v in record.metrics.items() if math.isfinite(v)}
+    record = msgspec.structs.replace(record, metrics=metrics)
+    kept = state.evaluations
+    while kept and kept[-1].step >= record.step:
+        kept.pop()
+    if len(kept) >= state.evaluation_limit:
+        best = min((e for e in kept if e.loss is not None), key=_loss, default=None)
+        kept.remove(next(e for e in kept if e is not best))
+    kept.append(record)
+    state.side_seconds += _positive(record.seconds)
+    loss = _finite(record.loss)
+    if loss is not None:
+        state.validation.add(record.step, loss)
+
+
+def _memory(state: RunState, record: events.Memory) -> None:
+    numbers = (n for n in msgspec.structs.astuple(record) if isinstance(n, int))
+    if not _plausible(*numbers):
+        state.odd += 1
+        return
+    phase = clean_line(record.phase, 40)
+    # A trainer starts its peak anew with each phase, so a peak belongs to the phase that tells it.
+    _highest_of_phase(state, phase, record.allocated_bytes, record.peak_bytes)
+    if phase == PROFILING:
+        return
+    state.peak_device_bytes = _highest(state.peak_device_bytes, record.device_bytes)
+    state.peak_host_bytes = _highest(
+        state.peak_host_bytes, record.host_bytes, record.peak_host_bytes
+    )
+    state.peak_reserved_bytes = _highest(
+        state.peak_reserved_bytes, record.reserved_bytes, record.peak_reserved_bytes
+    )
+    state.peak_host_anonymous_bytes = _highest(
+        state.peak_host_anonymous_bytes, record.peak_host_anonymous_bytes
+    )
+    state.peak_host_shared_bytes = _highest(
+        state.peak_host_shared_bytes, record.peak_host_shared_bytes
+    )
+    state.memory = msgspec.structs.replace(record, phase=phase)
+    state.gauges.take(record)
+
+
+def _highest_of_phase(state: RunState, phase: str, *values: int | None) -> None:
+    seen = _highest(*values)
+    if seen is not None and _plausible(seen):
+        state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), seen)
+        if phase != PROFILING:
+            state.peak_bytes = _highest(state.peak_bytes, seen)
+
+
+def _highest(*values: int | None) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _plausible(*counts: int) -> bool:
+    """Whether these can be counts of a real run; only a damaged or forged record has others."""
+    return all(0 <= count < 1 << 63 for count in counts)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _positive(value: float) -> float:
+    return value if 0 < value < 1e9 else 0.0
+
+
+def _loss(evaluation: events.Evaluation) -> float:
+    return math.inf if evaluation.loss is None else evaluation.loss

@@ -1,0 +1,296 @@
+"""What a run did, from its records alone: the document of `report --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import PlanError
+from memconsole.runs.read.comparison import (
+    Comparison,
+    EstimatedTable,
+    MeasuredLine,
+    MemoryLine,
+    compare,
+)
+from memconsole.runs.read.follow import READ_BYTES, clean_texts
+from memconsole.runs.read.ladder import Rung, present_plan, rungs
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.reduce import RunState, begin_attempt, forget_memory, reduce
+from memconsole.runs.record import events, files
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.shortfall import Shortfall, shortfall
+from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
+from memconsole.sanitize import clean_line
+
+_EVERYTHING = 1 << 60
+
+
+class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the run ended; of a run that lives, its state."""
+
+    reason: str
+    evidence: str
+
+
+UNENDED = VerdictLine(reason="starting", evidence="the run has not ended")
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    loss: float | None
+    tokens_per_second: float
+
+
+class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    loss: float | None
+    bits_per_byte: float | None
+    metrics: dict[str, float]
+
+
+class EpochLine(msgspec.Struct, frozen=True, kw_only=True):
+    epoch: int
+    train_loss: float | None
+    validation_loss: float | None
+    minutes: float
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Estimated at launch, and measured by the trainer."""
+
+    estimated: MemoryLine
+    measured: MeasuredLine
+    by_phase: dict[str, int]
+    """Measured peak of live tensor bytes in each phase."""
+    comparison: tuple[Comparison, ...] = ()
+    band_from: str = ""
+    """Where the estimate's band comes from, as one phrase."""
+    shortfall: Shortfall | None = None
+    """What a run lacked that ran out of memory."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Encodes to the document of `memconsole report --json`."""
+
+    run: str
+    name: str
+    backend: str
+    device: str
+    verdict: VerdictLine
+    plan: dict[str, Any]
+    steps: tuple[StepLine, ...]
+    evaluations: tuple[EvaluationLine, ...]
+    epochs: tuple[EpochLine, ...]
+    memory: MemoryReport
+    best_validation_loss: float | None
+    final_train_loss: float | None
+    """Mean over the last log window; `epochs` hold the means of whole epochs."""
+    unigram_loss: float | None
+    """Of the train tokens' unigram model on the validation tokens: what a model must beat."""
+    total_minutes: float
+    average_epoch_minutes: float | None
+    attempts: int
+    ladder: tuple[Rung, ...] = ()
+    """Steps down after running out of memory; `plan` is the last of them, and so is what was measured."""
+
+
+class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `estimate.json` that are compared: the launcher writes a whole memory estimate."""
+
+    table: EstimatedTable
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    epoch_minutes: float | None = None
+
+
+class Story(msgspec.Struct):
+    """A run's folded events with every step kept."""
+
+    state: RunState
+    steps: list[StepLine]
+
+
+def report(run: RunDirectory) -> Report:
+    """The report of a run, live or ended. Never raises for what its files hold or lack."""
+    return report_of(run, read_story(run), _verdict(run))
+
+
+def read_story(run: RunDirectory) -> Story:
+    """Fold every attempt's events; steps taken again after a resume replace the abandoned ones."""
+    state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
+    steps: list[StepLine] = []
+    left = {rung.attempt for rung in rungs(run)}
+    for number in run.attempt_numbers():
+        state = begin_attempt(state, number)
+        if number - 1 in left:
+            forget_memory(state)
+        reader, before = EventReader(run.attempt_path(number)), None
+        while reader.position != before:
+            before = reader.position
+            for record in reader.read(READ_BYTES):
+                odd = state.odd
+                state = reduce(state, record)
+                if isinstance(record, events.Started):
+                    _truncate(steps, state.step)
+                elif isinstance(record, events.Step) and state.odd == odd:
+                    _truncate(steps, record.step - 1)
+                    steps.append(
+                        StepLine(
+                            step=record.step,
+                            loss=record.loss,
+                            tokens_per_second=record.tokens_per_second,
+                        )
+                    )
+    return Story(state, steps)
+
+
+def _truncate(steps: list[StepLine], last: int) -> None:
+    while steps and steps[-1].step > last:
+        steps.pop()
+
+
+def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
+    """The report of a run whose events are read and whose verdict is known."""
+    state, started, ended = story.state, story.state.started, story.state.ended
+    evaluations = tuple(
+        EvaluationLine(step=e.step, loss=e.loss, bits_per_byte=e.bits_per_byte, metrics=e.metrics)
+        for e in state.evaluations
+    )
+    epochs = tuple(
+        EpochLine(
+            epoch=e.epoch,
+            train_loss=e.train_loss,
+            validation_loss=e.validation_loss,
+            minutes=e.minutes,
+        )
+        for e in (mark.event for mark in state.epochs)
+    )
+    plan = _plan(run)
+    elapsed = (state.earlier_seconds + state.attempt_seconds) / 60
+    average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
+    losses = [e.loss for e in evaluations if e.loss is not None]
+    losses += [e.validation_loss for e in epochs if e.validation_loss is not None]
+    stored = stored_estimate(run)
+    return Report(
+        run=clean_line(run.id, 80),
+        name=run.name,
+        backend=started.backend if started else str(plan.get("backend", "")),
+        device=started.device_name if started else str(plan.get("device", {}).get("name", "")),
+        verdict=why,
+        plan=plan,
+        steps=tuple(story.steps),
+        evaluations=evaluations,
+        epochs=epochs,
+        memory=_memory(state, stored.table if stored else None, why),
+        best_validation_loss=min(losses, default=None),
+        final_train_loss=_final_train_loss(story),
+        unigram_loss=next(
+            (
+                e.metrics["unigram_loss"]
+                for e in reversed(evaluations)
+                if "unigram_loss" in e.metrics
+            ),
+            None,
+        ),
+        total_minutes=ended.total_minutes if ended else elapsed,
+        average_epoch_minutes=ended.average_epoch_minutes
+        if ended and ended.average_epoch_minutes is not None
+        else average,
+        attempts=len(run.attempt_numbers()),
+        ladder=rungs(run),
+    )
+
+
+def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> MemoryReport:
+    measured = _measured(state)
+    died = why.reason in OUT_OF_MEMORY
+    error = state.error
+    lacked = None
+    if died:
+        lacked = shortfall(
+            state.phase,
+            state.peak_bytes,
+            error.held_bytes if error else None,
+            error.requested_bytes if error else None,
+            # A heap's pages may be free and not yet given back: after a whole step they are no evidence.
+            counts_held=_kind(state) != "cpu" or state.step == 0,
+        )
+    return MemoryReport(
+        estimated=MemoryLine(
+            peak_bytes=table.peak_bytes,
+            device_bytes=table.device_bytes,
+            host_bytes=table.host_bytes,
+            reserved_bytes=table.reserved_bytes,
+        )
+        if table
+        else MemoryLine(),
+        measured=measured,
+        by_phase=dict(state.peaks_by_phase),
+        comparison=compare(table, measured, state.peaks_by_phase, died),
+        band_from=table.band_from if table else "",
+        shortfall=lacked,
+    )
+
+
+def _kind(state: RunState) -> str:
+    return state.started.device_kind if state.started else ""
+
+
+def _measured(state: RunState) -> MeasuredLine:
+    """The run's peaks, and why one is missing."""
+    if state.memory is None:
+        return MeasuredLine()
+    on_cpu = _kind(state) == "cpu"
+    silent = "this device does not tell"
+    found = {
+        "peak_bytes": state.peak_bytes,
+        # On the processor nothing but the trainer's own allocations is charged to it.
+        "device_bytes": state.peak_bytes if on_cpu else state.peak_device_bytes,
+        "host_bytes": state.peak_host_bytes,
+        "reserved_bytes": None if on_cpu else state.peak_reserved_bytes,
+        "host_anonymous_bytes": state.peak_host_anonymous_bytes,
+        "host_shared_bytes": state.peak_host_shared_bytes,
+    }
+    missing = {name: silent for name, value in found.items() if value is None}
+    if on_cpu:
+        missing["reserved_bytes"] = "the C library keeps tensors in its heap and tells no reserve"
+    return MeasuredLine(**found, missing=missing)
+
+
+def _final_train_loss(story: Story) -> float | None:
+    """Of the last log window, which the last step tells too."""
+    ended = story.state.ended
+    if ended is not None and ended.final_train_loss is not None:
+        return ended.final_train_loss
+    return next((step.loss for step in reversed(story.steps) if step.loss is not None), None)
+
+
+def _verdict(run: RunDirectory) -> VerdictLine:
+    now = liveness(run)
+    if now.verdict is not None and not now.live:
+        return verdict_line(now.verdict)
+    return VerdictLine(reason=now.state, evidence=UNENDED.evidence)
+
+
+def verdict_line(why: Verdict) -> VerdictLine:
+    return VerdictLine(reason=clean_line(why.reason, 80), evidence=clean_line(why.evidence, 500))
+
+
+def _plan(run: RunDirectory) -> dict[str, Any]:
+    try:
+        document = plans.to_document(clean_texts(present_plan(run)), full=True)
+    except PlanError:
+        return {}
+    return document
+
+
+def stored_estimate(run: RunDirectory) -> StoredEstimate | None:
+    """Of the launcher; None for a run that does not train what was priced, but smaller micro-batches."""
+    if rungs(run):
+        return None
+    stored = files.read_struct(run.path / "estimate.json", StoredEstimate)
+    return None if stored is None else clean_texts(stored)

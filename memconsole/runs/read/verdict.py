@@ -1,0 +1,289 @@
+"""Why an attempt ended: a class of cause and one sentence of evidence."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from memconsole.runs.record import files, identity, requests
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.failure import ExitCode, words_of_memory
+from memconsole.runs.record.heartbeat import Heartbeat, read_heartbeat
+from memconsole.runs.record.oom import oom_evidence, oom_kills
+from memconsole.runs.record.records import ErrorRecord, ExitRecord, FinalRecord, OomCounts
+from memconsole.runs.record.states import Verdict
+from memconsole.sanitize import clean_line
+
+_REASON_OF_CODE = {
+    ExitCode.DONE: "finished",
+    ExitCode.STOPPED: "stopped",
+    ExitCode.FENCED: "fenced",
+    ExitCode.BAD_DATA: "bad_data",
+    ExitCode.BAD_PLAN: "bad_plan",
+    ExitCode.DISK_FULL: "disk_full",
+    ExitCode.NOT_FINITE: "nan",
+}
+_REASON_OF_CAUSE = {
+    "out_of_memory": "out_of_memory",
+    "bad_data": "bad_data",
+    "bad_plan": "bad_plan",
+    "nan": "nan",
+    "disk": "disk_full",
+}
+LAST_OUTPUT_BYTES = 4096
+_OF_SIGNAL = {
+    signal.SIGBUS: "SIGBUS: /dev/shm is full, or a file was cut while it was mapped",
+    signal.SIGABRT: "SIGABRT: a library gave up (in a JAX gang: another process of it died)",
+    signal.SIGSEGV: "SIGSEGV: a library crashed; stacks.log shows where",
+    signal.SIGILL: "SIGILL: a library was built for another processor",
+    signal.SIGXCPU: "SIGXCPU: the limit on processor time was reached",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about the end of an attempt."""
+
+    exit_code: int | None = None
+    """None when a signal ended it or nobody could wait for it."""
+    signal: signal.Signals | None = None
+    final: FinalRecord | None = None
+    error: ErrorRecord | None = None
+    oom_before: OomCounts = OomCounts()
+    oom_now: OomCounts = OomCounts()
+    rebooted: bool = False
+    elsewhere: str | None = None
+    """The other machine it was started on, of which nothing can be seen from here."""
+    stopped_by: str | None = None
+    killed_by: str | None = None
+    kill_note: str = ""
+    heartbeat: Heartbeat | None = None
+    has_checkpoint: bool = False
+    words_of_memory: str = ""
+    """The line of its last output that says that memory ran out."""
+
+    @property
+    def where(self) -> str:
+        """The last that was heard of the trainer."""
+        if self.heartbeat is None:
+            return "before it said anything"
+        return f"at step {self.heartbeat.step}, phase {self.heartbeat.phase}"
+
+
+def verdict(run: RunDirectory, attempt: int) -> Verdict:
+    """Why an attempt that no longer lives ended: the supervisor's word, or what its files tell."""
+    recorded = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
+    return recorded.verdict if recorded is not None else classify(gather(run, attempt))
+
+
+def gather(
+    run: RunDirectory,
+    attempt: int,
+    exit_code: int | None = None,
+    signal_number: signal.Signals | None = None,
+) -> Evidence:
+    """Collect the evidence on disk and in the kernel's counters, with what a waiting parent learned."""
+    path = run.attempt_path(attempt)
+    record = run.attempt_record(attempt)
+    given = [a for a in requests.replies(run) if a.attempt == attempt and a.accepted]
+    stops = [a for a in given if a.command == "stop"]
+    kills = [a for a in given if a.command == "kill"]
+    who = record.supervisor if record else None
+    same_boot = who is not None and who.boot_id == identity.boot_id()
+    same_host = who is not None and who.host == identity.host_name()
+    return Evidence(
+        exit_code=exit_code,
+        signal=signal_number,
+        final=files.read_struct(path / "final.json", FinalRecord),
+        error=files.read_struct(path / "error.json", ErrorRecord),
+        oom_before=record.oom_kills if record else OomCounts(),
+        oom_now=oom_kills() if same_boot else OomCounts(),
+        rebooted=same_host and not same_boot,
+        elsewhere=who.host if who and not same_host and not same_boot else None,
+        stopped_by=stops[0].who if stops else None,
+        killed_by=kills[0].who if kills else None,
+        kill_note=kills[0].note if kills else "",
+        heartbeat=read_heartbeat(path),
+        has_checkpoint=bool(run.committed_checkpoints()),
+        words_of_memory=words_of_memory(_last_output(path / "out.log")),
+    )
+
+
+def classify(evidence: Evidence) -> Verdict:
+    """The verdict the evidence supports (the cause table); says so when it supports none."""
+    if evidence.signal is not None:
+        return _by_signal(evidence, evidence.signal)
+    if evidence.exit_code is not None:
+        return _by_exit_code(evidence, evidence.exit_code)
+    if evidence.final is not None:
+        code = evidence.final.exit_code
+        found = _by_exit_code(evidence, code)
+        return _made(
+            evidence,
+            found.reason,
+            f"{found.evidence} (nobody could wait for its exit code; this is its own last record)",
+            exit_code=code,
+        )
+    if evidence.error is not None:
+        return _by_error(evidence, evidence.error, None)
+    if evidence.rebooted:
+        return _made(evidence, "rebooted", f"the machine restarted; last seen {evidence.where}")
+    if evidence.killed_by is not None:
+        return _made(evidence, "killed", _killed_words(evidence))
+    if evidence.elsewhere is not None:
+        return _made(
+            evidence,
+            "unknown",
+            f"it was started on {evidence.elsewhere}; from here nobody can tell whether it lives; "
+            f"last seen {evidence.where}",
+        )
+    out_of_memory, words = oom_evidence(evidence.oom_before, evidence.oom_now)
+    if out_of_memory:
+        return _made(
+            evidence,
+            "host_out_of_memory",
+            f"it died {evidence.where} without a record and {words} since it started",
+        )
+    return _made(
+        evidence,
+        "unknown",
+        f"it died {evidence.where} while nothing watched it, exit code unknown; {words}",
+    )
+
+
+def _by_signal(evidence: Evidence, number: signal.Signals) -> Verdict:
+    if evidence.killed_by is not None and number in (signal.SIGKILL, signal.SIGTERM):
+        return _made(evidence, "killed", _killed_words(evidence), number=number)
+    if number == signal.SIGKILL:
+        out_of_memory, words = oom_evidence(evidence.oom_before, evidence.oom_now)
+        if out_of_memory:
+            return _made(
+                evidence,
+                "host_out_of_memory",
+                f"SIGKILL {evidence.where} and {words} since the attempt started",
+                number=number,
+            )
+        return _made(
+            evidence,
+            "killed",
+            f"SIGKILL {evidence.where} from outside memconsole; {words}",
+            number=number,
+        )
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if evidence.stopped_by is not None:
+            return _made(
+                evidence,
+                "stopped",
+                f"asked by {evidence.stopped_by} and ended by {number.name} {evidence.where}, "
+                "before it could save",
+                number=number,
+            )
+        return _made(
+            evidence, "killed", f"{number.name} {evidence.where} from outside", number=number
+        )
+    if evidence.error is not None:
+        return _by_error(evidence, evidence.error, None, number)
+    if evidence.words_of_memory and number == signal.SIGABRT:
+        return _by_words_of_memory(evidence, number=number)
+    words = _OF_SIGNAL.get(number, number.name)
+    return _made(evidence, "crashed", f"{words}; {evidence.where}", number=number)
+
+
+def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
+    final = evidence.final
+    if code == ExitCode.DONE and (final is None or final.exit_code != ExitCode.DONE):
+        return _made(
+            evidence,
+            "crashed",
+            f"it exited with code 0 {evidence.where} without saying that it was done",
+            exit_code=code,
+        )
+    if code == ExitCode.DONE and final is not None:
+        return _made(evidence, "finished", f"exit code 0 at step {final.step}", exit_code=code)
+    if code == ExitCode.STOPPED:
+        who = f"asked by {evidence.stopped_by}" if evidence.stopped_by else "by a signal"
+        step = f" at step {final.step}" if final is not None else ""
+        name = Path(final.checkpoint).name if final is not None and final.checkpoint else ""
+        saved = f", saved as {name}" if name else ""
+        words = f"stopped{step}, {who}{saved}"
+        return _made(evidence, "stopped", words, exit_code=code)
+    reason = _REASON_OF_CODE.get(code)  # type: ignore[call-overload]
+    if reason is not None:
+        words = {
+            "fenced": "a newer attempt or another trainer owns the run",
+            "bad_data": "the data cannot be read",
+            "bad_plan": "the plan cannot be trained",
+            "disk_full": "the disk stayed full",
+            "nan": "the loss or a gradient was not finite",
+        }[reason]
+        if evidence.error is not None and reason != "fenced":
+            words = evidence.error.message.splitlines()[0] if evidence.error.message else words
+        return _made(evidence, reason, f"{words} (exit code {code})", exit_code=code)
+    if evidence.error is not None:
+        return _by_error(evidence, evidence.error, code)
+    if evidence.words_of_memory:
+        return _by_words_of_memory(evidence, exit_code=code)
+    # Shells and launchers turn a child's signal into 128 + its number.
+    if code > 128 and code - 128 in set(signal.Signals):
+        return _by_signal(evidence, signal.Signals(code - 128))
+    return _made(
+        evidence, "crashed", f"exit code {code} {evidence.where}; see out.log", exit_code=code
+    )
+
+
+def _by_words_of_memory(
+    evidence: Evidence, exit_code: int | None = None, number: signal.Signals | None = None
+) -> Verdict:
+    """Of a library that could not allocate and ended the process without an exception."""
+    words = f"a library gave up {evidence.where}: {clean_line(evidence.words_of_memory, 400)}"
+    return _made(evidence, "out_of_memory", words, exit_code=exit_code, number=number)
+
+
+def _last_output(path: Path) -> str:
+    """The end of a trainer's output, as text."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LAST_OUTPUT_BYTES))
+            return file.read(LAST_OUTPUT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _by_error(
+    evidence: Evidence,
+    error: ErrorRecord,
+    code: int | None,
+    number: signal.Signals | None = None,
+) -> Verdict:
+    reason = _REASON_OF_CAUSE.get(error.cause, "crashed")
+    line = error.message.strip().splitlines()[0] if error.message.strip() else "no message"
+    return _made(
+        evidence,
+        reason,
+        f"{error.type} {evidence.where}: {line[:400]}",
+        exit_code=code,
+        number=number,
+    )
+
+
+def _killed_words(evidence: Evidence) -> str:
+    note = f": {evidence.kill_note}" if evidence.kill_note else ""
+    return f"killed by {evidence.killed_by} {evidence.where}{note}"
+
+
+def _made(
+    evidence: Evidence,
+    reason: str,
+    words: str,
+    exit_code: int | None = None,
+    number: signal.Signals | None = None,
+) -> Verdict:
+    saved = evidence.has_checkpoint or bool(evidence.final and evidence.final.checkpoint)
+    return Verdict(
+        reason=reason,
+        evidence=words,
+        exit_code=exit_code,
+        signal=number.name if number is not None else None,
+        resumable=reason == "stopped" or (saved and reason not in ("finished", "bad_plan")),
+    )

@@ -1,0 +1,272 @@
+"""Where runs live on disk: making, finding and deleting run directories."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from memconsole.errors import UserError
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan
+from memconsole.runs.record import files
+from memconsole.runs.record.identity import host_name
+from memconsole.runs.record.records import AttemptRecord, RunRecord
+from memconsole.sanitize import clean_line
+
+RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
+CHECKPOINT_NAME = re.compile(r"step-(\d{9,})")
+NAME_CHARACTERS = 80
+RECEIPT = "receipt.json"
+
+
+class RunError(UserError):
+    """Something about a run is not as asked; the message is one line for the person who asked."""
+
+
+class RunDirectory:
+    """The files of one run. Holds no state: every property reads the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunDirectory) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def plan_path(self) -> Path:
+        return self.path / "plan.toml"
+
+    @property
+    def record_path(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def state_path(self) -> Path:
+        """Snapshot for instant attach, at most as old as the supervisor's last second."""
+        return self.path / "state.json"
+
+    @property
+    def receipt_path(self) -> Path:
+        return self.path / RECEIPT
+
+    @property
+    def attempts_path(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def control_path(self) -> Path:
+        return self.path / "control"
+
+    @property
+    def reserve_path(self) -> Path:
+        """Ballast, deleted when the disk is full so that last records can still be written."""
+        return self.path / "reserve.bin"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        return self.path / "supervisor.lock"
+
+    @property
+    def trainer_lock(self) -> Path:
+        return self.path / "trainer.lock"
+
+    @property
+    def gang_lock(self) -> Path:
+        return self.path / "gang.lock"
+
+    def attempt_path(self, number: int) -> Path:
+        return self.attempts_path / f"{number:04d}"
+
+    def attempt_numbers(self) -> list[int]:
+        """Every attempt, oldest first."""
+        try:
+            names = os.listdir(self.attempts_path)
+        except OSError:
+            return []
+        return sorted(int(name) for name in names if re.fullmatch(r"\d{4,9}", name))
+
+    def newest_attempt(self) -> int | None:
+        """The attempt that owns the run."""
+        numbers = self.attempt_numbers()
+        return numbers[-1] if numbers else None
+
+    def new_attempt(self) -> int:
+        """Make the next attempt's directory, which fences every older attempt. Returns its number."""
+        number = (self.newest_attempt() or 0) + 1
+        while True:
+            try:
+                os.mkdir(self.attempt_path(number), 0o700)
+            except FileExistsError:
+                number += 1
+                continue
+            files.sync_directory(self.attempts_path)
+            return number
+
+    def record(self) -> RunRecord | None:
+        """What `run.json` says; None when it is missing or damaged."""
+        return files.read_struct(self.record_path, RunRecord)
+
+    def attempt_record(self, number: int) -> AttemptRecord | None:
+        return files.read_struct(self.attempt_path(number) / "attempt.json", AttemptRecord)
+
+    @property
+    def name(self) -> str:
+        """The title the person gave, or the id."""
+        record = self.record()
+        return clean_line(record.name, NAME_CHARACTERS) if record and record.name else self.id
+
+    def read_plan(self) -> Plan:
+        """The plan of this run. Raises `PlanError`."""
+        return plans.load(self.plan_path)
+
+    def committed_checkpoints(self) -> list[Path]:
+        """Checkpoints that were renamed into place, oldest step first."""
+        try:
+            names = os.listdir(self.checkpoints_path)
+        except OSError:
+            return []
+        steps = sorted((int(m[1]), m[0]) for m in map(CHECKPOINT_NAME.fullmatch, names) if m)
+        return [self.checkpoints_path / name for _, name in steps]
+
+
+def runs_root() -> Path:
+    """The folder of all runs, made if missing. Raises `RunError` when others could write to it."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):
+        root = Path(state) / "memconsole" / "runs"
+    else:
+        import platformdirs
+
+        root = platformdirs.user_state_path("memconsole") / "runs"
+    try:
+        root.parent.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (root.parent, root):
+            folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{root}: cannot be made: {error.strerror}") from None
+    check_private(root)
+    return root
+
+
+def check_private(root: Path) -> None:
+    """Raise `RunError` unless only this user can put files into `root`."""
+    real = Path(os.path.realpath(root))
+    status = real.stat()
+    if status.st_uid != os.geteuid():
+        raise RunError(
+            f"{root}: belongs to user {status.st_uid}, not to you; runs are not kept there"
+        )
+    if status.st_mode & 0o022:
+        raise RunError(f"{root}: others can write there; run chmod go-w {root}")
+    parent = real.parent.stat()
+    replaceable = parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX
+    if replaceable or parent.st_uid not in (0, os.geteuid()):
+        raise RunError(f"{real.parent}: others can replace {real.name} there; run chmod go-w on it")
+
+
+def create_run(
+    plan: Plan, name: str | None = None, environment: Mapping[str, str] | None = None
+) -> RunDirectory:
+    """A new run directory with its plan and `run.json`. The name is data and never part of a path."""
+    import memconsole
+
+    root = runs_root()
+    created = time.time()
+    while True:
+        word = base64.b32encode(secrets.token_bytes(4)).decode()[:6].lower()
+        path = root / f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(created))}-{word}"
+        try:
+            path.mkdir(mode=0o700)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"{path}: cannot be made: {error.strerror}") from None
+    run = RunDirectory(path)
+    record = RunRecord(
+        id=run.id,
+        name=clean_line(name or "", NAME_CHARACTERS),
+        created_wall=created,
+        host=host_name(),
+        directory=os.getcwd(),
+        python=sys.executable,
+        memconsole=memconsole.__version__,
+        environment=dict(environment or {}),
+    )
+    try:
+        for folder in ("attempts", "checkpoints", "control", "control/cmd", "control/ack"):
+            (path / folder).mkdir(mode=0o700)
+        files.write_struct(run.record_path, record)
+        files.write_atomic(run.plan_path, plans.dumps(plan, full=True).encode())
+    except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+    return run
+
+
+def list_runs() -> list[RunDirectory]:
+    """Every run of this user, newest first."""
+    with os.scandir(runs_root()) as entries:
+        names = [e.name for e in entries if RUN_ID.fullmatch(e.name) and _own_directory(e)]
+    return [RunDirectory(runs_root() / name) for name in sorted(names, reverse=True)]
+
+
+def _own_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def find_run(reference: str) -> RunDirectory:
+    """The run of an id, a unique start of one, a name (its newest run), or `latest`.
+
+    Raises `RunError` naming what was looked for.
+    """
+    runs = list_runs()
+    if not runs:
+        raise RunError("there are no runs yet; memconsole train starts one")
+    if reference == "latest":
+        return runs[0]
+    shown = clean_line(reference, NAME_CHARACTERS)
+    if re.fullmatch(r"[0-9a-z-]+", reference):
+        found = [run for run in runs if run.id.startswith(reference)]
+        if len(found) == 1:
+            return found[0]
+        if found and not any(run.name == reference for run in found):
+            some = ", ".join(run.id for run in found[:3])
+            raise RunError(
+                f'"{shown}" is the start of {len(found)} runs ({some} …); type more of it'
+            )
+    # The random end of an id is what people remember.
+    ends = [run for run in runs if run.id.rpartition("-")[2] == reference]
+    named = ends or [run for run in runs if run.name == clean_line(reference, NAME_CHARACTERS)]
+    if named:
+        return named[0]
+    ids = [run.id for run in runs] + [run.name for run in runs]
+    raise RunError(
+        f'no run "{shown}"{plans.nearest(reference, ids) or "; memconsole runs lists them"}'
+    )

@@ -1,0 +1,334 @@
+"""The event log of one attempt: appended by its trainer, followed by anyone.
+
+One record per line, ``<compact JSON>\\t<crc32, 8 hex digits>\\n``, in segments of 16 MiB. Each record is
+one `write` to a descriptor opened for appending, so a reader meets whole lines or the start of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from memconsole.runs.record import events
+from memconsole.runs.record.eventline import RECORD_BYTES, Gap, decode_line, encode_line
+from memconsole.runs.record.events import Event, Record
+from memconsole.runs.record.identity import boot_seconds
+
+SEGMENT_BYTES = 16 << 20
+LINE_BYTES = 1 << 20
+"""The longest line a reader keeps in memory."""
+CHUNK_BYTES = 1 << 20
+CLOCK_JUMP_SECONDS = 2.0
+WAITING_RECORDS = 256
+
+_SEGMENT = re.compile(r"events-(\d{6,9})\.log")
+
+
+class EventWriter:
+    """Appends events to an attempt's log. One writer per attempt; not for several threads.
+
+    Never raises for a full or failing disk: durable records wait in memory, others are counted, and
+    both are told once there is room again.
+    """
+
+    def __init__(
+        self,
+        attempt_directory: Path,
+        *,
+        wall: Callable[[], float] = time.time,
+        boot: Callable[[], float] = boot_seconds,
+        segment_bytes: int = SEGMENT_BYTES,
+        secrets: Iterable[str] = (),
+        on_full: Callable[[], None] | None = None,
+    ) -> None:
+        """`secrets` are texts that never reach the log; `on_full` may free room on the disk."""
+        self._directory = attempt_directory
+        self._wall = wall
+        self._boot = boot
+        self._segment_bytes = segment_bytes
+        self._secrets = [msgspec.json.encode(text)[1:-1] for text in secrets if len(text) >= 6]
+        self._on_full = on_full
+        self._descriptor = -1
+        self._size = 0
+        self._broken_line = False
+        self._waiting: list[Event] = []
+        self._durable = False
+        self._dropped = 0
+        self._drop_reason = ""
+        self._clock_offset = wall() - boot()
+        segments = segment_numbers(attempt_directory)
+        self._segment = segments[-1] if segments else 0
+        self._sequence = _last_sequence(attempt_directory) if segments else 0
+
+    def write(self, event: Event, durable: bool = False) -> bool:
+        """Append one event; with `durable`, synced to the disk. False when it is not on disk (yet)."""
+        offset = self._wall() - self._boot()
+        jump = offset - self._clock_offset
+        if abs(jump) > CLOCK_JUMP_SECONDS:
+            self._clock_offset = offset
+            self._queue(events.Warning(message=f"the wall clock jumped by {jump:+.0f} s"), False)
+        self._queue(event, durable)
+        return self._flush()
+
+    def flush(self) -> bool:
+        """Try again to write what could not be written. False when something is still waiting."""
+        return self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _queue(self, event: Event, durable: bool) -> None:
+        self._sequence += 1
+        stamped = msgspec.structs.replace(
+            event, time_wall=self._wall(), time_boot=self._boot(), sequence=self._sequence
+        )
+        self._waiting.append(stamped)
+        self._durable = self._durable or durable
+
+    def _flush(self) -> bool:
+        """Write all that waits; on failure make room once, then keep what matters in memory."""
+        if self._drain():
+            return True
+        if self._on_full is not None:
+            self._on_full()
+            if self._drain():
+                return True
+        self._forget()
+        return False
+
+    def _drain(self) -> bool:
+        """Append what waits, oldest first."""
+        try:
+            if self._dropped:
+                self._append(self._gap())
+                self._dropped = 0
+            while self._waiting:
+                self._append(self._waiting[0])
+                del self._waiting[0]
+            if self._durable and self._descriptor >= 0:
+                _sync(self._descriptor)
+            self._durable = False
+        except OSError as error:
+            self._drop_reason = error.strerror or str(error)
+            return False
+        return True
+
+    def _forget(self) -> None:
+        """Keep rare records in memory for later, count the rest as lost."""
+        kept = [e for e in self._waiting if not isinstance(e, events.Step | events.Memory)]
+        kept = kept[-WAITING_RECORDS:]
+        self._dropped += len(self._waiting) - len(kept)
+        self._waiting = kept
+
+    def _gap(self) -> Gap:
+        return Gap(
+            time_wall=self._wall(),
+            time_boot=self._boot(),
+            count=self._dropped,
+            reason=self._drop_reason,
+        )
+
+    def _append(self, event: Event) -> None:
+        line = encode_line(event, self._secrets)
+        if self._descriptor < 0 or self._size + len(line) > self._segment_bytes:
+            self._rotate()
+        if self._broken_line:
+            line = b"\n" + line
+        written = os.write(self._descriptor, line)
+        self._size += written
+        self._broken_line = written < len(line)
+        if self._broken_line:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _rotate(self) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        path = self._directory / f"events-{self._segment + 1:06d}.log"
+        descriptor = os.open(path, flags, 0o600)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._segment += 1
+        self._size = 0
+        self._broken_line = False
+
+
+class EventReader:
+    """Follows an attempt's log. Never raises; what cannot be read is counted."""
+
+    def __init__(
+        self, attempt_directory: Path, position: tuple[int, int, int] | None = None
+    ) -> None:
+        """Start at the beginning, or at another reader's `position`."""
+        self._directory = attempt_directory
+        self._segment, self._offset, self.last_sequence = position or (0, 0, 0)
+        self._inode: int | None = None
+        self._skipping = False
+        self.damaged = 0
+        """Lines whose checksum, length or segment end was wrong."""
+        self.unknown = 0
+        """Whole records of kinds this version does not know."""
+        self.dropped = 0
+        """Records the writer says it could not write."""
+        self.missing = 0
+        """Sequence numbers never seen: lost to damage or dropped by the writer."""
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """(segment, byte offset, last sequence), for a reader that continues later."""
+        return self._segment, self._offset, self.last_sequence
+
+    def read(self, max_bytes: int | None = None) -> list[Record]:
+        """Every event since the last call, or those of about `max_bytes` of log."""
+        records: list[Record] = []
+        left = max_bytes if max_bytes is not None else 1 << 62
+        while left > 0:
+            if self._segment == 0:
+                following = self._following()
+                if following is None:
+                    break
+                self._enter(following)
+            # Asked before reading: a segment that has a successor is complete.
+            following = self._following()
+            consumed, at_end = self._read_segment(records, min(left, CHUNK_BYTES))
+            left -= consumed
+            if at_end:
+                if following is None:
+                    break
+                self._leave()
+                self._enter(following)
+        return records
+
+    def _following(self) -> int | None:
+        later = [n for n in segment_numbers(self._directory) if n > self._segment]
+        return later[0] if later else None
+
+    def _enter(self, segment: int) -> None:
+        self._segment, self._offset, self._inode, self._skipping = segment, 0, None, False
+
+    def _leave(self) -> None:
+        """Whatever stands behind the last newline of a complete segment will never be finished."""
+        if self._skipping or self._tail:
+            self.damaged += 1
+
+    _tail = False
+
+    def _read_segment(self, records: list[Record], budget: int) -> tuple[int, bool]:
+        """Read lines of the present segment; (bytes consumed, whether its end was reached)."""
+        path = self._directory / f"events-{self._segment:06d}.log"
+        self._tail = False
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return 0, True
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return 0, True
+            if status.st_size < self._offset or self._inode not in (None, status.st_ino):
+                # Cut short or replaced: from the start again; records seen before are skipped.
+                self.damaged += 1
+                self._offset, self._skipping = 0, False
+            self._inode = status.st_ino
+            wanted = max(min(budget, CHUNK_BYTES), RECORD_BYTES)
+            chunk = os.pread(descriptor, wanted, self._offset)
+            end = chunk.rfind(b"\n") + 1
+            while chunk and not end and len(chunk) <= LINE_BYTES and len(chunk) >= wanted:
+                more = os.pread(descriptor, CHUNK_BYTES, self._offset + len(chunk))
+                if not more:
+                    break
+                newline = more.rfind(b"\n") + 1
+                end = len(chunk) + newline if newline else 0
+                wanted += CHUNK_BYTES
+                chunk += more
+        except OSError:
+            return 0, True
+        finally:
+            os.close(descriptor)
+        if not end:
+            if len(chunk) > LINE_BYTES:
+                self._skipping = True
+                self._offset += len(chunk)
+                return len(chunk), False
+            self._tail = bool(chunk)
+            return 0, True
+        for line in chunk[: end - 1].split(b"\n"):
+            self._take(line, records)
+        self._offset += end
+        return end, False
+
+    def _take(self, line: bytes, records: list[Record]) -> None:
+        if self._skipping:
+            self._skipping = False
+            self.damaged += 1
+            return
+        if not line:
+            return
+        try:
+            self._accept(decode_line(line), records)
+        except ValueError:
+            self.damaged += 1
+            for piece in _joined_lines(line):
+                with contextlib.suppress(ValueError):
+                    self._accept(decode_line(piece), records)
+
+    def _accept(self, event: Record | Gap | None, records: list[Record]) -> None:
+        if event is None:
+            self.unknown += 1
+            return
+        if isinstance(event, Gap):
+            self.dropped += event.count
+            message = f"{event.count} events could not be written: {event.reason}"
+            records.append(
+                events.Warning(
+                    time_wall=event.time_wall, time_boot=event.time_boot, message=message
+                )
+            )
+            return
+        if 0 < event.sequence <= self.last_sequence:
+            return
+        if event.sequence:
+            self.missing += event.sequence - self.last_sequence - 1
+            self.last_sequence = event.sequence
+        records.append(event)
+
+
+def _joined_lines(line: bytes) -> list[bytes]:
+    """The lines that a hit newline joined: raw tabs stand only before checksums."""
+    pieces: list[bytes] = []
+    while len(pieces) < 4:
+        head, tab, rest = line.partition(b"\t")
+        if not tab:
+            break
+        pieces.append(head + tab + rest[:8])
+        line = rest[9:]
+    return pieces if len(pieces) > 1 else []
+
+
+def segment_numbers(attempt_directory: Path) -> list[int]:
+    """Numbers of the log's segments, ascending."""
+    try:
+        names = os.listdir(attempt_directory)
+    except OSError:
+        return []
+    return sorted(int(match[1]) for match in map(_SEGMENT.fullmatch, names) if match)
+
+
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
+def _last_sequence(attempt_directory: Path) -> int:
+    reader = EventReader(attempt_directory)
+    while reader.read(max_bytes=SEGMENT_BYTES):
+        pass
+    return reader.last_sequence

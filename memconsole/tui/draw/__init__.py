@@ -1,0 +1,1 @@
+"""Values to lines of styled text, by pure functions."""

@@ -1,0 +1,112 @@
+"""Horizontal bars as spans: one value with a tick, and stacked parts with letters.
+
+Colour is never alone: the tick is a character, each stacked part starts with its letter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from memconsole.tui.draw.ink import Line, Span
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_LEVELS = "▁▂▃▄▅▆▇█"
+FULL, EMPTY, TICK, OVER = "█", "·", "┃", "▲"
+
+
+def cells(value: float, scale: float, width: int) -> float:
+    """`value` as a length in cells on a bar of `width` cells that ends at `scale`; 0 … width."""
+    if not (math.isfinite(value) and math.isfinite(scale)) or scale <= 0 or width <= 0:
+        return 0.0
+    return min(max(value / scale, 0.0), 1.0) * width
+
+
+def bar(
+    value: float | None,
+    scale: float,
+    width: int,
+    *,
+    tick: float | None = None,
+    role: str = "train",
+    whole_cells: bool = False,
+) -> Line:
+    """A bar of exactly `width` cells. `tick` is marked on the same scale; at the end if beyond it."""
+    if width <= 0:
+        return []
+    length = cells(value, scale, width) if value is not None else 0.0
+    whole = int(length)
+    row = [FULL] * whole + [EMPTY] * (width - whole)
+    eighth = int((length - whole) * 8)
+    if eighth and whole < width:
+        row[whole] = (FULL if eighth >= 4 else EMPTY) if whole_cells else _EIGHTHS[eighth]
+    roles = [role if n < whole or (n == whole and eighth) else "dim" for n in range(width)]
+    if tick is not None and scale > 0 and math.isfinite(tick) and tick >= 0:
+        at = min(width - 1, int(cells(tick, scale, width)))
+        row[at], roles[at] = TICK, "tick"
+    return _joined(row, roles)
+
+
+def sparkline(points: Iterable[tuple[float, float]], end: float, full: float, width: int) -> Line:
+    """Points `(x, value)`, x ascending from 0 to `end`, as a row of `width` cells; a full cell is `full`.
+
+    Each cell shows the highest value of its stretch of x, or the one before where it has none; a value
+    beyond `full` is an arrow. The stretches are fixed, so a growing series changes its last cell alone.
+    """
+    highest: dict[int, float] = {}
+    for x, value in points:
+        if math.isfinite(value):
+            at = min(width - 1, int(cells(x, end, width)))
+            highest[at] = max(value, highest.get(at, value))
+    if not highest or width <= 0:
+        return [Span(" " * max(0, width))]
+    row, roles, level = [" "] * width, ["dim"] * width, ""
+    for at in range(min(highest), max(highest) + 1):
+        if at in highest:
+            level = OVER if highest[at] > full else _level(highest[at], full)
+        row[at], roles[at] = level, "warn" if level == OVER else "train"
+    return _joined(row, roles)
+
+
+def _level(value: float, full: float) -> str:
+    """The lower part of a cell, to the nearest eighth."""
+    return _LEVELS[max(0, round(cells(value, full, len(_LEVELS))) - 1)]
+
+
+def stacked(
+    parts: Sequence[tuple[str, float, str]], scale: float, width: int, *, limit: float | None = None
+) -> Line:
+    """Parts `(letter, value, role)` end to end on a bar of `width` cells that ends at `scale`.
+
+    A part that takes a cell or more starts with its letter. `limit` is marked like a tick. Cumulative
+    ends are rounded, so the whole has the length of the sum.
+    """
+    if width <= 0:
+        return []
+    row = [EMPTY] * width
+    roles = ["dim"] * width
+    total = 0.0
+    start = 0
+    for letter, value, role in parts:
+        total += max(0.0, value) if math.isfinite(value) else 0.0
+        end = round(cells(total, scale, width))
+        for n in range(start, end):
+            row[n] = letter if n == start else FULL
+            roles[n] = role
+        start = max(start, end)
+    if total > 0 and start == 0:
+        row[0], roles[0] = "▏", parts[0][2] if parts else "dim"
+    if limit is not None:
+        at = min(width - 1, int(cells(limit, scale, width)))
+        row[at], roles[at] = TICK, "tick"
+    return _joined(row, roles)
+
+
+def _joined(row: Sequence[str], roles: Sequence[str]) -> Line:
+    line: Line = []
+    for character, role in zip(row, roles, strict=True):
+        if line and line[-1].role == role:
+            line[-1] = Span(line[-1].text + character, role)
+        else:
+            line.append(Span(character, role))
+    return line

@@ -1,0 +1,195 @@
+"""Runs side by side, and plans side by side, as lines of text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memconsole.memory.table import COMPONENTS, Estimate, MemoryTable
+from memconsole.plan.differences import differing
+from memconsole.plan.plan import Plan
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.tui.draw.chart import Axes, Series, choose_axes, finite, plot
+from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule
+from memconsole.tui.draw.words import (
+    loss_word,
+    minutes_word,
+    signed_bytes,
+    state_word,
+    step_word,
+    tokens_word,
+    value_word,
+)
+from memconsole.tui.run.line_chart import points
+from memconsole.units import format_bytes
+
+MOST_RUNS = 4
+ROLES = ("train", "validation", "part-b", "part-d")
+"""One a curve; the curve's number stands on it too, as colour may not be there."""
+_NUMBERS_ON_A_CURVE = 4
+_NAME_CELLS = 24
+
+
+def curves(
+    runs: Sequence[RunSnapshot], *, validation: bool
+) -> tuple[tuple[Series, ...], tuple[Series, ...]]:
+    """The runs' loss curves, and their numbers spread along them, each at other places."""
+    lines, numbers = [], []
+    for n, run in enumerate(runs[:MOST_RUNS]):
+        found = finite(points(run.validation if validation else run.train))
+        lines.append(Series(tuple(found), ROLES[n]))
+        if found:
+            parts = _NUMBERS_ON_A_CURVE * MOST_RUNS
+            places = {
+                min(len(found) - 1, len(found) * (n + 1 + part * MOST_RUNS) // parts)
+                for part in range(_NUMBERS_ON_A_CURVE)
+            }
+            chosen = tuple(found[place] for place in sorted(places))
+            numbers.append(Series(chosen, ROLES[n], marker=str(n + 1)))
+    return tuple(lines), tuple(numbers)
+
+
+def chart_lines(
+    runs: Sequence[RunSnapshot],
+    width: int,
+    height: int,
+    *,
+    validation: bool = False,
+    logarithmic: bool = False,
+    glyphs: str = "braille",
+    other_key: str = "o",
+    previous: Axes | None = None,
+) -> tuple[list[Line], Axes]:
+    """The curves over each other, under a rule that says which they are; and their axes."""
+    lines, numbers = curves(runs, validation=validation)
+    total = max((run.total_steps or 0 for run in runs), default=0) or None
+    axes = choose_axes(lines, total=total, logarithmic=logarithmic, previous=previous)
+    what = "validation" if validation else "train"
+    head = rule(
+        f"{what} loss" + ("  log" if logarithmic else ""), width, f"{other_key}: the other loss"
+    )
+    if not any(line.points for line in lines):
+        return [head, [Span(f" no {what} loss in these runs", "dim")]], axes
+    drawn = plot((*lines, *numbers), axes, width, max(1, height - 1), glyphs=glyphs)
+    return [head, *drawn], axes
+
+
+def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
+    """A column per run: how it went, then the settings in which they differ."""
+    shown = runs[:MOST_RUNS]
+    cells = max(10, (width - _NAME_CELLS - 2) // max(1, len(shown)))
+    heads = [f"{n + 1} {run.name or run.id}" for n, run in enumerate(shown)]
+    roles = ROLES[: len(shown)]
+    lines = [_row("", heads, cells, roles)]
+    figures: list[tuple[str, list[str]]] = [
+        ("state", [state_word(run) for run in shown]),
+        ("step", [f"{run.step:,}" for run in shown]),
+        ("train loss", [_loss(run.loss) for run in shown]),
+        ("best validation", [_loss(_best(run)) for run in shown]),
+        ("tokens/s", [tokens_word(run.tokens_per_second) for run in shown]),
+        ("minutes", [minutes_word(run.elapsed_seconds / 60) for run in shown]),
+        ("memory peak", [_bytes(run.peak_bytes) for run in shown]),
+    ]
+    lines += [_row(name, texts, cells) for name, texts in figures]
+    lines += difference_rows([run.plan for run in shown], cells, width)
+    return lines
+
+
+def difference_rows(plans: Sequence[Plan], cells: int, width: int) -> list[Line]:
+    """The settings that are not the same in all plans."""
+    found = differing(plans)
+    lines = [rule("settings that differ", width, "" if found else "none")]
+    for key, values in found.items():
+        lines.append(_row(key, [value_word(value) for value in values], cells))
+    return lines
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """A plan under a name, with its estimate or the reason there is none."""
+
+    name: str
+    plan: Plan
+    estimate: Estimate | None
+    problem: str = ""
+
+
+def plan_rows(this: PricedPlan, other: PricedPlan, width: int) -> list[Line]:
+    """Two plans: what differs, their memory by component at their peaks, totals and time."""
+    cells = max(10, (width - _NAME_CELLS - 2) // 3)
+    lines = [_row("", [this.name, other.name, "difference"], cells, ("strong", "accent", "dim"))]
+    lines += difference_rows([this.plan, other.plan], cells, width)
+    for one in (this, other):
+        if one.estimate is None:
+            words = f" {one.name}: not priced — {one.problem}"
+            lines.append([Span(fit(words, width), "bad")])
+    if this.estimate is None or other.estimate is None:
+        return lines
+    mine, theirs = this.estimate.table, other.estimate.table
+    lines.append(rule("memory at the peak", width, f"{mine.tier} | {theirs.tier}"))
+    for name in COMPONENTS:
+        pair = _at_peak(mine, name), _at_peak(theirs, name)
+        if any(pair):
+            lines.append(_bytes_row(name, *pair, cells))
+    lines.append(_row("phase of the peak", [mine.peak_phase, theirs.peak_phase, ""], cells))
+    for name, a, b in (
+        ("allocated", mine.peak_bytes, theirs.peak_bytes),
+        ("reserved", mine.reserved_bytes, theirs.reserved_bytes),
+        ("device", mine.device_bytes, theirs.device_bytes),
+        ("host RAM", mine.host_bytes, theirs.host_bytes),
+    ):
+        lines.append(_bytes_row(name, a, b, cells))
+    fits = [_fit_words(table) for table in (mine, theirs)]
+    roles = ["good" if table.fits else "bad" for table in (mine, theirs)]
+    lines.append(_row("verdict", [*fits, ""], cells, roles))
+    return [*lines, rule("time", width), *_time_rows(this.estimate, other.estimate, cells)]
+
+
+def _time_rows(this: Estimate, other: Estimate, cells: int) -> list[Line]:
+    rows: tuple[tuple[str, Callable[[Any], str], float | None, float | None], ...] = (
+        ("step", step_word, this.step_seconds, other.step_seconds),
+        ("tokens/s", tokens_word, this.tokens_per_second, other.tokens_per_second),
+        ("epoch minutes", minutes_word, this.epoch_minutes, other.epoch_minutes),
+    )
+    return [
+        _row(name, [word(a), word(b), f"x{b / a:.2f}" if a and b else ""], cells)
+        for name, word, a, b in rows
+    ]
+
+
+def _at_peak(table: MemoryTable, name: str) -> int:
+    return sum(c.at(table.peak_phase) for c in table.components if c.name == name)
+
+
+def _fit_words(table: MemoryTable) -> str:
+    free = table.free_bytes
+    if table.fits:
+        return f"✓ {format_bytes(free)} free"
+    return f"✗ {format_bytes(-free)} over" if free < 0 else "✗ does not fit"
+
+
+def _bytes_row(name: str, a: int, b: int, cells: int) -> Line:
+    change = b - a
+    role = "good" if change < 0 else "warn" if change > 0 else "dim"
+    texts = [format_bytes(a), format_bytes(b), signed_bytes(change)]
+    return _row(name, texts, cells, ("", "", role))
+
+
+def _row(name: str, texts: Sequence[str], cells: int, roles: Sequence[str] = ()) -> Line:
+    line: Line = [Span(" " + left(name.rpartition(".")[2], _NAME_CELLS), "dim")]
+    for n, text in enumerate(texts):
+        line.append(Span(right(text, cells - 1) + " ", roles[n] if n < len(roles) else ""))
+    return line
+
+
+def _best(run: RunSnapshot) -> float | None:
+    return min((e.loss for e in run.evaluations if e.loss is not None), default=None)
+
+
+def _loss(value: float | None) -> str:
+    return "—" if value is None else loss_word(value)
+
+
+def _bytes(value: int | None) -> str:
+    return "—" if value is None else format_bytes(value)

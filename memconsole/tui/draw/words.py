@@ -1,0 +1,113 @@
+"""Numbers and states of the console's domain as short texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memconsole.devices.reading import Missing
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from memconsole.runs.read.follow import RunStatus
+
+STATES: dict[str, tuple[str, str]] = {
+    "starting": ("○", "accent"),
+    "running": ("●", "good"),
+    "unsupervised": ("●", "warn"),
+    "paused": ("‖", "warn"),
+    "stopping": ("■", "warn"),
+    "finished": ("✓", "good"),
+    "stopped": ("■", "accent"),
+    "failed": ("✗", "bad"),
+    "orphaned": ("✗", "bad"),
+    "lost": ("✗", "bad"),
+}
+"""A mark and a role for each state; the state's word always stands beside it."""
+
+
+def state_mark(run: RunSnapshot | RunStatus) -> tuple[str, str]:
+    """The mark and role of a run's state."""
+    return STATES["paused"] if paused(run) else STATES.get(run.state, ("?", "warn"))
+
+
+def paused(run: RunSnapshot | RunStatus) -> bool:
+    """Whether the run waits between two steps."""
+    return run.state in ("running", "unsupervised") and run.phase == "paused"
+
+
+def state_word(run: RunSnapshot | RunStatus) -> str:
+    """The run's state, or that it is paused."""
+    return "paused" if paused(run) else run.state
+
+
+def signed_bytes(change: int) -> str:
+    """``−12 MiB``, ``+3.1 MiB``, or ``0``."""
+    if change == 0:
+        return "0"
+    return ("−" if change < 0 else "+") + format_bytes(abs(change))
+
+
+def value_word(value: Any) -> str:
+    """A setting's value as the plan file has it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def bytes_or_reason(value: int | Missing | None, reason: str = "not reported") -> str:
+    """A byte count, or ``n/a — reason``."""
+    if isinstance(value, Missing):
+        return f"n/a — {value.reason}"
+    return f"n/a — {reason}" if value is None else format_bytes(value)
+
+
+def number_or_reason(value: float | Missing, unit: str) -> str:
+    """``98 %``, or ``n/a — reason``."""
+    return f"n/a — {value.reason}" if isinstance(value, Missing) else f"{value:.0f} {unit}"
+
+
+def loss_word(loss: float | None) -> str:
+    """A loss with four significant digits; a loss that is not finite says so."""
+    return "n/a — not finite" if loss is None else f"{loss:.3f}"
+
+
+def tokens_word(rate: float | None) -> str:
+    """Tokens per second."""
+    if rate is None:
+        return "—"
+    return f"{rate:,.0f}" if rate < 99_950 else f"{rate / 1000:,.0f}k"
+
+
+def duration_word(seconds: float | None) -> str:
+    """A duration, or a dash."""
+    return "—" if seconds is None else format_duration(max(0.0, seconds))
+
+
+def step_word(seconds: float) -> str:
+    """The time of one step: milliseconds below a second."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+    return format_duration(seconds)
+
+
+def minutes_word(minutes: float | None) -> str:
+    """Minutes with enough digits to be true for short epochs."""
+    if minutes is None:
+        return "—"
+    return f"{minutes:.2f}" if minutes < 10 else f"{minutes:,.1f}"
+
+
+def age_word(seconds: float) -> str:
+    """How long ago, roughly."""
+    if seconds < 60:
+        return "now"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min ago"
+    if seconds < 86400:
+        return f"{seconds / 3600:.0f} h ago"
+    return f"{seconds / 86400:.0f} d ago"

@@ -1,0 +1,1 @@
+"""The key table, its names and the person's keymap file."""

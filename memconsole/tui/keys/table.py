@@ -1,0 +1,73 @@
+"""The keys in force: the rows of every screen, with the keys of the person's keymap file. Immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from memconsole.tui.keys.rows import ALL_SCREENS, Key, for_screen
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """What the app holds, and everything that binds or prints a key asks. `KeyTable()` is the built-in one."""
+
+    changes: tuple[tuple[str, str, str], ...] = ()
+    """Screen, id and the other keys of a row, comma separated."""
+
+    @cached_property
+    def _rows(self) -> dict[str, tuple[Key, ...]]:
+        changed = {(screen, id): keys for screen, id, keys in self.changes}
+        return {
+            screen: tuple(
+                replace(row, keys=keys) if (keys := changed.get((screen, row.id))) else row
+                for row in for_screen(screen)
+            )
+            for screen in ALL_SCREENS
+        }
+
+    def rows(self, screen: str) -> tuple[Key, ...]:
+        """The rows that act on `screen`, in table order."""
+        return self._rows[screen]
+
+    def offered(
+        self, screen: str, conditions: Iterable[str], *, readonly: bool = False
+    ) -> tuple[Key, ...]:
+        """The rows of `screen` that would do something now."""
+        true = frozenset(conditions)
+        return tuple(
+            key
+            for key in self.rows(screen)
+            if (not key.when or key.when in true) and not (readonly and key.writes)
+        )
+
+    def shown(self, screen: str, id: str) -> str:
+        """The key of one row, as it is printed."""
+        return next(key.shown for key in self.rows(screen) if key.id == id)
+
+    def toggle_key(self, optimization: str) -> str:
+        """The key that steps one optimization, as shown beside it; "" if it has none."""
+        wanted = f"toggle-{optimization}"
+        return next((key.shown for key in self.rows("plan") if key.id == wanted), "")
+
+    @cached_property
+    def toggle_width(self) -> int:
+        """Cells of the longest key of an optimization."""
+        return max(len(k.shown) for k in self.rows("plan") if k.id.startswith("toggle-"))
+
+    def keymap(self) -> dict[str, str]:
+        """For Textual: the keys by binding id of what changed, and of what shares a key with it.
+
+        Textual unbinds whatever had one of the keys it gives or takes, so the sharers are named too.
+        """
+        found = {}
+        for screen in ALL_SCREENS:
+            before = {key.id: key.names for key in for_screen(screen)}
+            rows = self.rows(screen)
+            touched = [key for key in rows if key.names != before[key.id]]
+            names = {name for key in touched for name in (*key.names, *before[key.id])}
+            for key in rows:
+                if names & {*key.names, *before[key.id]}:
+                    found[f"{screen}.{key.id}"] = key.keys
+        return found

@@ -1,0 +1,1 @@
+"""The plan screen and its widgets."""

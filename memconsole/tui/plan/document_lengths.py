@@ -1,0 +1,80 @@
+"""What rows would need that hold the data's p50, p99 and longest document whole, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, width_of
+from memconsole.tui.views import RowLengths
+from memconsole.units import format_bytes
+
+if TYPE_CHECKING:
+    from memconsole.memory.answers.lengths import LengthPrice
+    from memconsole.plan.lengths import Lengths
+
+_NAMES = {"p50": "p50", "p99": "p99", "longest": "max"}
+_UNKNOWN = "documents' lengths are not known: memconsole plan --lengths measures them"
+
+
+def brief(rows: RowLengths, width: int) -> Line:
+    """One line: ``p50 312 ~1.2 GiB ✓ · p99 2,011 ~2.3 GiB ✗ · max 9,120 too long``; where it is too long
+    without p50, then without amounts, then the longest alone."""
+    lengths = rows.lengths
+    if lengths is None:
+        return [Span(fit(f" {_UNKNOWN}", width), "dim")]
+    if lengths.kind == "rows":
+        return [Span(fit(f" {_of_file(lengths)}", width), "dim")]
+    prices = rows.prices
+    choices = [_listed(prices), _listed(prices[1:])]
+    choices += [_listed(prices, amounts=False), _listed(prices[2:], amounts=False)]
+    return next((line for line in choices if width_of(line) <= width), [])
+
+
+def _listed(prices: Sequence[LengthPrice], *, amounts: bool = True) -> Line:
+    line: Line = []
+    for price in prices:
+        mark, role = _verdict(price)
+        line.append(Span(f" {'· ' if line else ''}{_NAMES[price.name]} {price.tokens:,}", "dim"))
+        line.append(Span(f" {_amount(price)}{mark}" if amounts else mark or " ✗", role))
+    return line
+
+
+def whole(rows: RowLengths, width: int, height: int) -> list[Line]:
+    """A rule, a line for each length, and of what."""
+    lines = [rule("rows that hold a document whole", width)]
+    lengths = rows.lengths
+    if lengths is None or lengths.kind == "rows":
+        words = _UNKNOWN if lengths is None else _of_file(lengths)
+        lines.append([Span(fit(f" {words}", width), "dim")])
+        return lines[:height]
+    for price in rows.prices:
+        mark, role = _verdict(price)
+        lines.append(
+            [
+                Span(" " + left(price.name, 8), "dim"),
+                Span(right(f"{price.tokens:,} tokens", 16)),
+                Span(right(_amount(price), 14), "strong"),
+                Span("  " + {" ✓": "✓ fits", " ✗": "✗ does not fit"}.get(mark, ""), role),
+            ]
+        )
+    which = "all" if lengths.exact else "a sample of"
+    about = f" {which} {lengths.documents:,} documents; packed rows need what the table says"
+    lines.append([Span(fit(about, width), "dim")])
+    return lines[:height]
+
+
+def _of_file(lengths: Lengths) -> str:
+    return f"every row of the file holds {lengths.longest:,} tokens"
+
+
+def _amount(price: LengthPrice) -> str:
+    table = price.table
+    return "too long" if table is None else f"{table.device_tier}{format_bytes(table.device_bytes)}"
+
+
+def _verdict(price: LengthPrice) -> tuple[str, str]:
+    """A mark and its role."""
+    if price.table is None:
+        return "", "bad"
+    return (" ✓", "good") if price.table.fits else (" ✗", "bad")

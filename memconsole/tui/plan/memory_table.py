@@ -1,0 +1,255 @@
+"""The memory table: components by bytes at the peak, per phase where there is room, and the totals."""
+
+from __future__ import annotations
+
+from memconsole.memory.exact.sharpen import alike
+from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable, Tier
+from memconsole.tui.draw.bars import bar
+from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
+from memconsole.tui.draw.words import signed_bytes
+from memconsole.tui.views import PlanView
+from memconsole.tui.widgets.painted import Painted
+from memconsole.units import format_bytes
+
+_SHORT = {
+    "forward": "forward",
+    "loss": "loss",
+    "backward": "backward",
+    "optimizer step": "step",
+    "evaluation": "evaluate",
+    "checkpoint": "save",
+}
+_NARROW = {"optimizer state": "optim. state", "logits and loss": "logits, loss"}
+NUMBER = 9
+"""A tier's mark and up to eight cells of bytes."""
+CHANGE = 10
+_TIERS = {Tier.FORMULA: "formula", Tier.EXACT: "exact", Tier.CALIBRATED: "calibrated"}
+
+
+def components_of(table: MemoryTable) -> dict[str, int]:
+    """Bytes of every component at the peak, in table order, the canonical ones first."""
+    found = {component.name: component.at(table.peak_phase) for component in table.components}
+    ordered = {name: found.pop(name) for name in COMPONENTS if name in found}
+    return ordered | found
+
+
+def shown_phases(table: MemoryTable, width: int) -> tuple[str, ...]:
+    """The phases that get a column of their own: none on narrow screens."""
+    known = tuple(p for p in PHASES if p in table.phases)
+    known += tuple(p for p in table.phases if p not in known)
+    room = (width - 18 - NUMBER - CHANGE) // (NUMBER + 1)
+    if room < 3:
+        return ()
+    # Where not all fit, the phases of a training step come first and the peak is always shown.
+    kept = known[:room]
+    if table.peak_phase in known and table.peak_phase not in kept:
+        kept = (*kept[:-1], table.peak_phase)
+    return kept
+
+
+def _amount(count: int, tier: Tier) -> str:
+    return "—" if count == 0 else f"{tier}{format_bytes(count).rjust(NUMBER - 1)}"
+
+
+def progress_words(view: PlanView, width: int) -> str:
+    """The tier, and beside it how the sharpening goes, in `width` cells."""
+    assert view.estimate is not None
+    tier, exact = view.estimate.table.tier, view.exact
+    words = f"{tier} {_TIERS[tier]}"
+    if exact.seconds is not None:
+        words = f"{tier} refining… {exact.seconds} s"
+    elif exact.problem and tier == Tier.FORMULA:
+        words = f"{tier} not exact"
+    elif exact.resting and tier == Tier.FORMULA:
+        words = f"{tier} formula, {exact.resting}"
+        words = words if len(words) <= width else f"{tier} formula"
+    return words
+
+
+def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
+    """Title, one row per component, totals. Pure in `view`."""
+    if view.estimate is None:
+        note = view.problem or "pricing this plan"
+        return [rule(_title(None, width), width), [Span(" " + fit(note, width - 1), "dim")]]
+    table = view.estimate.table
+    stale = view.stale or bool(view.problem)
+    title = _title(table.peak_phase, width)
+    note = "outdated" if stale else progress_words(view, width - len(title) - 6)
+    lines = [rule(title, width, note)]
+    phases = shown_phases(table, width)
+    change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
+    name_width = width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1)
+    name_width = min(name_width, 28)
+    if phases:
+        head = [Span(" " * (name_width + 1)), Span(right("at peak", NUMBER), "dim")]
+        head.append(Span(right("±", change_width), "dim"))
+        head += [Span(right(_SHORT.get(p, p), NUMBER + 1), "strong" if p == table.peak_phase else "dim") for p in phases]  # fmt: skip
+        lines.append(head)
+    now = components_of(table)
+    changes = _changes(table, view.before)
+    by_name = {component.name: component for component in table.components}
+    for name, count in now.items():
+        role = "dim" if stale or count == 0 else ""
+        line = [
+            Span(" " + left(_narrow(name, name_width), name_width), role),
+            Span(right(_amount(count, by_name[name].tier_at(table.peak_phase)), NUMBER), role),
+            _change(changes.get(name, 0), change_width, stale),
+        ]
+        component = by_name[name]
+        for phase in phases:
+            role = "dim" if stale or phase != table.peak_phase else "strong"
+            amount = _amount(component.at(phase), component.tier_at(phase))
+            line.append(Span(right(amount, NUMBER + 1), role))
+        lines.append(line)
+    lines += _totals(table, phases, name_width, change_width, stale, changes)
+    lines += _remarks(view, table, width, height - len(lines))
+    return lines[:height]
+
+
+def _narrow(name: str, width: int) -> str:
+    """A component's name with a cell to spare before its number."""
+    return name if len(name) < width else _NARROW.get(name, name)
+
+
+def _title(phase: str | None, width: int) -> str:
+    if width < 50:
+        return "memory at peak" if phase is None else f"peak: {_SHORT.get(phase, phase)}"
+    return "memory at peak" + ("" if phase is None else f" · {phase}")
+
+
+def _changes(table: MemoryTable, before: MemoryTable | None) -> dict[str, int]:
+    """What became of each row, both tables at the tier of the less exact one."""
+    if before is None:
+        return {}
+    now, then = alike(table, before)
+    old = components_of(then)
+    found = {name: count - old.get(name, 0) for name, count in components_of(now).items()}
+    for name in ("peak_bytes", "reserved_bytes", "device_bytes", "host_bytes"):
+        found[name] = getattr(now, name) - getattr(then, name)
+    return found
+
+
+def _remarks(view: PlanView, table: MemoryTable, width: int, room: int) -> list[Line]:
+    """What found the exact numbers, or why there are none, in the room that is left."""
+    exact = view.exact
+    if room <= 0 or view.stale or view.problem:
+        return []
+    if table.source:
+        words, role = f"{Tier.EXACT} {table.source}", "dim"
+        words += f" · {table.caveat}" if table.caveat else ""
+        if table.out_of_memory:
+            words, role = f"✗ out of memory, says {table.source}", "bad"
+    elif exact.problem:
+        words, role = f"not exact: {exact.problem}", "warn"
+    elif exact.seconds is not None:
+        verb = "compiled" if table.backend == "jax" else "traced"
+        words, role = (
+            f"this plan's own step is being {verb} · {view.keys.shown('plan', 'exact')} stops it",
+            "dim",
+        )
+    else:
+        words, role = exact.resting and f"exact numbers: {exact.resting}", "dim"
+    return [[Span(f" {text}", role)] for text in wrap(words, width - 2, min(2, room))]
+
+
+def _totals(
+    table: MemoryTable,
+    phases: tuple[str, ...],
+    name_width: int,
+    change_width: int,
+    stale: bool,
+    changes: dict[str, int],
+) -> list[Line]:
+    rows = [
+        ("allocated", "peak_bytes", table.tier),
+        ("reserved", "reserved_bytes", table.reserved_tier),
+        ("on the device", "device_bytes", table.device_tier),
+        ("host RAM", "host_bytes", table.host_tier),
+    ]
+    lines: list[Line] = []
+    for name, key, tier in rows:
+        first = name == "allocated"
+        role = "dim" if stale else "strong" if first else ""
+        line = [
+            Span(" " + left(name, name_width), role),
+            Span(right(_amount(getattr(table, key), tier), NUMBER), role),
+            _change(changes.get(key, 0), change_width, stale),
+        ]
+        if first:
+            for phase in phases:
+                peak = phase == table.peak_phase and not stale
+                count = table.phases.get(phase, 0)
+                amount = _amount(count, table.phase_tier(phase))
+                line.append(Span(right(amount, NUMBER + 1), "strong" if peak else "dim"))
+        lines.append(line)
+        if key == "device_bytes":
+            low, high = map(format_bytes, table.band_bytes)
+            words = f"{low} – {high}"
+            lines.append(
+                [
+                    Span(" " + left("  between", name_width), "dim"),
+                    Span(right(words, NUMBER + change_width), "dim"),
+                ]
+            )
+    return lines
+
+
+def _change(change: int, width: int, stale: bool) -> Span:
+    if width == 0:
+        return Span("")
+    if change == 0 or stale:
+        return Span(" " * width)
+    return Span(right(signed_bytes(change), width), "good" if change < 0 else "warn")
+
+
+def phase_lines(view: PlanView, width: int, height: int) -> list[Line]:
+    """Live bytes of every phase as a bar, the peak marked."""
+    if view.estimate is None or height <= 1:
+        return []
+    table = view.estimate.table
+    lines = [rule("phases", width, "live bytes")]
+    phases = [p for p in PHASES if p in table.phases]
+    if height - 1 < len(phases):
+        # The highest ones, in order of time.
+        kept = sorted(phases, key=lambda p: -table.phases[p])[: height - 1]
+        phases = [p for p in phases if p in kept]
+    room = width - 16 - NUMBER
+    for phase in phases:
+        count = table.phases[phase]
+        peak = phase == table.peak_phase
+        role = "dim" if view.stale else "strong" if peak else ""
+        lines.append(
+            [
+                Span((" ▲ " if peak else "   "), "warn"),
+                Span(left(_SHORT.get(phase, phase), 9), role),
+                *bar(count, max(1, table.peak_bytes), room, role="warn" if peak else "train"),
+                Span(right(_amount(count, table.phase_tier(phase)), NUMBER + 2), role),
+            ]
+        )
+    return lines[:height]
+
+
+class MemoryTableView(Painted):
+    """The top right of the plan screen."""
+
+    _view: PlanView | None = None
+
+    def show(self, view: PlanView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return table_lines(self._view, width, height) if self._view else []
+
+
+class PhaseStrip(Painted):
+    """Live bytes over one training step."""
+
+    _view: PlanView | None = None
+
+    def show(self, view: PlanView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return phase_lines(self._view, width, height) if self._view else []

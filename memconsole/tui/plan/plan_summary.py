@@ -1,0 +1,71 @@
+"""The picked model, data, device, backend and training settings: one row each, with its key."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+
+from memconsole.tui.draw.ink import Line, Span, fit, left
+from memconsole.tui.views import PlanView
+from memconsole.tui.widgets.painted import Painted
+from memconsole.units import format_bytes, format_count
+
+ROWS = 5
+
+
+def summary_lines(view: PlanView, width: int) -> list[Line]:
+    """Five rows. Pure in `view`."""
+    plan, found = view.plan, view.estimate
+    model = plan.model.name
+    if found is not None:
+        mark = "~" if view.stale else ""
+        model += f" · {mark}{format_count(found.parameters)} parameters"
+        if found.trainable_parameters != found.parameters:
+            model += f", {format_count(found.trainable_parameters)} trained"
+    elif plan.model.target_params:
+        model += f" · about {format_count(plan.model.target_params)} parameters"
+    device = plan.device.name
+    if plan.device.count > 1:
+        device += f" × {plan.device.count}"
+    if found is not None:
+        budget = found.table.budget
+        if budget.name != plan.device.name:
+            device += f" → {budget.name}"
+        if not budget.local:
+            device += " · catalog"
+        device += f" · {format_bytes(budget.total_bytes)} {budget.memory_label}"
+    train = plan.train
+    length = f"{train.max_steps:,} steps" if train.max_steps else f"{train.epochs} epochs"
+    rows = (
+        ("model", "model", model),
+        ("data", "data", f"{plan.data.source} · {plan.data.sequence_length:,} tokens/row"),
+        ("device", "device", device),
+        ("backend", "backend", plan.backend),
+        (
+            "settings",
+            "train",
+            f"{length} · {plan.effective_batch:,} rows/step · lr {train.learning_rate:g}",
+        ),
+    )
+    keys = [view.keys.shown("plan", id) for id, _, _ in rows]
+    most = max(map(cell_len, keys))
+    return [
+        [
+            Span(f" {left(key, most)} ", "key"),
+            Span(f"{name:<8}", "dim"),
+            Span(fit(text, width - 10 - most), "strong"),
+        ]
+        for key, (_, name, text) in zip(keys, rows, strict=True)
+    ]
+
+
+class PlanSummary(Painted):
+    """The top left of the plan screen."""
+
+    _view: PlanView | None = None
+
+    def show(self, view: PlanView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return summary_lines(self._view, width) if self._view else []

@@ -1,0 +1,47 @@
+"""Two plans side by side: what differs, and what that does to memory, verdict and time."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from memconsole.tui.draw.comparing import PricedPlan, plan_rows
+from memconsole.tui.keys.rows import bindings
+from memconsole.tui.screens.base import ConsoleModal
+from memconsole.tui.widgets.text_lines import TextLines
+
+
+class ComparePlansScreen(ConsoleModal, inherit_bindings=False):
+    """Scrolls with the arrows; enter is dismissed with the other plan, to go on with it."""
+
+    SCREEN = "plans"
+    BINDINGS = bindings("plans")
+
+    def __init__(self, this: PricedPlan, other: PricedPlan) -> None:
+        super().__init__()
+        self._this, self._other = this, other
+
+    def compose_body(self) -> ComposeResult:
+        with Vertical(id="body"):
+            yield TextLines(id="text")
+
+    def on_mount(self) -> None:
+        self._show()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        if self.composed:
+            rows = plan_rows(self._this, self._other, max(20, min(120, self.size.width - 1)))
+            self.query_one("#text", TextLines).show(rows)
+            self.refresh_frame()
+
+    def title_line(self) -> tuple[str, str]:
+        return "plans side by side", ""
+
+    def action_move(self, rows: int) -> None:
+        self.query_one("#text", TextLines).scroll_by(rows)
+
+    def action_accept(self) -> None:
+        self.dismiss(self._other.plan)

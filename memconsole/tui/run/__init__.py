@@ -1,0 +1,1 @@
+"""The run screen and its widgets."""

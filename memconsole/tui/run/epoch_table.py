@@ -1,0 +1,64 @@
+"""Epochs: train and validation loss and minutes, newest last."""
+
+from __future__ import annotations
+
+from memconsole.tui.draw.ink import Line, Span, right, rule
+from memconsole.tui.draw.words import loss_word, minutes_word
+from memconsole.tui.views import RunView
+from memconsole.tui.widgets.painted import Painted
+
+
+def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
+    """A rule, a head, one row per epoch (the last ones), then the average. Pure in `view`."""
+    run = view.snapshot
+    if run is None:
+        return [rule("epochs", width)]
+    expected = view.prediction.epoch_minutes if view.prediction else None
+    note = f"~{minutes_word(expected)} min predicted" if expected is not None else ""
+    lines = [rule("epochs", width, note)]
+    third = max(6, (width - 7) // 3)
+    lines.append(
+        [
+            Span(right("epoch", 6), "dim"),
+            Span(right("train", third), "dim"),
+            Span(right("validation" if third > 10 else "valid.", third), "dim"),
+            Span(right("minutes", third), "dim"),
+        ]
+    )
+    epochs = run.epochs
+    if not epochs:
+        running = f" epoch {run.epoch or 1} is running" if view.live else " no epoch was finished"
+        return [*lines, [Span(running, "dim")]][:height]
+    room = max(1, height - 2 - (1 if len(epochs) > 1 else 0))
+    for epoch in epochs[-room:]:
+        lines.append(
+            [
+                Span(right(f"{epoch.epoch}", 6)),
+                Span(right(loss_word(epoch.train_loss), third), "train"),
+                Span(right(loss_word(epoch.validation_loss), third), "validation"),
+                Span(right(minutes_word(epoch.minutes), third)),
+            ]
+        )
+    if len(epochs) > 1:
+        average = sum(e.minutes for e in epochs) / len(epochs)
+        lines.append(
+            [
+                Span(right("mean", 6), "dim"),
+                Span(" " * (2 * third)),
+                Span(right(minutes_word(average), third), "strong"),
+            ]
+        )
+    return lines[:height]
+
+
+class EpochTable(Painted):
+    """Bottom left of the run screen."""
+
+    _view: RunView = RunView()
+
+    def show(self, view: RunView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return epoch_lines(self._view, width, height)

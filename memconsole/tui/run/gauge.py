@@ -1,0 +1,97 @@
+"""The run screen's gauges and figures: memory predicted and measured, speed, loss."""
+
+from __future__ import annotations
+
+from memconsole.devices.reading import Missing
+from memconsole.tui.draw.gauges import gauge_lines, history_line, peak_line, run_gauges
+from memconsole.tui.draw.ink import Line, Span, fit, left, rule
+from memconsole.tui.draw.words import number_or_reason, step_word, tokens_word
+from memconsole.tui.views import RunView
+from memconsole.tui.widgets.painted import Painted
+from memconsole.units import format_bytes, format_count, format_duration
+
+FIGURES = 3
+"""Rows of speed and size that histories leave."""
+
+
+def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
+    """Every gauge with its peak, prediction and, while there is room, its history; then the machine's account."""
+    gauges = run_gauges(view)
+    blocks = [[*gauge_lines(gauge, width), peak_line(gauge, width)] for gauge in gauges]
+    account = _account_lines(view, width)
+    spare = height - 1 - sum(map(len, blocks)) - len(account) - FIGURES
+    for gauge, block in zip(gauges, blocks, strict=True):
+        if spare > 0 and gauge.history.steps:
+            block.insert(-1, history_line(gauge, width))
+            spare -= 1
+    lines = [rule("memory", width, "┃ predicted peak" if view.prediction else "")]
+    return [*lines, *(line for block in blocks for line in block), *account][:height]
+
+
+def _account_lines(view: RunView, width: int) -> list[Line]:
+    """Why nothing is predicted, and how full the device is by the machine's own account."""
+    lines: list[Line] = []
+    if view.prediction_problem:
+        lines.append([Span(fit(f" prediction n/a — {view.prediction_problem}", width), "dim")])
+    run = view.snapshot
+    if run is not None and view.devices is not None and view.live:
+        wanted = run.started.device_id if run.started else ""
+        for reading in view.devices.devices:
+            if reading.id == wanted:
+                total = reading.total_bytes if isinstance(reading.total_bytes, int) else None
+                used = reading.used_bytes if isinstance(reading.used_bytes, int) else None
+                if used is not None and total:
+                    words = f" in all {format_bytes(used)} / {format_bytes(total)} used"
+                    busy = reading.utilization_percent
+                    if not isinstance(busy, Missing) and len(words) + 14 <= width:
+                        words += f" · {number_or_reason(busy, '%')} busy"
+                    lines.append([Span(fit(words, width), "dim")])
+    return lines
+
+
+def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
+    """Speed, rate and size: one row each."""
+    run = view.snapshot
+    if run is None:
+        return []
+    evaluated = [e.loss for e in run.evaluations if e.loss is not None]
+    rows: list[tuple[str, str]] = [("tokens/s", tokens_word(run.tokens_per_second))]
+    if view.prediction is not None:
+        rows[0] = ("tokens/s", f"{rows[0][1]}  (~{tokens_word(view.prediction.tokens_per_second)})")
+        if run.tokens_per_second:
+            share = run.tokens_per_second / view.prediction.peak_tokens_per_second
+            rows.append(("MFU", f"{share:.1%} of peak"))
+    if evaluated:
+        rows.append(("best validation", f"{min(evaluated):.3f}"))
+    if run.step_seconds is not None:
+        rows.append(("step", step_word(run.step_seconds)))
+    rows.append(("trained", f"{format_count(run.tokens)} tokens"))
+    if run.learning_rate is not None:
+        rows.append(("learning rate", f"{run.learning_rate:.2e}"))
+    if run.gradient_norm is not None:
+        rows.append(("gradient norm", f"{run.gradient_norm:.3g}"))
+    if run.parameters is not None:
+        rows.append(("parameters", format_count(run.parameters)))
+    if run.checkpoint is not None:
+        rows.append(("checkpoint", f"step {run.checkpoint.step:,}"))
+    rows.append(("elapsed", format_duration(run.elapsed_seconds)))
+    lines = [rule("speed", width)] if height > 3 else []
+    lines += [
+        [Span(" " + left(name, 16), "dim"), Span(fit(text, width - 17))] for name, text in rows
+    ]
+    return lines[:height]
+
+
+class MemoryGauges(Painted):
+    """Predicted against measured, live."""
+
+    _view: RunView = RunView()
+
+    def show(self, view: RunView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        lines = memory_lines(self._view, width, height)
+        room = height - len(lines)
+        return lines + (figure_lines(self._view, width, room) if room >= 1 else [])

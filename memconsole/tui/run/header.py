@@ -1,0 +1,90 @@
+"""The top of the run screen: which run, its state, phase, progress and time left."""
+
+from __future__ import annotations
+
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.states import OUT_OF_MEMORY
+from memconsole.tui.draw.bars import bar
+from memconsole.tui.draw.ink import Line, Span, fit, width_of
+from memconsole.tui.draw.words import duration_word, paused, state_mark, state_word
+from memconsole.tui.views import RunView
+from memconsole.tui.widgets.painted import Painted
+
+
+def header_lines(view: RunView, width: int) -> list[Line]:
+    """Two rows. Pure in `view`."""
+    run = view.snapshot
+    if run is None:
+        return [[Span(f" {view.problem or 'reading the run …'}", "bad" if view.problem else "dim")]]
+    mark, role = state_mark(run)
+    line: Line = [
+        Span(f" {mark} {state_word(run)} ", role),
+        Span(f" {run.name or run.id}", "strong"),
+    ]
+    device = run.started.device_name if run.started else run.plan.device.name
+    about = f"  {run.plan.model.name} · {run.plan.backend} · {device}"
+    if run.attempt > 1:
+        about += f" · attempt {run.attempt}"
+    if run.pause_requested != paused(run) and view.live:
+        about += " · pauses after this step" if run.pause_requested else " · goes on"
+    if run.stop_requested_by and view.live:
+        about += f" · stop asked by {run.stop_requested_by}"
+    line.append(Span(fit(about, width - width_of(line)), "dim"))
+    return [line, progress_line(view, run, width)]
+
+
+def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
+    """Phase, steps, bar, percent and ETA; why it ended once it has."""
+    if view.problem:
+        return [Span(fit(f" ✗ {view.problem}", width), "bad")]
+    if not view.live and run.verdict is not None:
+        return _ended_line(view, run, width)
+    if run.stalled_seconds is not None:
+        words = f" ▲ no progress for {duration_word(run.stalled_seconds)} in {run.phase}"
+        return [Span(fit(words, width), "warn")]
+    steps = f"step {run.step:,}"
+    if run.total_steps:
+        steps += f"/{run.total_steps:,}"
+    if run.epoch:
+        steps += f" · epoch {run.epoch}"
+        if not run.plan.train.max_steps:
+            steps += f"/{run.plan.train.epochs}"
+    phase = run.phase + (f" ({run.phase_detail})" if run.phase_detail and not run.step else "")
+    head: Line = [Span(f" {fit(phase, max(10, width - 50))} ", "accent"), Span(f" {steps}  ")]
+    if not run.total_steps:
+        return head
+    share = min(1.0, run.step / run.total_steps)
+    eta = "ETA " + duration_word(run.eta_seconds) if run.eta_seconds is not None else "ETA —"
+    tail = f" {share * 100:3.0f} %  {eta} "
+    room = width - width_of(head) - len(tail)
+    if room >= 6:
+        head += bar(float(run.step), float(run.total_steps), room, role="good")
+    head.append(Span(fit(tail, width - width_of(head))))
+    return head
+
+
+def _ended_line(view: RunView, run: RunSnapshot, width: int) -> Line:
+    verdict = run.verdict
+    assert verdict is not None
+    role = "good" if verdict.reason in ("finished", "stopped") else "bad"
+    words = f" {verdict.reason.replace('_', ' ')}: {verdict.evidence}"
+    if verdict.reason in OUT_OF_MEMORY:
+        words += f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
+    elif verdict.resumable:
+        words += f" — {view.keys.shown('run', 'resume')} resumes it"
+    if role == "bad" and run.error is not None and run.error.message not in words:
+        words += f" · {run.error.message}"
+    return [Span(fit(words, width), role)]
+
+
+class RunHeader(Painted):
+    """Two rows."""
+
+    _view: RunView = RunView()
+
+    def show(self, view: RunView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return header_lines(self._view, width)

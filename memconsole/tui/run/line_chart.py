@@ -1,0 +1,106 @@
+"""The loss curve: train as a line, validation as marks, the unigram model as the line to beat."""
+
+from __future__ import annotations
+
+from memconsole.runs.read.snapshot import Curve, RunSnapshot
+from memconsole.tui.draw.chart import Axes, Series, choose_axes, plot
+from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of
+from memconsole.tui.draw.words import loss_word
+from memconsole.tui.views import RunView
+from memconsole.tui.widgets.painted import Painted
+
+
+def points(curve: Curve) -> tuple[tuple[float, float], ...]:
+    """The curve as pairs."""
+    return tuple((float(s), v) for s, v in zip(curve.steps, curve.values, strict=False))
+
+
+def unigram_loss(run: RunSnapshot) -> float | None:
+    """Nats per token of the unigram model of the train tokens, once an evaluation told."""
+    found = [e.metrics["unigram_loss"] for e in run.evaluations if "unigram_loss" in e.metrics]
+    return found[-1] if found else None
+
+
+def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
+    """The chart's title row: names, glyphs and last exact values."""
+    line: Line = [Span(" loss ", "title")]
+    line.append(Span(f"─ train {loss_word(run.loss) if run.loss is not None else '—'}", "train"))
+    if run.evaluations:
+        last = run.evaluations[-1]
+        line.append(Span(f"  ◆ validation {loss_word(last.loss)}", "validation"))
+    unigram = unigram_loss(run)
+    if unigram is not None:
+        line.append(Span(f"  ┄ unigram {unigram:.3f}", "baseline"))
+    if logarithmic:
+        line.append(Span("  log", "dim"))
+    bits = run.evaluations[-1].bits_per_byte if run.evaluations else None
+    word = f"  {bits:.3f} bits/byte" if bits is not None else ""
+    if len(word) <= width - width_of(line):  # whole or not at all
+        line.append(Span(word, "validation"))
+    shown: Line = []
+    for span in line:
+        room = width - width_of(shown)
+        shown.append(Span(fit(span.text, room), span.role))
+    room = width - width_of(shown)
+    if room > 2:
+        shown.append(Span(" " + "─" * (room - 1), "dim"))
+    return shown
+
+
+class LineChart(Painted):
+    """One title row and the plot."""
+
+    _view: RunView = RunView()
+    _axes: Axes | None = None
+
+    def show(self, view: RunView) -> None:
+        before, now = self._view.snapshot, view.snapshot
+        if before is None or now is None or before.id != now.id:
+            self._axes = None
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        run = self._view.snapshot
+        if run is None:
+            return [rule("loss", width)]
+        view = self._view
+        recent = view.recent and bool(run.recent_train.steps)
+        train = Series(points(run.recent_train if recent else run.train), "train")
+        series = (train, Series(points(run.validation), "validation", marker="◆"))
+        unigram = unigram_loss(run)
+        axes = choose_axes(
+            series,
+            total=run.total_steps,
+            logarithmic=view.logarithmic,
+            recent=recent,
+            previous=self._axes,
+        )
+        self._axes = axes
+        marks: tuple[float, ...] = ()
+        if run.steps_per_epoch:
+            ends = range(run.steps_per_epoch, int(axes.x_high), run.steps_per_epoch)
+            marks = tuple(float(end) for end in ends[:200])
+        title = legend(run, view.logarithmic, width)
+        if not train.points:
+            empty = "no loss logged yet"
+            body = plot((), axes, width, height - 1, glyphs=self._glyphs())
+            middle = (height - 2) // 2
+            if 0 <= middle < len(body):
+                body[middle] = [*body[middle][:1], Span(fit(f"  {empty}", width - 8), "dim")]
+            return [title, *body]
+        return [
+            title,
+            *plot(
+                series,
+                axes,
+                width,
+                height - 1,
+                glyphs=self._glyphs(),
+                marks=marks,
+                baseline=unigram,
+            ),
+        ]
+
+    def _glyphs(self) -> str:
+        return "ascii" if self.ascii_only else self._view.glyphs

@@ -1,0 +1,86 @@
+"""The lower pane of the run screen: trainer output, sampled text, the summary, or closed."""
+
+from __future__ import annotations
+
+from memconsole.tui.draw.ink import Line, Span, fit, rule, wrap
+from memconsole.tui.draw.summary import summary_lines
+from memconsole.tui.views import RunView
+from memconsole.tui.widgets.painted import Painted
+
+
+def output_lines(view: RunView, width: int) -> list[Line]:
+    """Warnings, then the last lines of output, then the error if there is one."""
+    run = view.snapshot
+    if run is None:
+        return []
+    lines: list[Line] = [[Span(fit(f" ▲ {w}", width), "warn")] for w in run.warnings]
+    if not run.log_tail and run.started is not None:
+        lines += [[Span(fit(f" {t}", width), "dim")] for t in run.started.platform_lines]
+    lines += [[Span(fit(f" {text}", width))] for text in run.log_tail]
+    if run.error is not None:
+        lines += [[Span(t, "bad")] for t in wrap(f" {run.error.message}", width, 4)]
+    return lines or [[Span(" no output yet", "dim")]]
+
+
+def sample_lines(view: RunView, width: int) -> list[Line]:
+    """The newest sampled text; the prompt stands out."""
+    run = view.snapshot
+    if run is None or run.sample is None:
+        return [[Span(" a text is sampled at each evaluation", "dim")]]
+    sample = run.sample
+    lines: list[Line] = [
+        [Span(fit(f" step {sample.step:,}: {sample.prompt!r} …", width), "accent")]
+    ]
+    for row in (sample.prompt + sample.text).splitlines():
+        lines += [[Span(f" {part}")] for part in _broken(row, width - 1)]
+    return lines
+
+
+def _broken(row: str, width: int) -> list[str]:
+    """A row of sampled text in pieces of `width` characters; indentation matters, so no reflow."""
+    row = row.expandtabs(4)
+    width = max(1, width)
+    return [row[n : n + width] for n in range(0, len(row), width)] or [""]
+
+
+def closed_lines(view: RunView, width: int) -> list[Line]:
+    """How to open the pane: the same while the run logs, so that nothing is sent."""
+    warnings = len(view.snapshot.warnings) if view.snapshot is not None else 0
+    lines: list[Line] = [
+        [Span(fit(f" closed: {view.keys.shown('run', 'pane')} shows the output", width), "dim")]
+    ]
+    if warnings:
+        lines.append([Span(fit(f" ▲ {warnings} warning{'s' * (warnings > 1)}", width), "warn")])
+    return lines
+
+
+TITLES = {"output": "output", "sample": "sample text", "summary": "summary"}
+
+
+class OutputPane(Painted):
+    """Shows one of `PANES`, output from its end and others from their start."""
+
+    _view: RunView = RunView()
+
+    def show(self, view: RunView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        view = self._view
+        room = max(0, height - 1)
+        pane = view.pane
+        if pane == "closed":
+            return [rule("output", width), *closed_lines(view, width)][:height]
+        if pane == "output":
+            lines = output_lines(view, width)
+            first = max(0, len(lines) - room - max(0, view.scroll))
+        else:
+            lines = sample_lines(view, width) if pane == "sample" else summary_lines(view, width)
+            first = min(max(0, -view.scroll), max(0, len(lines) - room))
+        others = " · ".join(t for p, t in TITLES.items() if p != pane)
+        note = f"{view.keys.shown('run', 'pane')}: {others}"
+        behind = len(lines) - first - room
+        if pane == "output" and behind > 0:
+            note = f"{behind} more lines below"
+        return [rule(TITLES[pane], width, note), *lines[first : first + room]]

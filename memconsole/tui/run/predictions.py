@@ -1,0 +1,38 @@
+"""What a watched run was expected to need: the estimate kept at launch, else one made now."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memconsole import typed_json
+from memconsole.devices.reading import Devices
+from memconsole.memory.table import Estimate
+from memconsole.plan.plan import Plan
+from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.tui.plan.pricing import price
+
+MOST_BYTES = 1 << 20
+"""An estimate file larger than this is not one of ours."""
+
+
+def predicted(run_id: str, plan: Plan, devices: Devices | None) -> tuple[Estimate | None, str]:
+    """The estimate of a run, or None with the reason in one line."""
+    try:
+        kept = kept_estimate(find_run(run_id))
+    except (RunError, OSError):
+        kept = None
+    if kept is not None:
+        return kept, ""
+    priced = price(plan, devices)
+    return priced.estimate, priced.problem
+
+
+def kept_estimate(run: RunDirectory) -> Estimate | None:
+    """What `memconsole.start.start` kept with the run, or None."""
+    path = run.path / "estimate.json"
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return None
+        return typed_json.decode(path.read_bytes(), Estimate)
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,46 @@
+"""What would have saved a run that ran out of memory, as rows to pick from."""
+
+from __future__ import annotations
+
+import contextlib
+
+from memconsole.devices.reading import Devices
+from memconsole.memory.answers.advice import Remedy
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.remedies import remedies_of
+from memconsole.runs.read.report import report
+from memconsole.runs.record.directory import RunError, find_run
+from memconsole.tui.screens.pick import Choice
+from memconsole.units import format_bytes
+
+
+def found_remedies(
+    run_id: str, plan: Plan, devices: Devices | None
+) -> tuple[tuple[Remedy, ...], str]:
+    """What would have lowered this run's memory, in the order to try, or why there is nothing."""
+    lacked = None
+    with contextlib.suppress(RunError, OSError):  # its records are gone: the estimate is left
+        lacked = report(find_run(run_id)).memory.shortfall
+    try:
+        return remedies_of(plan, lacked, devices), ""
+    except PlanError as error:
+        return (), str(error)
+
+
+def first_that_fits(found: tuple[Remedy, ...]) -> str:
+    """The row to start on."""
+    return next((str(n) for n, remedy in enumerate(found) if remedy.fits), "")
+
+
+def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
+    """A row per remedy: what it would have saved in this run, and what it costs."""
+    return [
+        Choice(
+            str(n),
+            remedy.label,
+            f"saves ~{format_bytes(remedy.saves_bytes)} · ×{remedy.time_factor:.2f} · "
+            + ("✓ fits" if remedy.fits else "✗ short"),
+            label_width=36,
+        )
+        for n, remedy in enumerate(found)
+    ]

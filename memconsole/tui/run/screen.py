@@ -1,0 +1,174 @@
+"""The run screen: progress, loss, speed, epochs, output, and memory predicted against measured."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from memconsole.devices.reading import Devices
+from memconsole.plan import plan as plans
+from memconsole.tui.draw.chart import GLYPHS
+from memconsole.tui.keys.rows import bindings
+from memconsole.tui.run.epoch_table import EpochTable
+from memconsole.tui.run.gauge import MemoryGauges
+from memconsole.tui.run.header import RunHeader
+from memconsole.tui.run.line_chart import LineChart
+from memconsole.tui.run.output_pane import OutputPane
+from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.views import PANES, RunView
+
+
+class RunScreen(ConsoleScreen, inherit_bindings=False):
+    """Mirrors the app's `RunView`: the follower outlives this screen."""
+
+    SCREEN = "run"
+    BINDINGS = bindings("run")
+
+    def compose_body(self) -> ComposeResult:
+        with Vertical(id="body"):
+            yield RunHeader(id="run-header")
+            with Horizontal(id="upper"):
+                yield LineChart(id="chart")
+                yield MemoryGauges(id="gauges")
+            with Horizontal(id="lower"):
+                yield EpochTable(id="epochs")
+                yield OutputPane(id="output")
+
+    def on_screen_resume(self) -> None:
+        self.show(self.console.run_view)
+
+    def devices_changed(self, devices: Devices) -> None:
+        """A live run shows it with its next snapshot; one that ended has none to come."""
+        if not self.console.run_view.live:
+            self.show(self.console.run_view)
+
+    def show(self, view: RunView) -> None:
+        """Draw `view`; only what changed is sent."""
+        if not self.composed or not self.is_current:
+            return
+        with self.app.batch_update():
+            self.set_class(view.pane == "summary", "-summary")
+            self.query_one(RunHeader).show(view)
+            self.query_one(LineChart).show(view)
+            self.query_one(MemoryGauges).show(view)
+            self.query_one(EpochTable).show(view)
+            self.query_one(OutputPane).show(view)
+            self.refresh_frame()
+
+    def title_line(self) -> tuple[str, str]:
+        run = self.console.run_view.snapshot
+        return "run", run.id if run is not None else self.console.run_id
+
+    def conditions(self) -> set[str]:
+        found = super().conditions()
+        view = self.console.run_view
+        if view.snapshot is not None:
+            found.add("run")
+        if view.live:
+            found.add("live")
+        found |= {"paused" if view.paused else "going"} if view.live else set()
+        if view.resumable:
+            found.add("resumable")
+        if view.out_of_memory:
+            found.add("out_of_memory")
+        return found
+
+    def _change(self, **changes: object) -> None:
+        self.notice("")
+        self.console.set_run_view(replace(self.console.run_view, **changes))  # type: ignore[arg-type]
+
+    def action_pane(self) -> None:
+        pane = PANES[(PANES.index(self.console.run_view.pane) + 1) % len(PANES)]
+        self._change(pane=pane, scroll=0)
+
+    def action_move(self, rows: int) -> None:
+        view = self.console.run_view
+        scroll = view.scroll - rows
+        if view.pane == "output":
+            most = len(view.snapshot.log_tail) if view.snapshot else 0
+            self._change(scroll=min(max(0, scroll), most))
+        elif view.pane != "closed":
+            self._change(scroll=max(-200, min(0, scroll)))
+
+    def action_logarithm(self) -> None:
+        self._change(logarithmic=not self.console.run_view.logarithmic)
+
+    def action_zoom(self) -> None:
+        self._change(recent=not self.console.run_view.recent)
+
+    def action_glyphs(self) -> None:
+        glyphs = self.console.run_view.glyphs
+        self._change(glyphs=GLYPHS[(GLYPHS.index(glyphs) + 1) % len(GLYPHS)])
+
+    def action_edit(self) -> None:
+        run = self.console.run_view.snapshot
+        if run is not None:
+            self.console.edit_plan(run.plan)
+
+    def action_stop(self) -> None:
+        """Ask: save and stop, kill, or nothing."""
+        from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+
+        run = self.console.run_view.snapshot
+        if run is None:
+            return
+
+        def answered(value: object) -> None:
+            if value in ("stop", "kill"):
+                self._ask(
+                    str(value), "asked the run to " + ("stop" if value == "stop" else "end at once")
+                )
+
+        answers = (
+            Answer("stop", f"save a checkpoint, then stop; {self.shown_key('resume')} resumes it"),
+            Answer("kill", "end at once; work since the last checkpoint is lost"),
+        )
+        self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
+
+    async def action_remedies(self) -> None:
+        """List what would have lowered this run's memory; the one picked is applied and launched."""
+        from memconsole.tui.run.remedies import choices_of, first_that_fits, found_remedies
+        from memconsole.tui.screens.pick import PickScreen
+
+        run = self.console.run_view.snapshot
+        if run is None:
+            return
+        found, problem = await asyncio.to_thread(
+            found_remedies, run.id, run.plan, self.console.devices
+        )
+        if not found:
+            self.notice(problem or "no setting that this backend trains needs less memory", "bad")
+            return
+
+        def picked(value: object) -> None:
+            if isinstance(value, str):
+                remedy = found[int(value)]
+                self.notice(f"launching with {remedy.label} …")
+                name = f"{run.name}-again" if run.name else None
+                self.console.launch(plans.replace(run.plan, remedy.changes), name)
+
+        heading = f"{run.name or run.id} ran out of memory: relaunch with"
+        self.app.push_screen(PickScreen(heading, choices_of(found), first_that_fits(found)), picked)
+
+    def action_pause(self) -> None:
+        """Hold the run after its present step."""
+        self._ask("pause", "asked the run to pause after this step; its memory stays taken")
+
+    def action_continue(self) -> None:
+        """Let a paused run go on."""
+        self._ask("continue", "asked the run to go on")
+
+    def _ask(self, what: str, words: str) -> None:
+        run = self.console.run_view.snapshot
+        if run is not None:
+            self.notice(words)
+            self.console.request(run.id, what)
+
+    def action_resume(self) -> None:
+        run = self.console.run_view.snapshot
+        if run is not None:
+            self.notice("resuming …")
+            self.console.resume(run.id)

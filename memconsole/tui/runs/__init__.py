@@ -1,0 +1,1 @@
+"""The list of runs, and runs side by side."""

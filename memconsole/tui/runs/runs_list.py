@@ -1,0 +1,36 @@
+"""Every run as one line each, live ones first; what cannot be read becomes a note."""
+
+from __future__ import annotations
+
+from memconsole.runs.read.follow import RunStatus, status
+from memconsole.runs.record.directory import RunError, list_runs
+from memconsole.runs.record.states import LIVE
+
+__all__ = ["RunStatus", "list_statuses", "newest_live"]
+MOST = 500
+"""Runs listed; older ones stay on disk."""
+
+
+def list_statuses(most: int = MOST) -> tuple[tuple[RunStatus, ...], tuple[str, ...]]:
+    """The runs of this user, live first, newest first, and notes about those that cannot be read."""
+    try:
+        runs = list_runs()
+    except (RunError, OSError) as error:
+        return (), (str(error),)
+    found: list[RunStatus] = []
+    notes: list[str] = []
+    for run in runs[:most]:
+        try:
+            found.append(status(run))
+        except (RunError, OSError) as error:
+            notes.append(f"{run.id}: {error}")
+    found.sort(key=lambda one: one.state not in LIVE)
+    if len(runs) > most:
+        notes.append(f"{len(runs) - most} older runs are not shown")
+    return tuple(found), tuple(notes)
+
+
+def newest_live(most: int = 30) -> RunStatus | None:
+    """The newest run that lives, among the newest ones."""
+    runs, _ = list_statuses(most)
+    return next((run for run in runs if run.state in LIVE), None)
