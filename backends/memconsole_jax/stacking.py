@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.model import Parameter
 from memconsole_trainer.engine import WeightsError
 
 

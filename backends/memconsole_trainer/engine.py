@@ -11,13 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 
-PROMPT_TOKENS = 16
-"""Of validation text that a run's samples go on from."""
-"""What an engine says of `train.deterministic`."""
-Int32 = NDArray[np.int32]
+Array = NDArray[np.generic]
 STEP = "optimizer.step"
 """The tensor of a state that counts the steps taken."""
 
@@ -26,21 +23,21 @@ STEP = "optimizer.step"
 class Batch:
     """The rows of one optimizer step, or of one evaluation call.
 
-    inputs, targets: int32 (micro_batches, micro_batch, sequence_length); a target of -100 is masked.
+    `arrays` are those that the task names in `inputs`, each (micro_batches, micro_batch, ...). The summed loss over
+    all of them divided by `weight` is the batch's loss; language counts a token that is not masked as 1.
     """
 
-    inputs: Int32
-    targets: Int32
-    documents: Int32 | None = None
-    """The number of each token's document within its row, rising, where the documents of a row do not see one
-    another: positions begin anew with each, and a query sees keys of its own alone."""
+    arrays: Mapping[str, Array]
+    weight: float
 
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
 
-def micro_batches(batch: Batch) -> Iterator[tuple[Int32, Int32, Int32 | None]]:
-    """Inputs, targets and documents of each micro-batch, (micro_batch, sequence_length)."""
-    none = (None,) * len(batch.inputs)
-    documents = none if batch.documents is None else batch.documents
-    yield from zip(batch.inputs, batch.targets, documents, strict=True)
+    def micro_batches(self) -> Iterator[dict[str, Array]]:
+        """The arrays of each micro-batch, (micro_batch, ...)."""
+        names = tuple(self.arrays)
+        for rows in zip(*self.arrays.values(), strict=True):
+            yield dict(zip(names, rows, strict=True))
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class StepMetrics:
 
     step: int
     loss: float
-    """Mean nats per unmasked token over the whole effective batch."""
+    """The summed loss of the whole effective batch over its weight; for language, nats per unmasked token."""
     gradient_norm: float
     """Global norm before clipping."""
     learning_rate: float
@@ -64,10 +61,17 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class LossSum:
-    """Running sums of an evaluation."""
+    """Sums over an evaluation."""
 
-    nats: float
-    tokens: int
+    loss: float
+    weight: float
+    measures: tuple[float, ...] = ()
+    """Of the task's measures, in their order; each is divided by the weight."""
+
+    @property
+    def mean(self) -> float:
+        """The loss per weight."""
+        return self.loss / self.weight if self.weight else 0.0
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,7 @@ class Engine(Protocol):
         """What was detected and which optimizations are on, a line each, for a person."""
         ...
 
-    def build(
-        self, plan: Plan, architecture: Architecture, total_steps: int, weights: WeightSource
-    ) -> None:
+    def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
         """Allocate the model and the optimizer and load `weights`."""
         ...
 
@@ -143,7 +145,7 @@ class Engine(Protocol):
     def generate(
         self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
     ) -> list[int]:
-        """`tokens` sampled continuations of `prompt`."""
+        """`tokens` sampled continuations of `prompt`, where the task is language."""
         ...
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:

@@ -14,13 +14,12 @@ from typing import Literal
 
 import msgspec
 
+from memconsole.plan.model import Parameter
+
 Family = Literal["gpt2", "llama", "gemma", "gemma3"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "silu"]
 Positions = Literal["learned", "rope"]
-Role = Literal["embedding", "position", "norm", "bias", "matrix", "head", "auxiliary", "adapter"]
-TABLES: tuple[Role, ...] = ("embedding", "position", "head")
-"""Matrices outside the blocks."""
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,28 +104,9 @@ class Architecture(
     def key_width(self) -> int:
         return self.kv_heads * self.head_size
 
-
-class Parameter(msgspec.Struct, frozen=True):
-    """One weight: canonical name, shape, what it is for, and how it starts."""
-
-    name: str
-    shape: tuple[int, ...]
-    role: Role
-    layer: int | None = None
-    std: float = 0.0
-    """Standard deviation of the initial normal draw; 0 means the constant `fill`."""
-    fill: float = 0.0
-    used: bool = True
-    """False where no term of the text loss reaches it: kept, saved, never trained."""
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def decays(self) -> bool:
-        """Weight decay applies to matrices and embeddings, never to norms and biases."""
-        return self.role not in ("norm", "bias")
+    def parameters(self) -> Iterator[Parameter]:
+        """Every weight of the model: `parameters` of it."""
+        return parameters(self)
 
 
 def parameters(architecture: Architecture) -> Iterator[Parameter]:

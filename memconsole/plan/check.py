@@ -12,6 +12,7 @@ from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.conflicts import check_conflicts
 from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
+from memconsole.plan.tasks import task_of
 from memconsole.plan.tokenizer_file import tokenizer_vocab_size
 
 _LOCAL_KINDS = (
@@ -36,9 +37,11 @@ def check(plan: Plan) -> None:
     kind = device_kind(plan.device.name)
     _check_backend(plan, kind)
     _check_model_settings(plan)
-    architecture = catalog.architecture(plan)
-    _check_positions(plan, architecture)
-    _check_vocabulary(plan, architecture)
+    model = catalog.model(plan)
+    task_of(plan).check(plan, model)
+    if isinstance(model, Architecture):
+        _check_positions(plan, model)
+        _check_vocabulary(plan, model)
     _check_rows(plan)
     _check_validation(plan)
     check_conflicts(plan)

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from memconsole.plan import plan as plans
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.conflicts import check_conflicts
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.tasks import task_of
 
 """cpu | gpu (NVIDIA) | rocm (AMD) | apple | tpu"""
 
@@ -61,6 +63,9 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     def refusal(self, plan: Plan, value: Any | None = None) -> str | None:
         """Why `plan.backend` cannot train with `value` (default: the plan's), or None if it can."""
         chosen = self.value(plan) if value is None else value
+        absent = task_of(plan).not_applicable(plan).get(self.key)
+        if absent is not None and chosen != self.value(plan):
+            return absent
         plain = self.values(plan)[0]
         if chosen == plain or self.size:
             return None
@@ -97,11 +102,11 @@ def _length_values(plan: Plan) -> tuple[Any, ...]:
     present = plan.data.sequence_length
     lengths = {64, 128, 256, 512, 1024, 2048, 4096}
     try:
-        architecture = catalog.architecture(plan)
+        model = catalog.model(plan)
     except PlanError:
         return tuple(sorted({*lengths, present}))
-    if architecture.positions == "learned":
-        lengths = {n for n in lengths if n <= architecture.max_positions}
+    if not isinstance(model, Architecture) or model.positions == "learned":
+        lengths = {n for n in lengths if n <= model.max_positions}
     return tuple(sorted({*lengths, present}))
 
 

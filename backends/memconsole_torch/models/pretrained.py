@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.model import Parameter
 from memconsole_torch.models.decoder import Decoder
 from memconsole_trainer.engine import WeightsError, WeightSource
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memconsole.plan.architecture import Parameter
+from memconsole.plan.model import Parameter
 from memconsole.plan.plan import OptimizerName, Plan
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.techniques import offload

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.model import Parameter
 from memconsole.plan.plan import Plan
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.randomness import drawn

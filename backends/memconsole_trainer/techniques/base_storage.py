@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Parameter
+from memconsole.plan.model import Parameter
 from memconsole.plan.plan import BaseStorage, Plan
 
 BLOCK = 64

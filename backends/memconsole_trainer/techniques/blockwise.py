@@ -20,7 +20,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import TABLES, Parameter
+from memconsole.plan.model import TABLES, Parameter
 
 BLOCK = 256
 """Elements that share a scale."""

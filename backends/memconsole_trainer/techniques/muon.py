@@ -15,7 +15,7 @@ rate serves both. torch.optim.Muon with `match_rms_adamw` is the same in bfloat1
 
 from __future__ import annotations
 
-from memconsole.plan.architecture import Parameter
+from memconsole.plan.model import Parameter
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.model import Parameter
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
 

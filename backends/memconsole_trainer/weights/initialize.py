@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, Parameter, parameters
+from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.model import Parameter
 from memconsole_trainer.randomness import drawn
 
 

@@ -7,14 +7,8 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.plan.architecture import (
-    TABLES,
-    Architecture,
-    Parameter,
-    Role,
-    layer_parameters,
-    parameters,
-)
+from memconsole.plan.architecture import Architecture, layer_parameters, parameters
+from memconsole.plan.model import TABLES, Parameter, Role
 
 QUANTIZED_FROM = 4096
 """Smaller tensors keep 32-bit optimizer state (bitsandbytes `min_8bit_size`)."""

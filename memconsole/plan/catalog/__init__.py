@@ -23,6 +23,7 @@ from memconsole.plan.catalog.entries import (
 )
 from memconsole.plan.catalog.sources import resolve
 from memconsole.plan.huggingface import find_model, read_architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan, PlanError, get, nearest, quote, replace
 from memconsole.plan.sizing import default_vocab_size, size
 from memconsole.plan.tokenizer_file import tokenizer_vocab_size
@@ -40,6 +41,7 @@ __all__ = [
     "datasets",
     "default_plan",
     "devices",
+    "model",
     "model_directory",
     "models",
     "preset",
@@ -88,10 +90,13 @@ def architecture(plan: Plan) -> Architecture:
     A sized family's vocabulary is data.vocab_size, else that of data.tokenizer, else one that suits
     the target. Raises `PlanError`.
     """
-    name = plan.model.name
-    entry = models().get(name)
+    entry = models().get(plan.model.name)
     if entry is None:
         return read_architecture(_found_model(plan))
+    if entry.task != "language":
+        raise PlanError(
+            f"model.name = {quote(entry.name)}: learns {entry.task}, not language", "model.name"
+        )
     if entry.architecture is not None:
         return entry.architecture
     target = plan.model.target_params or entry.default_target_params or 1_000_000
@@ -103,6 +108,14 @@ def architecture(plan: Plan) -> Architecture:
         vocab_size or default_vocab_size(target),
         max(SIZED_POSITIONS, plan.data.sequence_length),
     )
+
+
+def model(plan: Plan) -> Model:
+    """The model a plan names, whatever its task. Raises `PlanError`."""
+    entry = models().get(plan.model.name)
+    if entry is not None and entry.regressor is not None:
+        return entry.regressor
+    return architecture(plan)
 
 
 def model_directory(plan: Plan) -> str | None:

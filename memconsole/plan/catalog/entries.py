@@ -8,6 +8,7 @@ import msgspec
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, from_document
+from memconsole.plan.regressor import Regressor
 
 DatasetKind = Literal["stdlib", "hub", "file"]
 DatasetFormat = Literal["text", "jsonl", "json", "csv", "parquet", "hdf5", "directory"]
@@ -21,7 +22,11 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kind: Literal["fixed", "sized"]
     source: str
     architecture: Architecture | None = None
-    """None for sized families: `catalog.architecture(plan)` makes it."""
+    """None for sized families, which `catalog.architecture(plan)` makes, and for other tasks' models."""
+    task: Literal["language", "regression"] = "language"
+    """What it learns: the name of one of `plan.tasks`."""
+    regressor: Regressor | None = None
+    """The model of a regression task."""
     default_target_params: int | None = None
     """What a sized family aims for when the plan names no target."""
     parameters: int | None = None

@@ -1,0 +1,26 @@
+"""The tasks: what a model learns, from which arrays, counted and measured how."""
+
+from __future__ import annotations
+
+from memconsole.plan import catalog
+from memconsole.plan.model import Model
+from memconsole.plan.regressor import Regressor
+from memconsole.plan.sections import Plan
+from memconsole.plan.tasks.language import LANGUAGE
+from memconsole.plan.tasks.regression import REGRESSION
+from memconsole.plan.tasks.task import Input, Measure, Task
+
+__all__ = ["TASKS", "Input", "Measure", "Task", "task_of", "task_of_model"]
+
+TASKS: dict[str, Task] = {task.name: task for task in (LANGUAGE, REGRESSION)}
+
+
+def task_of(plan: Plan) -> Task:
+    """The task of the plan's model: a catalog entry names it, any other model is a decoder."""
+    entry = catalog.models().get(plan.model.name)
+    return TASKS[entry.task] if entry is not None else LANGUAGE
+
+
+def task_of_model(model: Model) -> Task:
+    """The task that a model is made for."""
+    return REGRESSION if isinstance(model, Regressor) else LANGUAGE

@@ -1,0 +1,56 @@
+"""Language modeling: the next token of text, by a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model, Parameter
+from memconsole.plan.sections import Plan
+from memconsole.plan.tasks.task import Input, Measure
+
+MASKED = -100
+"""A target that does not count."""
+
+
+class Language:
+    """Causal language modeling. The loss is nats per token that is not masked."""
+
+    name = "language"
+    unit = "token"
+    loss = Measure("loss", "loss", "nats")
+    measures: tuple[Measure, ...] = ()
+    baselines: tuple[Measure, ...] = (Measure("unigram_loss", "unigram", "nats"),)
+
+    def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
+        """Token ids, the tokens after them, and each token's document where documents are isolated."""
+        row = (plan.data.sequence_length,)
+        found = (Input("inputs", "int32", row), Input("targets", "int32", row, MASKED))
+        isolated = plan.data.isolate_documents
+        return (*found, Input("documents", "int32", row)) if isolated else found
+
+    def units_per_row(self, plan: Plan) -> int:
+        return plan.data.sequence_length
+
+    def trained(self, plan: Plan, model: Model) -> list[Parameter]:
+        """Every weight that the loss reaches. Adapters come on top; then the base is frozen."""
+        return [p for p in model.parameters() if p.used]
+
+    def flops_per_row(self, plan: Plan, model: Model) -> float:
+        """Two operations for each weight and token, and attention over half of the row
+        (Kaplan et al. 2020, arXiv:2001.08361, table 1)."""
+        a, length = cast(Architecture, model), plan.data.sequence_length
+        matrices = sum(p.size for p in a.parameters() if p.role == "matrix")
+        head = a.vocab_size * a.hidden_size
+        attention = 2 * length * a.query_width * a.layers
+        return 2.0 * length * (matrices + head) + length * attention
+
+    def not_applicable(self, plan: Plan) -> Mapping[str, str]:
+        return {}
+
+    def check(self, plan: Plan, model: Model) -> None:
+        """The settings of text are checked with the plan."""
+
+
+LANGUAGE = Language()

@@ -1,0 +1,77 @@
+"""Regression on windows: from a window of vectors, a vector of numbers at its last step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memconsole.plan.model import Model, Parameter
+from memconsole.plan.regressor import Regressor
+from memconsole.plan.sections import Plan, PlanError
+from memconsole.plan.tasks.task import Input, Measure
+
+_FROM_SCRATCH = "this model is trained from new weights; there is no pretrained base to freeze"
+_WINDOWS = "the data are windows of numbers, not text"
+
+
+class Regression:
+    """The loss is the squared error of the outputs that the mask keeps, divided by their number."""
+
+    name = "regression"
+    unit = "window"
+    loss = Measure("loss", "masked MSE")
+    measures: tuple[Measure, ...] = (Measure("mean_absolute_error", "mean absolute error"),)
+    baselines: tuple[Measure, ...] = (
+        Measure("zero_loss", "zero output"),
+        Measure("linear_loss", "linear map of the last step"),
+    )
+
+    def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
+        """Windows, the outputs wanted at their last step, and which of those count (1 or 0)."""
+        assert isinstance(model, Regressor)
+        return (
+            Input("windows", "float32", (plan.data.sequence_length, model.features)),
+            Input("targets", "float32", (model.outputs,)),
+            Input("mask", "float32", (model.outputs,)),
+        )
+
+    def units_per_row(self, plan: Plan) -> int:
+        return 1
+
+    def trained(self, plan: Plan, model: Model) -> list[Parameter]:
+        return list(model.parameters())
+
+    def flops_per_row(self, plan: Plan, model: Model) -> float:
+        """Two operations for each weight and step, and attention over half of the window."""
+        assert isinstance(model, Regressor)
+        length = plan.data.sequence_length
+        matrices = sum(p.size for p in model.parameters() if p.role in ("input", "matrix"))
+        attention = 2 * length * model.hidden_size * model.layers
+        return 2.0 * length * matrices + length * attention
+
+    def not_applicable(self, plan: Plan) -> Mapping[str, str]:
+        return {
+            "optimize.fused_loss": "the loss is over a few outputs; there are no logits to cut",
+            "optimize.lora_rank": _FROM_SCRATCH,
+            "optimize.freeze_base": _FROM_SCRATCH,
+            "optimize.base_storage": _FROM_SCRATCH,
+            "data.isolate_documents": _WINDOWS,
+            "data.stride": "the file holds the windows as they are",
+            "data.streaming": "windows are always read as they are needed",
+            "train.sample_tokens": _WINDOWS,
+        }
+
+    def check(self, plan: Plan, model: Model) -> None:
+        """Raise `PlanError` where a frozen base or a longer window is asked for."""
+        o, length = plan.optimize, plan.data.sequence_length
+        if o.lora_rank or o.freeze_base:
+            key = "lora_rank" if o.lora_rank else "freeze_base"
+            raise PlanError(f"optimize.{key}: {_FROM_SCRATCH}", f"optimize.{key}")
+        if length > model.max_positions:
+            raise PlanError(
+                f"data.sequence_length = {length:,}: {plan.model.name} has "
+                f"{model.max_positions:,} positions; expected at most {model.max_positions:,}",
+                "data.sequence_length",
+            )
+
+
+REGRESSION = Regression()

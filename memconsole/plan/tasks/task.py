@@ -1,0 +1,77 @@
+"""What a training task is: what is learned, from which arrays, counted and measured how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from memconsole.plan.model import Model, Parameter
+from memconsole.plan.sections import Plan
+
+DTYPE_BYTES = {"int32": 4, "float32": 4}
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """A number that a run reports, as screens and reports name it."""
+
+    key: str
+    """Its name in events and in `report --json`."""
+    label: str
+    unit: str = ""
+    lower_is_better: bool = True
+
+
+class Input(msgspec.Struct, frozen=True):
+    """One array of a batch: `(micro_batches, micro_batch, *shape)`."""
+
+    name: str
+    dtype: Literal["int32", "float32"]
+    shape: tuple[int, ...]
+    """Of one row."""
+    fill: int = 0
+    """The value of rows that only fill up a batch; such rows count nothing in the loss."""
+
+    @property
+    def row_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
+
+
+class Task(Protocol):
+    """What is learned. One file in `plan/tasks` implements it without a framework."""
+
+    name: str
+    unit: str
+    """What training counts, one of it: token, window, interaction."""
+    loss: Measure
+    """What training minimizes; its sum over a batch is divided by the batch's weight."""
+    measures: tuple[Measure, ...]
+    """What an evaluation adds up beside the loss, in the order in which backends return the sums."""
+    baselines: tuple[Measure, ...]
+    """Losses of models that know next to nothing, on the held-out rows: the lines to beat."""
+
+    def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
+        """The arrays of a batch."""
+        ...
+
+    def units_per_row(self, plan: Plan) -> int:
+        """Units in one row of a batch."""
+        ...
+
+    def trained(self, plan: Plan, model: Model) -> list[Parameter]:
+        """The weights that the optimizer moves; every other one is frozen."""
+        ...
+
+    def flops_per_row(self, plan: Plan, model: Model) -> float:
+        """Floating-point operations of one row's forward pass."""
+        ...
+
+    def not_applicable(self, plan: Plan) -> Mapping[str, str]:
+        """Settings that change nothing in this task, by key, each with the reason in one clause."""
+        ...
+
+    def check(self, plan: Plan, model: Model) -> None:
+        """Raise `PlanError` for settings that this task cannot train with."""
+        ...
