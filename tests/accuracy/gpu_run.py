@@ -23,6 +23,7 @@ import numpy as np
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, loads, replace
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch
 
 STEPS = 3
@@ -46,7 +47,7 @@ def batch(plan: Plan, architecture: Architecture, micro_batches: int) -> Batch:
     shape = (2, micro_batches, plan.train.batch_size, plan.data.sequence_length)
     drawn = np.random.default_rng(0).integers(0, architecture.vocab_size, shape)
     inputs, targets = drawn.astype(np.int32)
-    return Batch(inputs, targets)
+    return language_batch(inputs, targets)
 
 
 def run(plan: Plan) -> dict[str, Any]:

@@ -51,7 +51,6 @@ def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from memconsole_torch import engine as torch_engine
-    from memconsole_trainer.engine import Batch
     from memconsole_trainer.weights.initialize import InitialWeights
 
     class Tracker(MemTracker):  # type: ignore[misc,unused-ignore]
@@ -67,9 +66,9 @@ def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
     engine.build(plan, architecture, 10, InitialWeights(architecture, 0))
     shape = (plan.optimize.accumulation_steps, plan.train.batch_size, plan.data.sequence_length)
     tokens = np.random.default_rng(0).integers(0, architecture.vocab_size, (2, *shape))
-    batch = Batch(*tokens.astype(np.int32))
+    batch = language_batch(*tokens.astype(np.int32))
     evaluated = np.random.default_rng(1).integers(0, architecture.vocab_size, (2, 2, *shape[1:]))
-    batches = {"training": batch, "evaluation": Batch(*evaluated.astype(np.int32))}
+    batches = {"training": batch, "evaluation": language_batch(*evaluated.astype(np.int32))}
     found = {}
     for name, rows in batches.items():
         tracker = Tracker()

@@ -49,10 +49,10 @@ def test_both_backends_give_the_same_logits_and_gradients(kind: str) -> None:
     architecture = tiny_models.ARCHITECTURES[kind]
     weights = RandomWeights(architecture)
     batch = tiny_models.batch(2, 2, 24, masked=0.3)
-    batch.targets[1, 0] = -100  # the micro-batches differ in their number of targets
+    batch["targets"][1, 0] = -100  # the micro-batches differ in their number of targets
 
-    ours = torch_engine.logits(architecture, weights, batch.inputs[0])
-    theirs = jax_engine.logits(architecture, weights, batch.inputs[0])
+    ours = torch_engine.logits(architecture, weights, batch["inputs"][0])
+    theirs = jax_engine.logits(architecture, weights, batch["inputs"][0])
     assert relative_error(ours, theirs) <= 1e-4
 
     gradients = torch_engine.gradients(architecture, weights, batch)

@@ -121,8 +121,8 @@ def loss_of(run: Any, weights: Any) -> float:
     nats = tokens = 0.0
     with torch.no_grad():
         for batch in rows.batches(BatchShape(1, 1, found.plan.data.sequence_length), 0):
-            logits = decoder.logits(torch.from_numpy(batch.inputs[0]))
-            targets = torch.from_numpy(batch.targets[0]).long()
+            logits = decoder.logits(torch.from_numpy(batch["inputs"][0]))
+            targets = torch.from_numpy(batch["targets"][0]).long()
             nats += float(
                 F.cross_entropy(
                     logits.flatten(0, 1), targets.flatten(), ignore_index=MASKED, reduction="sum"

@@ -16,6 +16,7 @@ from memconsole.memory.exact import affine
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.backends import engine_factory
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -41,7 +42,7 @@ def batches(rows: int) -> list[Batch]:
     random = np.random.default_rng(0)
     tokens = random.integers(0, 100, (ROWS, LENGTH + 1)).astype(np.int32)
     cut = [tokens[i : i + rows] for i in range(0, ROWS, rows)]
-    return [Batch(t[None, :, :-1], t[None, :, 1:]) for t in cut]
+    return [language_batch(t[None, :, :-1], t[None, :, 1:]) for t in cut]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

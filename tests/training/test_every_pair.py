@@ -23,6 +23,7 @@ from memconsole.plan.optimizations import BY_KEY, check_trainable
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.techniques.blockwise import SMALLEST
@@ -151,7 +152,9 @@ def rows(plan: Plan, step: int) -> Batch:
     if not plan.data.isolate_documents:
         return found
     second = (np.arange(LENGTH) >= LENGTH // 2).astype(np.int32)
-    return Batch(found.inputs, found.targets, np.broadcast_to(second, found.inputs.shape).copy())
+    return language_batch(
+        found["inputs"], found["targets"], np.broadcast_to(second, found["inputs"].shape).copy()
+    )
 
 
 class Noisy:

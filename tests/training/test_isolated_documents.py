@@ -22,6 +22,7 @@ from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.backends import engine_factory
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.data.prepared import boundary
 from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
 from memconsole_trainer.engine import Batch
@@ -69,13 +70,13 @@ def alone(rows: list[list[np.ndarray]], micro_batches: int = 3) -> Batch:
         inputs[index, : len(document)] = document
         targets[index, : len(document) - 1] = document[1:]
     shape = (micro_batches, -1, LENGTH)
-    return Batch(inputs.reshape(shape), targets.reshape(shape))
+    return language_batch(inputs.reshape(shape), targets.reshape(shape))
 
 
 def test_a_batch_numbers_its_documents_and_masks_what_follows_them() -> None:
     batch = packed(documents(), 1)
-    assert batch.documents is not None
-    own, targets, inputs = batch.documents[0], batch.targets[0], batch.inputs[0]
+    assert batch["documents"] is not None
+    own, targets, inputs = batch["documents"][0], batch["targets"][0], batch["inputs"][0]
     assert own[0].tolist() == [0] * 7 + [1] * 5 + [2] * 12
     assert own[2].tolist() == [0] + [1] * 20 + [2] * 3
     assert (targets[inputs == END] == MASKED).all()
@@ -84,7 +85,7 @@ def test_a_batch_numbers_its_documents_and_masks_what_follows_them() -> None:
         targets[:, :-1][inputs[:, :-1] != END], inputs[:, 1:][inputs[:, :-1] != END]
     )
     plain, count = make_batch([np.concatenate(documents()[0])], BatchShape(1, 1, LENGTH))
-    assert plain.documents is None
+    assert "documents" not in plain.arrays
     assert count == LENGTH - 1
 
 
@@ -98,8 +99,8 @@ def test_logits_are_those_of_each_document_alone_whatever_stands_beside_it(
     a = architecture(family)
     weights, rows = InitialWeights(a, 0), documents()
     together, apart = packed(rows, 1), alone(rows, 1)
-    found = engine.logits(a, weights, together.inputs[0], together.documents[0])
-    single = engine.logits(a, weights, apart.inputs[0])
+    found = engine.logits(a, weights, together["inputs"][0], together["documents"][0])
+    single = engine.logits(a, weights, apart["inputs"][0])
     row = 0
     for index, lengths in enumerate(LENGTHS):
         start = 0
@@ -108,13 +109,13 @@ def test_logits_are_those_of_each_document_alone_whatever_stands_beside_it(
                 found[index, start : start + length], single[row, :length], atol=2e-5
             )
             start, row = start + length, row + 1
-    changed = together.inputs[0].copy()
+    changed = together["inputs"][0].copy()
     changed[0, 7:12] = changed[0, 7:12][::-1] % 90 + 3
-    after = engine.logits(a, weights, changed, together.documents[0])
+    after = engine.logits(a, weights, changed, together["documents"][0])
     np.testing.assert_array_equal(after[0, :7], found[0, :7])
     np.testing.assert_array_equal(after[0, 12:], found[0, 12:])
     assert np.abs(after[0, 7:12] - found[0, 7:12]).max() > 1e-3
-    seeing = engine.logits(a, weights, together.inputs[0])
+    seeing = engine.logits(a, weights, together["inputs"][0])
     assert np.abs(seeing[0, 7:] - found[0, 7:]).max() > 1e-3, (
         "otherwise the later ones see the earlier"
     )
@@ -152,13 +153,13 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
     pytest.importorskip(backend)
     a, losses = architecture("gemma3"), []
     for batch in (packed(documents()), alone(documents())):
-        micro_batches, rows, _ = batch.inputs.shape
+        micro_batches, rows, _ = batch["inputs"].shape
         changes = {f"optimize.{key}": value for key, value in settings.items()}
         plan = replace(
             Plan(),
             {
                 "backend": backend, "device.name": "cpu", "data.sequence_length": LENGTH,
-                "data.isolate_documents": batch.documents is not None, "train.batch_size": rows,
+                "data.isolate_documents": batch["documents"] is not None, "train.batch_size": rows,
                 "optimize.accumulation_steps": micro_batches, "train.warmup_steps": 1,
                 "train.learning_rate": 1e-2, "train.sample_tokens": 0, **changes,
             },
@@ -169,10 +170,10 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
             engine.train_step(batch)
         found = [m.loss for m in engine.take_metrics()]
         evaluated = engine.evaluate(
-            Batch(
-                batch.inputs[i : i + 1],
-                batch.targets[i : i + 1],
-                None if batch.documents is None else batch.documents[i : i + 1],
+            language_batch(
+                batch["inputs"][i : i + 1],
+                batch["targets"][i : i + 1],
+                None if batch["documents"] is None else batch["documents"][i : i + 1],
             )
             for i in range(micro_batches)
         )
@@ -191,7 +192,7 @@ def test_torch_compiles_it_too() -> None:
     for weight in compiled.parameters():
         torch.nn.init.normal_(weight, std=0.1)
     batch = packed(documents(), 1)
-    inputs, own = torch.from_numpy(batch.inputs[0]), torch.from_numpy(batch.documents[0])
+    inputs, own = torch.from_numpy(batch["inputs"][0]), torch.from_numpy(batch["documents"][0])
     plain = compiled(inputs, own)
     try:
         compilation.check(torch.device("cpu"))

@@ -26,7 +26,7 @@ from memconsole.units import MIB
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.techniques.activation_offload import Disk
 from memconsole_jax.tracing import trace, trace_targets
-from memconsole_trainer.engine import Batch
+from memconsole_trainer.data.batches import language_batch
 from tests.accuracy.torch_formula import TRAINING
 
 ISOLATED = {"data.isolate_documents": True}
@@ -61,7 +61,7 @@ made = engine.create(plan, None)
 made.build(plan, a, 10, InitialWeights(a, 0))
 tokens = np.random.default_rng(0).integers(0, 96, (1, 64, 128)).astype(np.int32)
 for step in range(3):
-    made.train_step(Batch(tokens, tokens, None))
+    made.train_step(language_batch(tokens, tokens, None))
     losses = [m.loss for m in made.take_metrics()]
     if step == 0:  # compiled
         made.reset_peak()
@@ -125,11 +125,11 @@ def test_evaluation_and_samples_move_nothing(counted: Counted) -> None:
     plan = plan_with("jax", FULL | {KEY: True})
     engine = built(plan)
     batch = rows(plan, 0)
-    found = engine.evaluate([Batch(batch.inputs, batch.targets)])
+    found = engine.evaluate([language_batch(batch["inputs"], batch["targets"])])
     assert len(engine.generate([1, 2], 4, 0.0, 0, 1)) == 4
     assert counted.sizes == []
     plain = built(plan_with("jax", FULL))
-    assert found == plain.evaluate([Batch(batch.inputs, batch.targets)])
+    assert found == plain.evaluate([language_batch(batch["inputs"], batch["targets"])])
 
 
 def test_a_resumed_run_continues_the_same() -> None:

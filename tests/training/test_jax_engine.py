@@ -17,6 +17,7 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax import devices, engine
 from memconsole_jax.engine import JaxEngine
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -87,8 +88,10 @@ def test_accumulating_four_micro_batches_equals_one_large_batch(accumulating: Ja
     large = built(plan_with(train__batch_size=4 * ROWS))
     four = batch(0)
     # A ragged window: one micro-batch almost wholly masked.
-    four.targets[2, :, 1:] = -100
-    whole = Batch(*(x.reshape(1, 4 * ROWS, LENGTH) for x in (four.inputs, four.targets)))
+    four["targets"][2, :, 1:] = -100
+    whole = language_batch(
+        *(x.reshape(1, 4 * ROWS, LENGTH) for x in (four["inputs"], four["targets"]))
+    )
     for _ in range(3):
         accumulating.train_step(four)
         large.train_step(whole)
@@ -165,8 +168,10 @@ def test_every_step_runs_the_one_compiled_program(accumulating: JaxEngine) -> No
         for step in range(3):
             accumulating.train_step(batch(step))
         ragged = batch(4, micro_batches=3)
-        accumulating.train_step(Batch(ragged.inputs[:, :1], ragged.targets[:, :1]))
-        accumulating.evaluate([batch(0), Batch(ragged.inputs[:, :1], ragged.targets[:, :1])])
+        accumulating.train_step(language_batch(ragged["inputs"][:, :1], ragged["targets"][:, :1]))
+        accumulating.evaluate(
+            [batch(0), language_batch(ragged["inputs"][:, :1], ragged["targets"][:, :1])]
+        )
         accumulating.take_metrics()
         assert not compiled
         jax.jit(lambda x: x * 3 + 1)(np.arange(5))
@@ -178,7 +183,7 @@ def test_every_step_runs_the_one_compiled_program(accumulating: JaxEngine) -> No
 def test_evaluation_sums_over_unmasked_targets_whatever_the_shape(accumulating: JaxEngine) -> None:
     parts = [batch(7), batch(8, micro_batches=1)]
     short = batch(9, micro_batches=1)
-    parts.append(Batch(short.inputs[:, :1], short.targets[:, :1]))
+    parts.append(language_batch(short["inputs"][:, :1], short["targets"][:, :1]))
     found = accumulating.evaluate(parts)
     source = Checkpoint(accumulating).tensors
 
@@ -188,7 +193,7 @@ def test_evaluation_sums_over_unmasked_targets_whatever_the_shape(accumulating: 
 
     nats, tokens = 0.0, 0
     for part in parts:
-        rows, targets = (x.reshape(-1, LENGTH) for x in (part.inputs, part.targets))
+        rows, targets = (x.reshape(-1, LENGTH) for x in (part["inputs"], part["targets"]))
         logits = engine.logits(ARCHITECTURE, Weights(), rows).astype(np.float64)
         logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         kept = targets >= 0

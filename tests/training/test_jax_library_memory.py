@@ -35,6 +35,7 @@ PROGRAM = """
 import sys
 import numpy as np
 from memconsole_jax import attention, engine, trace, trace_targets
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.test_jax_library_memory import MODEL, PLAN
@@ -43,7 +44,7 @@ attention.CPU_SCORE_BYTES = int(sys.argv[1])
 made = engine.create(PLAN, None)
 made.build(PLAN, MODEL, 10, InitialWeights(MODEL, 0))
 tokens = np.zeros((1, 2, 1024), np.int32)
-batch = Batch(tokens, tokens, None)
+batch = language_batch(tokens, tokens, None)
 for step in range(3):
     made.train_step(batch)
     made.take_metrics()

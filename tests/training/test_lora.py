@@ -21,6 +21,7 @@ from memconsole.plan.plan import Plan
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch, WeightsError
 from memconsole_trainer.randomness import drawn, generator
 from memconsole_trainer.techniques import adapters
@@ -84,7 +85,7 @@ def built(plan: Plan, kind: str = "llama", weights: Any = None) -> Any:
 def batch(plan: Plan, step: int) -> Batch:
     found = tiny_models.batch(1, 4, LENGTH, seed=step % 4, masked=0.1)
     shape = plan.optimize.accumulation_steps, plan.train.batch_size, LENGTH
-    return Batch(found.inputs.reshape(shape), found.targets.reshape(shape))
+    return language_batch(found["inputs"].reshape(shape), found["targets"].reshape(shape))
 
 
 @cache
@@ -146,9 +147,9 @@ def test_mixed_precision_trains_adapters_of_every_family(kind: str) -> None:
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_the_first_loss_is_the_bases(backend: str) -> None:
     architecture, rows = MODELS["llama"], batch(plan_with(backend), 0)
-    logits = torch_engine.logits(architecture, Base("llama"), rows.inputs[0])
+    logits = torch_engine.logits(architecture, Base("llama"), rows["inputs"][0])
     scores = torch.from_numpy(logits).log_softmax(-1)
-    targets = torch.from_numpy(rows.targets[0]).long()
+    targets = torch.from_numpy(rows["targets"][0]).long()
     kept = targets != -100
     expected = -scores[kept].gather(1, targets[kept][:, None]).mean()
     assert trained(backend)[1][0] == pytest.approx(float(expected), rel=1e-5)
@@ -274,8 +275,10 @@ def test_the_base_gets_no_gradient_in_torch() -> None:
     engine = built(plan)
     before = {n: p.detach().clone() for n, p in engine._decoder.named_parameters()}
     rows = batch(plan, 0)
-    hidden = engine._decoder(torch.from_numpy(rows.inputs[0]))
-    engine._loss(hidden, engine._decoder.head_weight, torch.from_numpy(rows.targets[0])).backward()
+    hidden = engine._decoder(torch.from_numpy(rows["inputs"][0]))
+    engine._loss(
+        hidden, engine._decoder.head_weight, torch.from_numpy(rows["targets"][0])
+    ).backward()
     for name, p in engine._decoder.named_parameters():
         assert (p.grad is not None) == (".lora_" in name), name
     engine.train_step(rows)

@@ -29,6 +29,7 @@ from memconsole_jax import engine as jax_engine
 from memconsole_jax.techniques import quantized_adam as in_jax
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.techniques import quantized_adam as in_torch
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -193,7 +194,7 @@ def rows(plan: Plan, step: int) -> Batch:
     for t in range(LENGTH):
         tokens[:, t + 1] = successors[tokens[:, t], random.integers(0, 4, many)]
     tokens = tokens.reshape(plan.optimize.accumulation_steps, plan.train.batch_size, -1)
-    return Batch(tokens[..., :-1].copy(), tokens[..., 1:].copy())
+    return language_batch(tokens[..., :-1].copy(), tokens[..., 1:].copy())
 
 
 def trained(engine: Any, plan: Plan, steps: int, start: int = 0) -> list[float]:

@@ -209,7 +209,7 @@ def test_merged_weights_give_the_same_loss(backend: str, composed: bool) -> None
         plan, MODELS["llama"], Base("llama"), lambda name: state.tensor(f"model.{name}")
     )
     rows = batch(plan, 0)
-    inputs, targets = rows.inputs.reshape(4, LENGTH), rows.targets.reshape(4, LENGTH)
+    inputs, targets = rows["inputs"].reshape(4, LENGTH), rows["targets"].reshape(4, LENGTH)
     scores = torch.from_numpy(torch_engine.logits(MODELS["llama"], merged, inputs)).log_softmax(-1)
     labels = torch.from_numpy(targets).long()
     kept = labels != -100

@@ -19,6 +19,7 @@ from memconsole_torch import devices
 from memconsole_torch.engine import TorchEngine, create, gradients, logits
 from memconsole_torch.models.generate import choose
 from memconsole_torch.techniques import compilation
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -103,9 +104,11 @@ def step_taken(plan: Plan, batch: Batch) -> tuple[dict[str, np.ndarray], float]:
 @pytest.mark.parametrize("fused", [False, True], ids=["whole-loss", "chunked-loss"])
 def test_accumulating_four_ragged_masked_micro_batches_equals_one_large_batch(fused: bool) -> None:
     small = tiny_models.batch(4, 2, LENGTH, masked=0.4)
-    small.targets[1, :, 3:] = -100  # micro-batches with very different numbers of targets
-    small.targets[2] = -100  # and one with none
-    large = Batch(small.inputs.reshape(1, 8, LENGTH), small.targets.reshape(1, 8, LENGTH))
+    small["targets"][1, :, 3:] = -100  # micro-batches with very different numbers of targets
+    small["targets"][2] = -100  # and one with none
+    large = language_batch(
+        small["inputs"].reshape(1, 8, LENGTH), small["targets"].reshape(1, 8, LENGTH)
+    )
     plan = plain_sgd(optimize__fused_loss=fused)
     one, one_loss = step_taken(plan, large)
     four, four_loss = step_taken(plan, small)
@@ -118,10 +121,10 @@ def test_accumulating_four_ragged_masked_micro_batches_equals_one_large_batch(fu
 def test_the_reported_loss_is_the_mean_over_unmasked_tokens() -> None:
     batch = tiny_models.batch(2, 3, LENGTH, masked=0.5)
     weights = InitialWeights(LLAMA, 42)
-    scores = np.stack([logits(LLAMA, weights, rows) for rows in batch.inputs]).astype(np.float64)
+    scores = np.stack([logits(LLAMA, weights, rows) for rows in batch["inputs"]]).astype(np.float64)
     scores -= np.log(np.exp(scores).sum(-1, keepdims=True))
-    kept = batch.targets != -100
-    chosen = np.take_along_axis(scores, np.maximum(batch.targets, 0)[..., None], -1)[..., 0]
+    kept = batch["targets"] != -100
+    chosen = np.take_along_axis(scores, np.maximum(batch["targets"], 0)[..., None], -1)[..., 0]
     expected = -chosen[kept].mean()
 
     engine = an_engine(a_plan())

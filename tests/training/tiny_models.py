@@ -10,6 +10,7 @@ import torch
 import transformers as t
 
 from memconsole.plan.architecture import Architecture, RopeScaling
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch
 
 SIZES: dict[str, Any] = {
@@ -164,4 +165,4 @@ def batch(micro_batches: int, rows: int, length: int, seed: int = 0, masked: flo
     inputs = random.integers(0, 96, shape, dtype=np.int32)
     targets = random.integers(0, 96, shape, dtype=np.int32)
     targets[random.random(shape) < masked] = -100
-    return Batch(inputs, targets)
+    return language_batch(inputs, targets)

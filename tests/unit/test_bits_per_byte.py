@@ -94,7 +94,7 @@ def test_masked_and_left_out_targets_count_for_nothing(tmp_path: Path) -> None:
     shape = BatchShape(1, 4, 16)
     for limit in (0, 1, 2):
         targets = np.concatenate(
-            [b.targets[b.targets != MASKED] for b in found.batches(shape, limit)]
+            [b["targets"][b["targets"] != MASKED] for b in found.batches(shape, limit)]
         )
         table = BYTE_LEVEL.id_bytes
         assert table is not None

@@ -109,7 +109,7 @@ def batches(stream: BatchStream, epochs: int) -> list[tuple[int, Any, str]]:
     while ends < epochs:
         item = stream.next()
         ends += item.batch is None
-        content = item.batch and (item.batch.inputs.tolist(), item.batch.targets.tolist())
+        content = item.batch and (item.batch["inputs"].tolist(), item.batch["targets"].tolist())
         found.append((item.epoch, content, json.dumps(item.state)))
     stream.close()
     return found
@@ -139,7 +139,7 @@ def test_every_target_is_seen_once_an_epoch_in_another_order_each_epoch(held: bo
     counted = [0, 0]
     while (item := stream.next()).epoch <= 2:
         if item.batch is not None:
-            targets = item.batch.targets
+            targets = item.batch["targets"]
             assert targets.shape == (1, 4, 8)
             orders[item.epoch - 1] += targets[targets != MASKED].tolist()
             counted[item.epoch - 1] += item.tokens
@@ -185,13 +185,16 @@ def test_short_and_missing_rows_are_masked_and_inputs_precede_targets() -> None:
     rows = [np.array([1, 2, 3, 4, 5]), np.array([6, 7, 8]), np.array([9, 10, 11, 12])]
     batch, tokens = make_batch(rows, shape)
     assert tokens == 4 + 2 + 3
-    assert batch.inputs.tolist() == [[[1, 2, 3, 4], [6, 7, 8, 0]], [[9, 10, 11, 12], [0, 0, 0, 0]]]
+    assert batch["inputs"].tolist() == [
+        [[1, 2, 3, 4], [6, 7, 8, 0]],
+        [[9, 10, 11, 12], [0, 0, 0, 0]],
+    ]
     masked = [MASKED] * 4
-    assert batch.targets.tolist() == [
+    assert batch["targets"].tolist() == [
         [[2, 3, 4, 5], [7, 8, MASKED, MASKED]],
         [[10, 11, 12, MASKED], masked],
     ]
-    assert batch.inputs.dtype == batch.targets.dtype == np.int32
+    assert batch["inputs"].dtype == batch["targets"].dtype == np.int32
 
 
 def test_what_waits_for_the_device_takes_the_bytes_of_its_tokens() -> None:
@@ -208,7 +211,7 @@ def test_what_waits_for_the_device_takes_the_bytes_of_its_tokens() -> None:
     assert sum(ahead.rows.nbytes for ahead in held) == wanted * shape.rows * 65 * size
     batch = stream.next().batch
     assert batch is not None
-    assert batch.inputs.shape == (2, 8, 64)
+    assert batch["inputs"].shape == (2, 8, 64)
     stream.close()
 
 

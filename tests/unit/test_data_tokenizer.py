@@ -96,7 +96,7 @@ def test_counts_bytes_and_the_unigram_model_agree_with_counting_by_hand(
     np.testing.assert_array_equal(data.counts, np.bincount(train_ids, minlength=300))
     shape = BatchShape(1, 4, 16)
     targets = np.concatenate(
-        [b.targets[b.targets != MASKED] for b in data.validation.batches(shape, 0)]
+        [b["targets"][b["targets"] != MASKED] for b in data.validation.batches(shape, 0)]
     )
     np.testing.assert_array_equal(targets, validation_ids[1:])
     total = sum(len(t.encode()) for t in validation_texts)

@@ -1,0 +1,1 @@
+"""Each task's data in a run: opened, cut into batches, measured."""
