@@ -7,24 +7,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from memconsole.plan.architecture import Architecture, parameters
-from memconsole.plan.plan import Plan, PlanError
-from memconsole_torch import devices
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
+from memconsole.plan.plan import Plan
+from memconsole_torch import devices, tasks
+from memconsole_torch.held import Held
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.generate import generate
 from memconsole_torch.profiling import Recording
+from memconsole_torch.tasks.task import Rows
 from memconsole_torch.techniques import (
     activation_offload,
     checkpointing,
     compilation,
-    fused_loss,
     lora,
     optimizers,
     precision,
@@ -34,16 +35,16 @@ from memconsole_torch.techniques.average import Average
 from memconsole_torch.techniques.optimizer_in_backward import InBackward
 from memconsole_trainer.engine import (
     STEP,
+    Array,
     Batch,
     DeviceFacts,
-    Int32,
     LossSum,
     MemoryReading,
+    Part,
     StateSource,
     StepMetrics,
     WeightSource,
     check_names,
-    micro_batches,
 )
 from memconsole_trainer.host.platform_lines import optimization_lines
 from memconsole_trainer.loop.schedule import learning_rate
@@ -89,79 +90,83 @@ class TorchEngine:
             *compiled,
         ]
 
-    def build(
-        self, plan: Plan, architecture: Architecture, total_steps: int, weights: WeightSource
-    ) -> None:
+    def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
         """Allocate the model and the optimizer and load `weights`.
 
-        Raises `PlanError` where the sequence is longer than the learned positions.
+        Raises `PlanError` where the rows are longer than the model's positions.
         """
-        length = plan.data.sequence_length
-        if architecture.positions == "learned" and length > architecture.max_positions:
-            raise PlanError(
-                f"data.sequence_length = {length}: the model has {architecture.max_positions} positions",
-                "data.sequence_length",
-            )
+        self.task = tasks.of(plan, model)
         self._memory.start()
         self._plan, self._total_steps = plan, total_steps
         self._base: NDArray[np.uint8] | None = None
         if plan.optimize.lora_rank:
+            assert isinstance(model, Architecture)
             base = adapters.Fingerprinted(weights)
-            self._decoder = lora.load(plan, architecture, base, self._device)
+            self.module: nn.Module = lora.load(plan, model, base, self._device)
             self._base = base.fingerprint()
         else:
             narrow = partial(rounding.narrow, plan)
-            self._decoder = pretrained.load(architecture, weights, self._device, narrow)
-        self._trained = [p for p in self._decoder.parameters() if p.requires_grad]
-        self._optimizer = optimizers.create(plan, self._decoder)
+            self.module = pretrained.load(model, self.task.module, weights, self._device, narrow)
+        trained = adapters.trained_parameters(plan, model)
+        names = {p.name for p in trained}
+        for name, p in self.module.named_parameters():
+            p.requires_grad_(name in names)
+        self._trained = [p for p in self.module.parameters() if p.requires_grad]
+        self._optimizer = optimizers.create(plan, self.module)
         if plan.optimize.precision == "bf16-sr":
-            self._optimizer = rounding.Rounded(plan, self._decoder, self._optimizer)
+            self._optimizer = rounding.Rounded(plan, self.module, self._optimizer)
         self._scale: precision.LossScale | None = None
         if loss_scale.is_scaled(plan.optimize.precision):
             self._scale = precision.LossScale(self._device)
         self._average: Average | None = None
         if average.is_averaged(plan):
-            trained = adapters.trained_parameters(plan, architecture)
-            self._average = Average(self._decoder, [p.name for p in trained])
+            self._average = Average(self.module, [p.name for p in trained])
         self._in_backward: InBackward | None = None
         if plan.optimize.optimizer_in_backward:
             assert isinstance(self._optimizer, optimizers.Several)
             self._in_backward = InBackward(self._optimizer)
-        self._loss = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
         o = plan.optimize
-        checkpointing.apply(self._decoder, o.gradient_checkpointing, o.lora_rank)
+        checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank)
         if plan.optimize.activation_offload:
-            activation_offload.apply(self._decoder, self._run_directory)
+            activation_offload.apply(self.module, self._run_directory)
         if plan.optimize.compile:
-            compilation.apply(self._decoder)
-        rank = plan.optimize.lora_rank
-        whole = (*parameters(architecture), *adapters.adapters(architecture, rank))
+            compilation.apply(self.module)
+        self._held = Held(self.module, self._optimizer)
+        whole = (*model.parameters(), *adapters.adapters(model, o.lora_rank))
         self.parameters = sum(p.size for p in whole)
         self.trainable_parameters = sum(p.numel() for p in self._trained)
 
     def train_step(self, batch: Batch) -> None:
-        """One optimizer step. Does not wait for the device.
+        """One optimizer step. Does not wait for the device."""
+        self.backward(batch)
+        self.update()
 
-        Every micro-batch's summed nats are divided by the unmasked targets of the whole batch, so
-        that ragged and masked micro-batches weigh by their tokens.
+    def backward(self, batch: Batch) -> None:
+        """The gradients of the batch's mean loss, which `update` takes. Does not wait for the device.
+
+        Every micro-batch's summed loss is divided by the weight of the whole batch, so that ragged and
+        masked micro-batches weigh by what counts in them. With an optimizer inside the backward pass the
+        weights are updated here.
         """
         rate = learning_rate(self._step, self._plan, self._total_steps)
         optimizers.set_learning_rate(self._optimizer, rate)
         if isinstance(self._optimizer, rounding.Rounded):
             self._optimizer.number = self._step
         scale = 1.0 if self._scale is None else self._scale.now
-        share = scale / max(1, int((batch.targets != fused_loss.IGNORE).sum()))
+        share = scale / max(1.0, batch.weight)
         loss = torch.zeros((), device=self._device)
-        for inputs, targets, documents in micro_batches(batch):
+        for arrays in batch.micro_batches():
             with precision.forward_context(self._device, self._plan.optimize.precision):
-                hidden = self._hidden(inputs, documents)
-                head, labels = self._decoder.head_weight, self._to_device(targets)
-                part = self._loss(hidden, head, labels, share=share)
-                del hidden, labels
+                part = self.task.loss(self.module, Rows(arrays, self._to_device), share)
             part.backward()
             loss += part.detach()
             self._memory.observe()
             del part
+        self._pending = rate, loss, scale
+
+    def update(self) -> None:
+        """Move the weights by the gradients of the last `backward`, and let go of them."""
+        rate, loss, scale = self._pending
         norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
         if self._average is not None:
             live = None if self._scale is None else torch.isfinite(norm).float()
@@ -169,6 +174,22 @@ class TorchEngine:
         self._step += 1
         scaled = [] if self._scale is None else [scale]
         self._metrics.append((self._step, rate, torch.stack([loss / scale, norm, *scaled])))
+
+    @torch.no_grad()
+    def assign(self, weights: WeightSource) -> None:
+        """Overwrite the trained weights; optimizer state and step stay. One tensor passes through at a time."""
+        for name, tensor in self.module.named_parameters():
+            if tensor.requires_grad:
+                pretrained.copy_into(tensor, weights.tensor(name), name)
+
+    def release(self, part: Part) -> None:
+        """Keep `part` in host memory alone: its device memory is free until `restore`."""
+        self.synchronize()
+        self._held.release(part)
+
+    def restore(self, part: Part) -> None:
+        """Bring a released `part` back, bit for bit."""
+        self._held.restore(part)
 
     def _updated(self) -> Tensor:
         """Clip the gradients, step and let go of them. Returns their norm before, a device scalar."""
@@ -198,22 +219,19 @@ class TorchEngine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        """Summed loss over `batches` without gradients; one read-back at the end.
-
-        The head always runs in chunks: no full logits, whatever training does.
-        """
+        """Summed loss over `batches` without gradients; one read-back at the end."""
         sums: list[Tensor] = []
-        tokens = 0
+        weight = 0.0
         with self._evaluated():
             for batch in batches:
-                tokens += int((batch.targets != fused_loss.IGNORE).sum())
-                for inputs, targets, documents in micro_batches(batch):
+                weight += batch.weight
+                for arrays in batch.micro_batches():
                     with precision.forward_context(self._device, self._plan.optimize.precision):
-                        hidden = self._hidden(inputs, documents)
-                        head = self._decoder.head_weight
-                        sums.append(fused_loss.chunked(hidden, head, self._to_device(targets)))
-        nats = sum(torch.stack(sums).tolist()) if sums else 0.0
-        return LossSum(float(nats), tokens)
+                        sums.append(self.task.sums(self.module, Rows(arrays, self._to_device)))
+        if not sums:
+            return LossSum(0.0, weight)
+        loss, *measures = (sum(column) for column in zip(*torch.stack(sums).tolist(), strict=True))
+        return LossSum(loss, weight, tuple(measures))
 
     def generate(
         self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
@@ -225,7 +243,7 @@ class TorchEngine:
             precision.forward_context(self._device, self._plan.optimize.precision),
         ):
             return generate(
-                self._decoder,
+                self.module,
                 prompt,
                 tokens,
                 temperature=temperature,
@@ -275,12 +293,12 @@ class TorchEngine:
         return Recording(folder, self._device)
 
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._decoder.named_parameters():
+        for name, tensor in self.module.named_parameters():
             if self._base is None or tensor.requires_grad:
                 yield f"model.{name}", tensor
         for name, tensor in self._average.named() if self._average is not None else ():
             yield f"{average.PREFIX}{name}", tensor
-        for name, tensor in optimizers.slots(self._optimizer, self._decoder):
+        for name, tensor in optimizers.slots(self._optimizer, self.module):
             yield f"optimizer.{name}", tensor
         if self._scale is not None:
             yield loss_scale.NAME, self._scale.state
@@ -289,48 +307,9 @@ class TorchEngine:
         """The decoder has the weights to evaluate: their average where there is one."""
         return nullcontext() if self._average is None else self._average.shown()
 
-    def _hidden(self, inputs: Int32, documents: Int32 | None) -> Tensor:
-        """Final hidden states of one micro-batch."""
-        if documents is None:
-            return self._decoder(self._to_device(inputs))
-        return self._decoder(self._to_device(inputs), self._to_device(documents))
-
-    def _to_device(self, array: Int32) -> Tensor:
+    def _to_device(self, array: Array) -> Tensor:
         """`array` on the device; from pinned memory on CUDA, so that the copy is asynchronous."""
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
         if self._device.type == "cuda":
             return tensor.pin_memory().to(self._device, non_blocking=True)
         return tensor.to(self._device)
-
-
-def logits(
-    architecture: Architecture,
-    weights: WeightSource,
-    tokens: Int32,
-    documents: Int32 | None = None,
-) -> NDArray[np.float32]:
-    """fp32 logits (B, T, V) of `tokens` (B, T) on the CPU, for comparing backends."""
-    decoder = pretrained.load(architecture, weights, torch.device("cpu"))
-    own = None if documents is None else torch.from_numpy(documents)
-    with torch.no_grad():
-        result: Any = decoder.logits(torch.from_numpy(tokens), own).numpy()
-    return np.asarray(result, dtype=np.float32)
-
-
-def gradients(
-    architecture: Architecture, weights: WeightSource, batch: Batch
-) -> dict[str, NDArray[np.float32]]:
-    """fp32 gradients of the mean nats per unmasked target, by canonical name, on the CPU.
-
-    For comparing backends. Parameters no term of the loss reaches are left out.
-    """
-    decoder = pretrained.load(architecture, weights, torch.device("cpu"))
-    total = int((batch.targets != fused_loss.IGNORE).sum())
-    for inputs, targets, documents in micro_batches(batch):
-        own = None if documents is None else torch.from_numpy(documents)
-        hidden = decoder(torch.from_numpy(inputs), own)
-        nats = fused_loss.whole(hidden, decoder.head_weight, torch.from_numpy(targets))
-        (nats / total).backward()
-    own = dict(decoder.named_parameters())
-    used = (p for p in parameters(architecture) if p.used)
-    return {p.name: own[p.name].grad.numpy() for p in used}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,10 @@ from memconsole.plan.plan import Plan
 Array = NDArray[np.generic]
 STEP = "optimizer.step"
 """The tensor of a state that counts the steps taken."""
+
+
+Part = Literal["weights", "optimizer", "gradients"]
+"""What an engine can put away and bring back: optimizer means the optimizer's state."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,27 @@ class Engine(Protocol):
         ...
 
     def train_step(self, batch: Batch) -> None:
-        """One optimizer step. Does not wait for the device."""
+        """One optimizer step: `backward`, then `update`. Does not wait for the device."""
+        ...
+
+    def backward(self, batch: Batch) -> None:
+        """The gradients of the batch's mean loss, which stay until `update` takes them."""
+        ...
+
+    def update(self) -> None:
+        """Move the weights by the gradients of the last `backward`, and let go of them: the step is counted."""
+        ...
+
+    def assign(self, weights: WeightSource) -> None:
+        """Overwrite the trained weights; optimizer state and the count of steps stay."""
+        ...
+
+    def release(self, part: Part) -> None:
+        """Keep `part` in host memory alone: its device memory is free until `restore`."""
+        ...
+
+    def restore(self, part: Part) -> None:
+        """Bring a released `part` back, bit for bit."""
         ...
 
     def take_metrics(self) -> list[StepMetrics]:

@@ -51,6 +51,7 @@ def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from memconsole_torch import engine as torch_engine
+    from memconsole_trainer.data.batches import language_batch
     from memconsole_trainer.weights.initialize import InitialWeights
 
     class Tracker(MemTracker):  # type: ignore[misc,unused-ignore]
@@ -72,7 +73,7 @@ def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
     found = {}
     for name, rows in batches.items():
         tracker = Tracker()
-        tracker.track_external(engine._decoder, engine._optimizer)
+        tracker.track_external(engine.module, engine._optimizer)
         with tracker:
             if name == "training":
                 for _ in range(STEPS):

@@ -15,6 +15,7 @@ from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, replace
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.models import decoder as jax_decoder
+from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import decoder as torch_decoder
 from memconsole_trainer.engine import Engine, WeightsError
@@ -51,11 +52,11 @@ def test_both_backends_give_the_same_logits_and_gradients(kind: str) -> None:
     batch = tiny_models.batch(2, 2, 24, masked=0.3)
     batch["targets"][1, 0] = -100  # the micro-batches differ in their number of targets
 
-    ours = torch_engine.logits(architecture, weights, batch["inputs"][0])
+    ours = torch_comparison.logits(architecture, weights, batch["inputs"][0])
     theirs = jax_engine.logits(architecture, weights, batch["inputs"][0])
     assert relative_error(ours, theirs) <= 1e-4
 
-    gradients = torch_engine.gradients(architecture, weights, batch)
+    gradients = torch_comparison.gradients(architecture, weights, batch)
     others = jax_engine.gradients(architecture, weights, batch)
     assert set(gradients) == set(others) == {p.name for p in parameters(architecture) if p.used}
     for name, gradient in gradients.items():

@@ -70,7 +70,7 @@ def measured(plan: Plan, a: Architecture) -> tuple[int, int, int]:
     device = torch.device("cpu")
     engine = TorchEngine(plan, device)
     engine.build(plan, a, 10, InitialWeights(a, 0))
-    block = engine._decoder.layers[0]
+    block = engine.module.layers[0]
     rotary = rotation(a, LENGTH, local=False, device=device)
     trained = [p for p in block.parameters() if p.requires_grad]
     x = torch.randn(ROWS, LENGTH, a.hidden_size, requires_grad=True)

@@ -28,6 +28,7 @@ from memconsole.plan.plan import Plan
 from memconsole_trainer.data.prepared import prepare
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.batches import TextRows
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.data.rows import load_grain
@@ -44,8 +45,8 @@ memory = HostMemory()
 memory.start()
 split = split_of(source, plan.data.validation_fraction)
 data = prepare(plan, model, source, split, None, Path(sys.argv[3]) / "data.json", lambda: None)
-shape = BatchShape(1, plan.train.batch_size, plan.data.sequence_length, None)
-stream = BatchStream(data.blocks, shape, 0, plan.data.shuffle_buffer, data.held)
+shape = BatchShape(1, plan.train.batch_size, plan.data.sequence_length)
+stream = BatchStream(TextRows(data.blocks, 0, plan.data.shuffle_buffer, data.held), shape)
 full = stream._queue.maxsize
 while stream._queue.qsize() < full:
     time.sleep(0.01)

@@ -18,13 +18,14 @@ from memconsole.memory.exact import affine
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.backends import engine_factory
-from memconsole_trainer.data.batches import language_batch
+from memconsole_trainer.data.batches import language_batch, make_batch
 from memconsole_trainer.data.prepared import boundary
-from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
+from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.checkpoint import weights_digest
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -57,8 +58,8 @@ def packed(rows: list[list[np.ndarray]], micro_batches: int = 2) -> Batch:
     """Rows as the trainer makes them, a token longer for the last target."""
     extra = np.array([5], dtype=np.uint16)
     joined = [np.concatenate([*row, extra]) for row in rows]
-    shape = BatchShape(micro_batches, len(rows) // micro_batches, LENGTH, END)
-    return make_batch(joined, shape)[0]
+    shape = BatchShape(micro_batches, len(rows) // micro_batches, LENGTH)
+    return make_batch(joined, shape, END)
 
 
 def alone(rows: list[list[np.ndarray]], micro_batches: int = 3) -> Batch:
@@ -84,9 +85,9 @@ def test_a_batch_numbers_its_documents_and_masks_what_follows_them() -> None:
     np.testing.assert_array_equal(
         targets[:, :-1][inputs[:, :-1] != END], inputs[:, 1:][inputs[:, :-1] != END]
     )
-    plain, count = make_batch([np.concatenate(documents()[0])], BatchShape(1, 1, LENGTH))
+    plain = make_batch([np.concatenate(documents()[0])], BatchShape(1, 1, LENGTH))
     assert "documents" not in plain.arrays
-    assert count == LENGTH - 1
+    assert plain.weight == LENGTH - 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -95,7 +96,7 @@ def test_logits_are_those_of_each_document_alone_whatever_stands_beside_it(
     backend: str, family: str
 ) -> None:
     pytest.importorskip(backend)
-    engine = importlib.import_module(f"memconsole_{backend}.engine")
+    engine = importlib.import_module(f"memconsole_{backend}.comparison")
     a = architecture(family)
     weights, rows = InitialWeights(a, 0), documents()
     together, apart = packed(rows, 1), alone(rows, 1)
@@ -125,7 +126,7 @@ def test_logits_are_those_of_each_document_alone_whatever_stands_beside_it(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_those_of_documents_in_rows_of_their_own(backend: str, family: str) -> None:
     pytest.importorskip(backend)
-    engine = importlib.import_module(f"memconsole_{backend}.engine")
+    engine = importlib.import_module(f"memconsole_{backend}.comparison")
     a = architecture(family)
     together, apart = (
         engine.gradients(a, InitialWeights(a, 0), batch)
@@ -177,7 +178,7 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
             )
             for i in range(micro_batches)
         )
-        losses.append([*found, evaluated.nats / evaluated.tokens])
+        losses.append([*found, evaluated.mean])
     near = 2e-2 if settings.get("precision") == "bf16" else 1e-4
     assert losses[0] == pytest.approx(losses[1], rel=near)
     assert losses[0][3] < losses[0][0] or settings.get("lora_rank"), "it learns"

@@ -199,8 +199,8 @@ def test_evaluation_sums_over_unmasked_targets_whatever_the_shape(accumulating: 
         kept = targets >= 0
         nats -= np.take_along_axis(logs, targets.clip(0)[..., None], -1)[..., 0][kept].sum()
         tokens += int(kept.sum())
-    assert found.tokens == tokens
-    assert found.nats == pytest.approx(nats, rel=1e-6)
+    assert found.weight == tokens
+    assert found.loss == pytest.approx(nats, rel=1e-6)
 
 
 def test_what_no_loss_reaches_is_kept_and_saved_but_never_trained(accumulating: JaxEngine) -> None:

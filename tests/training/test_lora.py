@@ -19,6 +19,7 @@ from memconsole.plan.architecture import parameters
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
 from memconsole_jax import engine as jax_engine
+from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
 from memconsole_trainer.data.batches import language_batch
@@ -147,7 +148,7 @@ def test_mixed_precision_trains_adapters_of_every_family(kind: str) -> None:
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_the_first_loss_is_the_bases(backend: str) -> None:
     architecture, rows = MODELS["llama"], batch(plan_with(backend), 0)
-    logits = torch_engine.logits(architecture, Base("llama"), rows["inputs"][0])
+    logits = torch_comparison.logits(architecture, Base("llama"), rows["inputs"][0])
     scores = torch.from_numpy(logits).log_softmax(-1)
     targets = torch.from_numpy(rows["targets"][0]).long()
     kept = targets != -100
@@ -181,7 +182,7 @@ def test_the_estimate_counts_these_weights(backend: str) -> None:
         step = step_of(plan, MODELS["llama"], "cpu")
         assert step.trained.elements == engine.trainable_parameters
         if backend == "torch":
-            held = sum(p.nbytes for p in engine._decoder.parameters())
+            held = sum(p.nbytes for p in engine.module.parameters())
         else:
             held = sum(
                 x.nbytes for x in [*engine._kept.values(), *engine._trained.weights.values()]
@@ -204,18 +205,18 @@ def test_merged_weights_give_the_same_logits(backend: str, composed: bool) -> No
     )
     rows = batch(plan, 0).inputs.reshape(4, LENGTH)
     targets = batch(plan, 0).targets.reshape(4, LENGTH)
-    logits = torch_engine.logits(MODELS["llama"], merged, rows)
+    logits = torch_comparison.logits(MODELS["llama"], merged, rows)
     scores = torch.from_numpy(logits).log_softmax(-1)
     labels = torch.from_numpy(targets).long()
     kept = labels != -100
     expected = -float(scores[kept].gather(1, labels[kept][:, None]).sum())
     found = engine.evaluate([batch(plan, 0)])
-    assert found.nats == pytest.approx(expected, rel=3e-3 if composed else 1e-5)
-    base = torch_engine.logits(MODELS["llama"], Base("llama"), rows)
+    assert found.loss == pytest.approx(expected, rel=3e-3 if composed else 1e-5)
+    base = torch_comparison.logits(MODELS["llama"], Base("llama"), rows)
     assert np.abs(logits - base).max() > 0.1
     if backend == "torch" and not composed:
         with torch.no_grad():
-            own = engine._decoder.logits(torch.from_numpy(rows)).numpy()
+            own = engine.module.logits(torch.from_numpy(rows)).numpy()
         np.testing.assert_allclose(own, logits, atol=1e-4)
 
 
@@ -273,16 +274,14 @@ def test_a_base_is_stored_in_fp16_alike_and_cut_to_its_largest() -> None:
 def test_the_base_gets_no_gradient_in_torch() -> None:
     plan = plan_with("torch")
     engine = built(plan)
-    before = {n: p.detach().clone() for n, p in engine._decoder.named_parameters()}
+    before = {n: p.detach().clone() for n, p in engine.module.named_parameters()}
     rows = batch(plan, 0)
-    hidden = engine._decoder(torch.from_numpy(rows["inputs"][0]))
-    engine._loss(
-        hidden, engine._decoder.head_weight, torch.from_numpy(rows["targets"][0])
-    ).backward()
-    for name, p in engine._decoder.named_parameters():
+    hidden = engine.module(torch.from_numpy(rows["inputs"][0]))
+    engine._loss(hidden, engine.module.head_weight, torch.from_numpy(rows["targets"][0])).backward()
+    for name, p in engine.module.named_parameters():
         assert (p.grad is not None) == (".lora_" in name), name
     engine.train_step(rows)
-    for name, p in engine._decoder.named_parameters():
+    for name, p in engine.module.named_parameters():
         if ".lora_" not in name:
             assert torch.equal(p, before[name]), name
 
@@ -312,12 +311,12 @@ def test_what_a_run_trained_is_sampled_and_exported_with_its_adapters() -> None:
     again = torch_engine.create(plan, None)
     found.build(again)
     rows = batch(plan, 0)
-    assert again.evaluate([rows]).nats == engine.evaluate([rows]).nats
+    assert again.evaluate([rows]).loss == engine.evaluate([rows]).loss
     merged = built(
         plan_with("torch", {"optimize.lora_rank": 0, "optimize.freeze_base": False}), weights=found
     )
-    assert merged.evaluate([rows]).nats == pytest.approx(engine.evaluate([rows]).nats, rel=1e-5)
-    assert merged.evaluate([rows]).nats != built(plan, weights=start).evaluate([rows]).nats
+    assert merged.evaluate([rows]).loss == pytest.approx(engine.evaluate([rows]).loss, rel=1e-5)
+    assert merged.evaluate([rows]).loss != built(plan, weights=start).evaluate([rows]).loss
     other = Trained(plans.replace(plan, {"train.seed": 1}), architecture, state, Path())
     with pytest.raises(WeightsError, match="base model's weights have changed"):
         other.check_base()

@@ -163,7 +163,7 @@ def test_rounded_weights_and_gradients_take_half_where_they_are_stored_so() -> N
     plan, wide = plan_with("torch", NARROW), plan_with("torch", {})
     engine, _ = trained("torch", NARROW, 1)
     matrices = [p for p in parameters(MODELS["llama"]) if p.role not in ("norm", "bias")]
-    stored = dict(engine._decoder.named_parameters())
+    stored = dict(engine.module.named_parameters())
     assert {stored[p.name].dtype for p in matrices} == {torch.bfloat16}
     assert {stored[p.name].element_size() for p in matrices} == {2}
     saved = sum(2 * p.size for p in matrices)
@@ -214,7 +214,7 @@ def test_gradients_of_rounded_weights_are_bf16_unless_they_are_summed(steps: int
     changes = {"optimize.accumulation_steps": steps, "train.batch_size": 4 // steps}
     plan = plan_with("torch", NARROW | changes)
     engine, seen = built(plan), {}
-    for name, weight in engine._decoder.named_parameters():
+    for name, weight in engine.module.named_parameters():
         weight.register_post_accumulate_grad_hook(
             lambda p, name=name: seen.__setitem__(name, p.grad.dtype)
         )

@@ -71,7 +71,7 @@ def test_weights_state_and_norms_are_those_of_the_plain_step(
     norms = [[m.gradient_norm for m in metrics] for metrics in (found, expected)]
     np.testing.assert_allclose(*norms, rtol=1e-6)
     assert found[-1].loss < found[0].loss
-    assert all(p.grad is None for p in engine._decoder.parameters())
+    assert all(p.grad is None for p in engine.module.parameters())
 
 
 def test_it_composes_with_everything_that_is_not_refused() -> None:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory, create_run
@@ -20,7 +21,6 @@ from memconsole.runs.record.eventlog import EventReader
 from memconsole.runs.record.failure import ExitCode
 from memconsole.runs.record.records import ErrorRecord
 from memconsole_trainer.__main__ import run as run_attempt
-from memconsole_trainer.data.stream import MASKED
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights import checkpoint
 

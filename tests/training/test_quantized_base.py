@@ -20,7 +20,7 @@ from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax.techniques import quantized_base as jax_base
-from memconsole_torch import engine as torch_engine
+from memconsole_torch import comparison as torch_comparison
 from memconsole_torch.techniques import quantized_base as torch_base
 from memconsole_trainer.techniques import adapters, base_storage
 from memconsole_trainer.techniques.base_storage import BLOCK, SCALES, dequantize, quantize
@@ -155,7 +155,7 @@ def test_it_composes_with_everything_else(backend: str) -> None:
 def held_bytes(engine: Any, backend: str) -> int:
     if backend == "jax":
         return sum(x.nbytes for x in [*engine._kept.values(), *engine._trained.weights.values()])
-    return sum(p.nbytes for p in (*engine._decoder.parameters(), *engine._decoder.buffers()))
+    return sum(p.nbytes for p in (*engine.module.parameters(), *engine.module.buffers()))
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -179,8 +179,8 @@ def test_codes_are_the_specifications_and_only_of_matrices(backend: str) -> None
     for p in parameters(MODELS["llama"]):
         if backend == "torch":
             own = {
-                **dict(engine._decoder.named_parameters()),
-                **dict(engine._decoder.named_buffers()),
+                **dict(engine.module.named_parameters()),
+                **dict(engine.module.named_buffers()),
             }
             found = {n: np.asarray(t.detach()) for n, t in own.items()}
             held, scales = found[p.name], found.get(p.name + SCALES)
@@ -210,11 +210,13 @@ def test_merged_weights_give_the_same_loss(backend: str, composed: bool) -> None
     )
     rows = batch(plan, 0)
     inputs, targets = rows["inputs"].reshape(4, LENGTH), rows["targets"].reshape(4, LENGTH)
-    scores = torch.from_numpy(torch_engine.logits(MODELS["llama"], merged, inputs)).log_softmax(-1)
+    scores = torch.from_numpy(torch_comparison.logits(MODELS["llama"], merged, inputs)).log_softmax(
+        -1
+    )
     labels = torch.from_numpy(targets).long()
     kept = labels != -100
     expected = -float(scores[kept].gather(1, labels[kept][:, None]).sum())
-    assert engine.evaluate([rows]).nats == pytest.approx(expected, rel=3e-3 if composed else 1e-5)
+    assert engine.evaluate([rows]).loss == pytest.approx(expected, rel=3e-3 if composed else 1e-5)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

@@ -129,8 +129,8 @@ def test_the_reported_loss_is_the_mean_over_unmasked_tokens() -> None:
 
     engine = an_engine(a_plan())
     found = engine.evaluate([batch, batch])
-    assert found.tokens == 2 * kept.sum()
-    assert found.nats / found.tokens == pytest.approx(expected, rel=1e-6)
+    assert found.weight == 2 * kept.sum()
+    assert found.mean == pytest.approx(expected, rel=1e-6)
     engine.train_step(batch)
     assert engine.take_metrics()[0].loss == pytest.approx(expected, rel=1e-6)
 
@@ -178,7 +178,7 @@ def test_bf16_computes_in_16_bits_and_keeps_everything_else_in_32(fused: bool) -
     plan = a_plan(optimize__precision="bf16", optimize__fused_loss=fused)
     engine, reference = an_engine(plan), an_engine(a_plan())
     seen: set[torch.dtype] = set()
-    engine._decoder.layers[1].mlp.up.register_forward_hook(lambda m, i, y: seen.add(y.dtype))
+    engine.module.layers[1].mlp.up.register_forward_hook(lambda m, i, y: seen.add(y.dtype))
     for n in range(5):
         batch = tiny_models.batch(2, 2, LENGTH, seed=n)
         engine.train_step(batch)
@@ -225,9 +225,9 @@ def test_resuming_continues_bit_for_bit(optimizer: str) -> None:
 
     resumed = create(plan, None)
     resumed.build(plan, LLAMA, 20, InitialWeights(LLAMA, 999))
-    addresses = [p.data_ptr() for p in resumed._decoder.parameters()]
+    addresses = [p.data_ptr() for p in resumed.module.parameters()]
     resumed.load_state(saved)
-    assert [p.data_ptr() for p in resumed._decoder.parameters()] == addresses
+    assert [p.data_ptr() for p in resumed.module.parameters()] == addresses
     for batch in batches[3:]:
         resumed.train_step(batch)
     assert resumed.take_metrics() == whole.take_metrics()

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data import tokenizer as tokenizers
 from memconsole_trainer.data.documents import FileDocuments
 from memconsole_trainer.data.split import Split
-from memconsole_trainer.data.stream import MASKED, BatchShape
+from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.tokenizer import END_OF_TEXT, Tokenizer
 from memconsole_trainer.data.validation import from_texts
 

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memconsole.plan.tasks.language import MASKED
+from memconsole_trainer.data.batches import TextRows, make_batch
 from memconsole_trainer.data.rows import array_rows, streamed_rows
 from memconsole_trainer.data.split import Split
-from memconsole_trainer.data.stream import MASKED, BatchShape, BatchStream, make_batch
+from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.tokenizer import Tokens
 from memconsole_trainer.data.tokens import ArrayRows, row_count, windows
 
@@ -121,7 +123,7 @@ def test_batches_restored_after_any_item_are_exactly_the_rest_of_two_epochs(held
     tokens = np.concatenate(list(blocks.iterate(0))) if held else None
 
     def stream(state: Any = None) -> BatchStream:
-        return BatchStream(blocks, shape, 5, 16, tokens, state)
+        return BatchStream(TextRows(blocks, 5, 16, tokens), shape, state)
 
     everything = batches(stream(), 2)
     assert len(everything) > 10
@@ -134,7 +136,7 @@ def test_batches_restored_after_any_item_are_exactly_the_rest_of_two_epochs(held
 def test_every_target_is_seen_once_an_epoch_in_another_order_each_epoch(held: bool) -> None:
     blocks, shape = Blocks(SIZES, 8, 8), BatchShape(1, 4, 8)
     tokens = np.concatenate(list(blocks.iterate(0)))
-    stream = BatchStream(blocks, shape, 5, 16, tokens if held else None)
+    stream = BatchStream(TextRows(blocks, 5, 16, tokens if held else None), shape)
     orders: list[list[int]] = [[], []]
     counted = [0, 0]
     while (item := stream.next()).epoch <= 2:
@@ -142,7 +144,7 @@ def test_every_target_is_seen_once_an_epoch_in_another_order_each_epoch(held: bo
             targets = item.batch["targets"]
             assert targets.shape == (1, 4, 8)
             orders[item.epoch - 1] += targets[targets != MASKED].tolist()
-            counted[item.epoch - 1] += item.tokens
+            counted[item.epoch - 1] += item.units
     stream.close()
     if held:
         assert sorted(orders[0]) == sorted(orders[1]) == list(range(1, len(tokens)))
@@ -183,8 +185,8 @@ def test_orders_too_long_to_store_are_permutations_and_resume_too(
 def test_short_and_missing_rows_are_masked_and_inputs_precede_targets() -> None:
     shape = BatchShape(2, 2, 4)
     rows = [np.array([1, 2, 3, 4, 5]), np.array([6, 7, 8]), np.array([9, 10, 11, 12])]
-    batch, tokens = make_batch(rows, shape)
-    assert tokens == 4 + 2 + 3
+    batch = make_batch(rows, shape)
+    assert batch.weight == 4 + 2 + 3
     assert batch["inputs"].tolist() == [
         [[1, 2, 3, 4], [6, 7, 8, 0]],
         [[9, 10, 11, 12], [0, 0, 0, 0]],
@@ -200,15 +202,15 @@ def test_short_and_missing_rows_are_masked_and_inputs_precede_targets() -> None:
 def test_what_waits_for_the_device_takes_the_bytes_of_its_tokens() -> None:
     """A batch, whose inputs and targets are int32, takes four times as many where tokens have 16 bits."""
     shape = BatchShape(2, 8, 64)
-    stream = BatchStream(Blocks([20_000] * 3, 64, 64), shape, 1, 512)
+    stream = BatchStream(TextRows(Blocks([20_000] * 3, 64, 64), 1, 512), shape)
     wanted = stream._queue.maxsize
     until = time.monotonic() + 30
     while stream._queue.qsize() < wanted and time.monotonic() < until:
         time.sleep(0.01)
     held = [ahead for ahead in stream._queue.queue if not isinstance(ahead, BaseException)]
-    size = held[0].rows.dtype.itemsize
+    size = held[0].joined.tokens.dtype.itemsize
     assert len(held) == wanted == 512 // shape.rows
-    assert sum(ahead.rows.nbytes for ahead in held) == wanted * shape.rows * 65 * size
+    assert sum(ahead.joined.tokens.nbytes for ahead in held) == wanted * shape.rows * 65 * size
     batch = stream.next().batch
     assert batch is not None
     assert batch["inputs"].shape == (2, 8, 64)
@@ -220,7 +222,7 @@ def test_what_the_source_raises_reaches_the_loop_and_waiting_may_stop_it() -> No
         def block(self, index: int) -> Tokens:
             raise OSError("gone")
 
-    stream = BatchStream(Broken(SIZES, 8, 8), BatchShape(1, 1, 8), 1, 0)
+    stream = BatchStream(TextRows(Broken(SIZES, 8, 8), 1, 0), BatchShape(1, 1, 8))
     with pytest.raises(OSError, match="gone"):
         stream.next()
     stream.close()
@@ -239,7 +241,7 @@ def test_waiting_for_data_may_be_interrupted() -> None:
             return super().block(index)
 
     released = threading.Event()
-    stream = BatchStream(Stuck(SIZES, 8, 8), BatchShape(1, 1, 8), 1, 0)
+    stream = BatchStream(TextRows(Stuck(SIZES, 8, 8), 1, 0), BatchShape(1, 1, 8))
     with pytest.raises(Stop):
         stream.next(stop)
     released.set()

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.sizing import size
+from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data import tokenizer as tokenizers
 from memconsole_trainer.data.documents import FileDocuments
 from memconsole_trainer.data.prepared import make_tokenizer, prepare
 from memconsole_trainer.data.split import Split
-from memconsole_trainer.data.stream import MASKED, BatchShape
+from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.tokenizer import END_OF_TEXT
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 20, "def f(x):\n    return x + 1\n" * 30]

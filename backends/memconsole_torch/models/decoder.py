@@ -31,7 +31,7 @@ class Decoder(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         a = architecture
-        self.architecture = a
+        self.architecture = self.model = a
         self.embedding = nn.Embedding(a.vocab_size, a.hidden_size)
         if a.positions == "learned":
             self.positions = nn.Embedding(a.max_positions, a.hidden_size)

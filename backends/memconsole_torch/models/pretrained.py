@@ -1,20 +1,20 @@
-"""Weights from any source into a decoder, one tensor at a time: the model never exists twice."""
+"""Weights from any source into a module, one tensor at a time: the model never exists twice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from memconsole.plan.architecture import Architecture, parameters
-from memconsole.plan.model import Parameter
-from memconsole_torch.models.decoder import Decoder
+from memconsole.plan.model import Model, Parameter
 from memconsole_trainer.engine import WeightsError, WeightSource
 
 Array = NDArray[np.generic]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def _whole(parameter: Parameter, array: Array) -> Iterable[tuple[str, Array]]:
@@ -22,27 +22,28 @@ def _whole(parameter: Parameter, array: Array) -> Iterable[tuple[str, Array]]:
 
 
 def load(
-    architecture: Architecture,
+    model: Model,
+    make: Callable[[], Module],
     weights: WeightSource,
     device: torch.device,
-    change: Callable[[Decoder], None] | None = None,
+    change: Callable[[Module], None] | None = None,
     parts: Callable[[Parameter, Array], Iterable[tuple[str, Array]]] = _whole,
-) -> Decoder:
-    """A decoder on `device` holding `weights`, in fp32 unless `change` says otherwise.
+) -> Module:
+    """The module of `model` that `make` makes, on `device` holding `weights`, in fp32 unless `change` says otherwise.
 
     Memory is allocated on the device at once; each tensor passes through the host alone. `change` is
-    called before, while the decoder has shapes only. `parts` gives the tensors that a weight is stored as.
+    called before, while the module has shapes only. `parts` gives the tensors that a weight is stored as.
     """
     with torch.device("meta"):
-        decoder = Decoder(architecture)
+        module = make()
     if change is not None:
-        change(decoder)
-    decoder.to_empty(device=device)
-    own = {**dict(decoder.named_parameters()), **dict(decoder.named_buffers())}
-    for parameter in parameters(architecture):
+        change(module)
+    module.to_empty(device=device)
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for parameter in model.parameters():
         for name, array in parts(parameter, weights.tensor(parameter.name)):
             copy_into(own[name], array, name)
-    return decoder
+    return module
 
 
 def on_host(tensor: Tensor) -> Array:

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-
-from memconsole_torch.models.decoder import Decoder
+from torch import Tensor, nn
 
 SMALLEST_BYTES = 1024
 """Smaller tensors stay."""
@@ -45,15 +43,15 @@ class Store(Protocol):
         ...
 
 
-def apply(decoder: Decoder, directory: Path | None) -> None:
-    """Move what the blocks of `decoder` save; a file of it has no name and goes with the process.
+def apply(module: nn.Module, directory: Path | None) -> None:
+    """Move what the blocks of `module` save; a file of it has no name and goes with the process.
 
     Applied behind checkpointing, whose inputs it then sees.
     """
-    device = next(decoder.parameters()).device
-    weights = {_place(t) for t in (*decoder.parameters(), *decoder.buffers())}
+    device = next(module.parameters()).device
+    weights = {_place(t) for t in (*module.parameters(), *module.buffers())}
     chain = _Chain(store(device, directory), weights)
-    for block in decoder.layers:
+    for block in module.layers:
         block.forward = _moving(block.forward, chain)
 
 

@@ -1,4 +1,4 @@
-"""Gradient checkpointing, applied around the blocks of a plain decoder."""
+"""Gradient checkpointing, applied around the blocks of a plain module."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
-from memconsole_torch.models.decoder import Decoder
 
 _PRODUCTS = {"mm": 1, "addmm": 2, "linear": 1}
 """Linear layers: the place of the weight among their arguments."""
@@ -34,7 +33,7 @@ KEPT = frozenset(
 composed, as on MPS, its batched products are as large as the scores."""
 
 
-def apply(decoder: Decoder, mode: Checkpointing, rank: int = 0) -> None:
+def apply(module: nn.Module, mode: Checkpointing, rank: int = 0) -> None:
     """Recompute in the backward pass: nothing, whole blocks (`full`), all but attention (`attention`), or all but `KEPT`
     (`selective`).
 
@@ -45,9 +44,9 @@ def apply(decoder: Decoder, mode: Checkpointing, rank: int = 0) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode != "full":
-        policy = partial(_policy, decoder.architecture, rank, mode == "selective")
+        policy = partial(_policy, module.model, rank, mode == "selective")
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
-    for block in decoder.layers:
+    for block in module.layers:
         block.forward = _checkpointed(block.forward, options)
 
 
@@ -61,7 +60,7 @@ def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Calla
 
 
 def _policy(
-    a: Architecture,
+    a: Any,
     rank: int,
     products: bool,
     context: Any,
@@ -75,7 +74,7 @@ def _policy(
 
 
 def _is_made_again(
-    a: Architecture, rank: int, products: bool, operation: Any, arguments: tuple[Any, ...]
+    a: Any, rank: int, products: bool, operation: Any, arguments: tuple[Any, ...]
 ) -> bool:
     """Whether what is made is a product that is not kept: any, unless `products` are; the block's last, which nothing of its
     backward pass reads; an adapter's second, which is made of a few numbers."""

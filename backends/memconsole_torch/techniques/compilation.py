@@ -1,4 +1,4 @@
-"""torch.compile, applied around the blocks of a plain decoder."""
+"""torch.compile, applied around the blocks of a plain module."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import shutil
 from contextlib import AbstractContextManager
 
 import torch
+from torch import nn
 
 from memconsole.plan.plan import PlanError
-from memconsole_torch.models.decoder import Decoder
 
 
 def check(device: torch.device) -> None:
@@ -23,12 +23,12 @@ def check(device: torch.device) -> None:
         )
 
 
-def apply(decoder: Decoder) -> None:
+def apply(module: nn.Module) -> None:
     """Compile each block. Blocks share one compiled graph, so its cost does not grow with depth.
 
     Applied after checkpointing: a checkpointed block is then traced whole, recomputation included.
     """
-    for block in decoder.layers:
+    for block in module.layers:
         block.compile()
 
 

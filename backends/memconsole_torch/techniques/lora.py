@@ -71,7 +71,12 @@ def load(
 ) -> Decoder:
     """A decoder on `device` whose base holds `weights`, frozen, and whose adapters start anew."""
     decoder = pretrained.load(
-        architecture, weights, device, partial(_adapt, plan), partial(parts, plan)
+        architecture,
+        partial(Decoder, architecture),
+        weights,
+        device,
+        partial(_adapt, plan),
+        partial(parts, plan),
     )
     own, new = dict(decoder.named_parameters()), InitialAdapters(plan, architecture)
     for p in adapters(architecture, plan.optimize.lora_rank):

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from memconsole.plan.model import Parameter
 from memconsole.plan.plan import OptimizerName, Plan
-from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.techniques import offload
 from memconsole_torch.techniques.compressed import Compressed
 from memconsole_torch.techniques.muon import Muon
@@ -66,21 +65,21 @@ class Several:
 Updating: TypeAlias = Optimizer | Several
 
 
-def create(plan: Plan, decoder: Decoder) -> Updating:
+def create(plan: Plan, module: nn.Module) -> Updating:
     """The optimizer of `optimize.optimizer` over the trained weights."""
-    trained = trained_parameters(plan, decoder.architecture)
+    trained = trained_parameters(plan, module.model)
     name = plan.optimize.optimizer
-    device = next(decoder.parameters()).device
+    device = next(module.parameters()).device
     waits = plan.optimize.optimizer_offload != "none" and not offload.same_memory(device)
     if waits or is_compressed(plan) or plan.optimize.optimizer_in_backward:
         host = _host(plan, device) if waits else None
-        return Several([_alone(plan, decoder, p, i, host) for i, p in enumerate(trained)], host)
+        return Several([_alone(plan, module, p, i, host) for i, p in enumerate(trained)], host)
     if name != "muon":
-        return _over(plan, decoder, trained, name)
+        return _over(plan, module, trained, name)
     rules: dict[OptimizerName, list[Parameter]] = {}
     for p in trained:
         rules.setdefault(_rule(name, p), []).append(p)
-    return Several([_over(plan, decoder, weights, rule) for rule, weights in rules.items()])
+    return Several([_over(plan, module, weights, rule) for rule, weights in rules.items()])
 
 
 def _host(plan: Plan, device: torch.device) -> offload.HostState:
@@ -91,11 +90,11 @@ def _host(plan: Plan, device: torch.device) -> offload.HostState:
 
 
 def _alone(
-    plan: Plan, decoder: Decoder, parameter: Parameter, place: int, host: offload.HostState | None
+    plan: Plan, module: nn.Module, parameter: Parameter, place: int, host: offload.HostState | None
 ) -> Optimizer:
     """The optimizer of one weight, whose state is narrowed and moves to `host` before the next one's is made."""
     rule = _rule(plan.optimize.optimizer, parameter)
-    optimizer = _over(plan, decoder, [parameter], rule)
+    optimizer = _over(plan, module, [parameter], rule)
     if is_compressed(plan) and optimizer.state:
         optimizer = Compressed(optimizer, plan.train.seed, place)
     if host is not None:
@@ -109,12 +108,12 @@ def _rule(name: OptimizerName, parameter: Parameter) -> OptimizerName:
 
 
 def _over(
-    plan: Plan, decoder: Decoder, weights: Sequence[Parameter], name: OptimizerName
+    plan: Plan, module: nn.Module, weights: Sequence[Parameter], name: OptimizerName
 ) -> Optimizer:
     """One update rule over some weights."""
     t = plan.train
-    groups = _groups(plan, decoder, weights)
-    device = next(decoder.parameters()).device
+    groups = _groups(plan, module, weights)
+    device = next(module.parameters()).device
     fused = device.type in ("cpu", "cuda")
     optimizer: Optimizer
     slots: tuple[str, ...]
@@ -137,7 +136,7 @@ def _over(
     elif name == "adafactor":
         return Adafactor(groups)
     else:
-        own = dict(decoder.named_parameters())
+        own = dict(module.named_parameters())
         narrow = [own[p.name] for p in weights if is_quantized(name, p)]
         return QuantizedAdamW(groups, (t.beta1, t.beta2), t.epsilon, narrow)
     for p in _trained(optimizer):
@@ -159,10 +158,10 @@ def set_step(optimizer: Updating, step: int) -> None:
             state["step"].fill_(step)
 
 
-def slots(optimizer: Updating, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+def slots(optimizer: Updating, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of optimizer state but the step count, as `<parameter>.<slot>`."""
     states = optimizer.state
-    for name, parameter in decoder.named_parameters():
+    for name, parameter in module.named_parameters():
         for slot, value in states.get(parameter, {}).items():
             if slot != "step":
                 yield f"{name}.{slot}", value
@@ -274,8 +273,8 @@ def _renewed(group: dict[str, Any]) -> Any:
     return count**-0.8 * live
 
 
-def _groups(plan: Plan, decoder: Decoder, weights: Sequence[Parameter]) -> list[dict[str, Any]]:
-    own = dict(decoder.named_parameters())
+def _groups(plan: Plan, module: nn.Module, weights: Sequence[Parameter]) -> list[dict[str, Any]]:
+    own = dict(module.named_parameters())
     decayed = [own[p.name] for p in weights if p.decays]
     plain = [own[p.name] for p in weights if not p.decays]
     groups = [

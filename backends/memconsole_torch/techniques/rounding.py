@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memconsole.plan.architecture import parameters
 from memconsole.plan.plan import Plan
-from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.techniques.compressed import Compressed
 from memconsole_torch.techniques.muon import Muon
 from memconsole_torch.techniques.optimizers import Adafactor, Several, Updating
@@ -26,15 +24,17 @@ from memconsole_trainer.techniques.blockwise import BLOCK as QUANTIZED
 from memconsole_trainer.techniques.rounding import is_rounded, tensor_key
 
 
-def narrow(plan: Plan, decoder: Decoder) -> None:
-    """Give the weights of `decoder`, which has shapes only, their storage type; with other precisions, fp32."""
+def narrow(plan: Plan, module: nn.Module) -> None:
+    """Give the weights of `module`, which has shapes only, their storage type; with other precisions, fp32."""
     if plan.optimize.precision != "bf16-sr":
         return
-    own = dict(decoder.named_parameters())
-    for p in parameters(decoder.architecture):
+    own = dict(module.named_parameters())
+    for p in module.model.parameters():
         if is_rounded(plan, p):
             own[p.name].data = own[p.name].data.bfloat16()
-    decoder.embedding.forward = _Lookup(decoder.embedding)
+    table = getattr(module, "embedding", None)
+    if table is not None:
+        table.forward = _Lookup(table)
 
 
 class _Lookup:
@@ -67,12 +67,12 @@ class _WideRows(torch.autograd.Function):
 class Rounded(Several):
     """Any optimizers over weights of which some are stored in bf16."""
 
-    def __init__(self, plan: Plan, decoder: Decoder, inner: Updating) -> None:
+    def __init__(self, plan: Plan, module: nn.Module, inner: Updating) -> None:
         several = inner if isinstance(inner, Several) else Several([inner])
         super().__init__(several.parts, several.host)
         self._seed = plan.train.seed
-        own = dict(decoder.named_parameters())
-        named = enumerate(parameters(decoder.architecture))
+        own = dict(module.named_parameters())
+        named = enumerate(module.model.parameters())
         self._index = {own[p.name]: i for i, p in named}
         if plan.optimize.accumulation_steps > 1:
             for p in self.state:

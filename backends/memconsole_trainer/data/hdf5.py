@@ -16,7 +16,7 @@ _CACHE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
 
 
-class _Hdf5Dataset:
+class Hdf5Dataset:
     """One dataset of one file, opened on first use and never carried into another process."""
 
     def __init__(self, path: Path, name: str, max_examples: int | None) -> None:
@@ -24,7 +24,8 @@ class _Hdf5Dataset:
         self.name = name
         self._handle: Any = None
         dataset = self._dataset()
-        rows = int(dataset.shape[0])
+        self.shape: tuple[int, ...] = tuple(int(n) for n in dataset.shape)
+        rows = self.shape[0]
         self.count: int | None = rows if max_examples is None else min(rows, max_examples)
         row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
         # A block is a whole number of chunks: reading part of a compressed chunk costs all of it.
@@ -34,10 +35,11 @@ class _Hdf5Dataset:
         digest = hashlib.sha256(f"{name}/{dataset.shape}/{dataset.dtype}".encode())
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         for start in {0, rows // 2, max(rows - 1, 0)}:
-            digest.update(repr(self._read(start, min(start + 1, rows)).tolist()).encode())
+            digest.update(repr(self.read_rows(start, min(start + 1, rows)).tolist()).encode())
         self.fingerprint = digest.hexdigest()
 
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, start: int, stop: int) -> NDArray[Any]:
+        """Rows `start` to `stop` as the file has them. Raises `DataError`."""
         try:
             values: NDArray[Any] = self._dataset()[start:stop]
         except (OSError, RuntimeError) as error:
@@ -55,17 +57,17 @@ class _Hdf5Dataset:
         return self.__dict__ | {"_handle": None}
 
 
-class Hdf5Texts(_Hdf5Dataset):
+class Hdf5Texts(Hdf5Dataset):
     """A 1-D dataset of strings: one document a row."""
 
     total_bytes: int | None = None
 
     def read(self, start: int, stop: int) -> list[str]:
-        texts = self._read(start, stop)
+        texts = self.read_rows(start, stop)
         return [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in texts]
 
 
-class TokenRows(_Hdf5Dataset):
+class TokenRows(Hdf5Dataset):
     """A 2-D dataset of integers: one row of token ids each. Raises `DataError` where it is empty."""
 
     def __init__(self, path: Path, name: str, vocab_size: int, max_examples: int | None) -> None:
@@ -77,7 +79,7 @@ class TokenRows(_Hdf5Dataset):
 
     def rows(self, start: int, stop: int) -> NDArray[np.int32]:
         """Rows (stop - start, width). Raises `DataError` for a token the model does not have."""
-        values = self._read(start, stop)
+        values = self.read_rows(start, stop)
         wrong = (values < 0) | (values >= self._vocab_size)
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,13 +164,15 @@ def held_out(
     split: Split,
     tokenizer: Tokenizer | None,
 ) -> Validation:
-    """The rows that are never trained on."""
-    length = plan.data.sequence_length
+    """The rows that are never trained on. Raises `PlanError`."""
+    length, end = plan.data.sequence_length, boundary(plan, tokenizer)
     if isinstance(source, TokenRows):
         row_tokens = min(source.width, length + 1)
-        return validation.from_rows(source, split, architecture.vocab_size, row_tokens, tokenizer)
-    assert tokenizer is not None
-    return validation.from_texts(source, split, tokenizer, length)
+        found = validation.from_rows(source, split, architecture.vocab_size, row_tokens, tokenizer)
+    else:
+        assert tokenizer is not None
+        found = validation.from_texts(source, split, tokenizer, length)
+    return dataclasses.replace(found, boundary=end)
 
 
 def _all_tokens(blocks: TokenBlocks, tick: Callable[[], None]) -> Tokens:

@@ -87,9 +87,13 @@ def split_of(source: Any, fraction: float) -> Split:
 
 
 def _hash(start: int, stop: int) -> NDArray[np.uint64]:
+    return hashed(np.arange(start, stop, dtype=np.uint64))
+
+
+def hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of each number, as uniform 64-bit integers."""
     with np.errstate(over="ignore"):
-        z = np.arange(start, stop, dtype=np.uint64) + np.uint64(_KEY)
+        z = numbers + np.uint64(_KEY)
         z *= np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Batches for the loop: cut, stacked and padded in a thread ahead of the device, resumable exactly."""
+"""Batches for the loop: made in a thread ahead of the device, resumable exactly."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
-
-from memconsole_trainer.data.rows import array_rows, streamed_rows
-from memconsole_trainer.data.tokenizer import Tokens
-from memconsole_trainer.data.tokens import TokenBlocks
 from memconsole_trainer.engine import Batch
 
-MASKED = -100
 AHEAD_BYTES = 64 << 20
 """Most bytes of rows waiting for the device."""
 AHEAD_BATCHES = 8
@@ -29,8 +23,6 @@ class BatchShape:
     micro_batches: int
     micro_batch: int
     sequence_length: int
-    boundary: int | None = None
-    """The token that ends a document, where documents in one row are isolated."""
 
     @property
     def rows(self) -> int:
@@ -43,49 +35,47 @@ class Item:
 
     epoch: int
     batch: Batch | None
-    tokens: int
-    """Unmasked targets."""
+    units: int
+    """What the task counts: unmasked tokens, windows."""
     state: dict[str, Any]
+
+
+class RowIterator(Protocol):
+    """The rows of one epoch in order. Its state is a few numbers, which continue it exactly."""
+
+    def __next__(self) -> Any: ...
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any) -> None: ...
+
+
+class Rows(Protocol):
+    """A task's training rows: where an epoch's come from, and how some of them become a batch."""
+
+    row_bytes: int
+    """Bytes of one row while it waits."""
+    shuffle_buffer: int
+    """Rows that are made at once; 0 where they cost nothing."""
+
+    def epoch(self, epoch: int) -> RowIterator:
+        """The rows of an epoch, counted from 1."""
+        ...
+
+    def join(self, rows: list[Any]) -> Any:
+        """Some rows in the form in which they wait: as small as the data allows."""
+        ...
+
+    def batch(self, joined: Any, shape: BatchShape) -> tuple[Batch, int]:
+        """The batch that joined rows fill, and the units in it."""
+        ...
 
 
 @dataclass(frozen=True)
 class _Ahead:
-    """What an item is made of, in the bytes that tokens take: a quarter of a batch's."""
+    """What an item is made of; `joined` is None at the end of an epoch."""
 
     epoch: int
-    rows: Tokens
-    """Joined."""
-    lengths: tuple[int, ...]
+    joined: Any
     state: dict[str, Any]
-
-    def item(self, shape: BatchShape) -> Item:
-        """The batch that the rows fill."""
-        if not self.lengths:
-            return Item(self.epoch, None, 0, self.state)
-        rows = np.split(self.rows, np.cumsum(self.lengths[:-1]))
-        return Item(self.epoch, *make_batch(rows, shape), self.state)
-
-
-def make_batch(rows: list[Tokens], shape: BatchShape) -> tuple[Batch, int]:
-    """Rows (≤ rows, ≤ sequence_length + 1) as a batch, and its number of unmasked targets.
-
-    Missing rows and the rest of short rows have masked targets, so the shape never changes.
-    """
-    length, documents = shape.sequence_length, None
-    inputs = np.zeros((shape.rows, length), dtype=np.int32)
-    targets = np.full((shape.rows, length), MASKED, dtype=np.int32)
-    for index, row in enumerate(rows):
-        inputs[index, : min(len(row), length)] = row[:length]
-        targets[index, : len(row) - 1] = row[1:]
-    dimensions = (shape.micro_batches, shape.micro_batch, length)
-    if shape.boundary is not None:
-        ends = inputs == shape.boundary
-        targets[ends] = MASKED  # the next token is of another document
-        numbers = np.zeros_like(inputs)
-        np.cumsum(ends[:, :-1], axis=1, out=numbers[:, 1:])
-        documents = numbers.reshape(dimensions)
-    tokens = int((targets != MASKED).sum())
-    return Batch(inputs.reshape(dimensions), targets.reshape(dimensions), documents), tokens
 
 
 class BatchStream:
@@ -96,25 +86,13 @@ class BatchStream:
     does not count as used.
     """
 
-    def __init__(
-        self,
-        blocks: TokenBlocks,
-        shape: BatchShape,
-        seed: int,
-        shuffle_buffer: int,
-        held: Tokens | None = None,
-        state: dict[str, Any] | None = None,
-    ) -> None:
-        """`held` are all train tokens when they are kept in memory instead of streamed."""
-        self._blocks = blocks
+    def __init__(self, rows: Rows, shape: BatchShape, state: dict[str, Any] | None = None) -> None:
+        self._rows = rows
         self._shape = shape
-        self._seed = seed
-        self._shuffle_buffer = shuffle_buffer
-        self._tokens = held
         self._state = state or {"epoch": 1, "rows": None}
-        row_bytes = 2 * blocks.row_tokens * shape.rows
-        window = 0 if held is not None else shuffle_buffer // shape.rows
-        ahead = min(max(window, AHEAD_BATCHES), max(AHEAD_BYTES // row_bytes, 2))
+        window = rows.shuffle_buffer // shape.rows
+        most = max(AHEAD_BYTES // (rows.row_bytes * shape.rows), 2)
+        ahead = min(max(window, AHEAD_BATCHES), most)
         self._queue: queue.Queue[_Ahead | BaseException] = queue.Queue(maxsize=ahead)
         self._first: Item | None = None
         self._closing = threading.Event()
@@ -138,7 +116,9 @@ class BatchStream:
                 continue
             if isinstance(ahead, BaseException):
                 raise ahead
-            return ahead.item(self._shape)
+            if ahead.joined is None:
+                return Item(ahead.epoch, None, 0, ahead.state)
+            return Item(ahead.epoch, *self._rows.batch(ahead.joined, self._shape), ahead.state)
 
     def peek(self, waiting: Callable[[], None] | None = None) -> Item:
         """The next item, which stays the next one. `waiting` and what is raised are as for `next`."""
@@ -171,12 +151,12 @@ class BatchStream:
 
     def _epoch(self, epoch: int, rows_state: Any) -> bool:
         """Produce the rest of one epoch; False when closing."""
-        iterator = self._dataset(epoch).__iter__()
+        iterator = self._rows.epoch(epoch)
         if rows_state is not None:
             iterator.set_state(rows_state)
         exhausted = False
         while not exhausted:
-            rows: list[Tokens] = []
+            rows: list[Any] = []
             while len(rows) < self._shape.rows and not self._closing.is_set():
                 try:
                     rows.append(next(iterator))
@@ -187,17 +167,9 @@ class BatchStream:
                 return False
             if rows:
                 state = {"epoch": epoch, "rows": iterator.get_state()}
-                lengths = tuple(map(len, rows))
-                if not self._put(_Ahead(epoch, np.concatenate(rows), lengths, state)):
+                if not self._put(_Ahead(epoch, self._rows.join(rows), state)):
                     return False
-        nothing = np.empty(0, np.int32)
-        return self._put(_Ahead(epoch, nothing, (), {"epoch": epoch + 1, "rows": None}))
-
-    def _dataset(self, epoch: int) -> Any:
-        b = self._blocks
-        if self._tokens is not None:
-            return array_rows(self._tokens, b.row_tokens, b.stride, self._seed, epoch)
-        return streamed_rows(b, self._seed, epoch, self._shuffle_buffer)
+        return self._put(_Ahead(epoch, None, {"epoch": epoch + 1, "rows": None}))
 
     def _put(self, ahead: _Ahead | BaseException) -> bool:
         while not self._closing.is_set():

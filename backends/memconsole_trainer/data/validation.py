@@ -10,14 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.tasks.language import MASKED
+from memconsole_trainer.data.batches import make_batch
 from memconsole_trainer.data.documents import Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.split import Split
-from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
+from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, token_dtype
 from memconsole_trainer.data.tokens import ArrayRows, windows
-from memconsole_trainer.engine import PROMPT_TOKENS, Batch
+from memconsole_trainer.engine import Batch
 
+PROMPT_TOKENS = 16
+"""Of validation text that a run's samples continue."""
 MOST_TOKENS = 1 << 20
 STREAM_DOCUMENTS = 256
 """Most documents held out of a stream; they are the first ones of it that the split takes."""
@@ -35,6 +39,8 @@ class Validation:
     """The same rows with each token's bytes of text in its place; None where those are not known."""
     prompt: list[int]
     """How the first held-out document begins."""
+    boundary: int | None = None
+    """The token that ends a document, where the documents of a row are isolated."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -46,7 +52,7 @@ class Validation:
             if limit and number >= limit:
                 return
             stop = min(start + one.rows, len(self))
-            yield make_batch([self.rows[i] for i in range(start, stop)], one)[0]
+            yield make_batch([self.rows[i] for i in range(start, stop)], one, self.boundary)
 
     def unigram_loss(self, counts: NDArray[np.int64], shape: BatchShape, limit: int) -> float:
         """Nats per target, on the same batches, of the add-one-smoothed unigram model of `counts`
@@ -54,7 +60,7 @@ class Validation:
         logs = np.log(counts + 1.0) - math.log(float(counts.sum()) + len(counts))
         total, targets = 0.0, 0
         for batch in self.batches(shape, limit):
-            seen = batch.targets[batch.targets != MASKED]
+            seen = batch["targets"][batch["targets"] != MASKED]
             total -= float(logs[seen].sum())
             targets += seen.size
         return total / max(targets, 1)
@@ -63,10 +69,11 @@ class Validation:
         """UTF-8 bytes of the text that the targets of the same batches cover, masked ones left out."""
         if self.token_bytes is None:
             return None
-        sizes = dataclasses.replace(self, rows=self.token_bytes)
-        whole = dataclasses.replace(shape, boundary=None)  # sizes are no tokens
-        both = zip(self.batches(shape, limit), sizes.batches(whole, limit), strict=True)
-        return sum(int(b.targets[a.targets != MASKED].sum()) for a, b in both)
+        sizes = dataclasses.replace(
+            self, rows=self.token_bytes, boundary=None
+        )  # sizes are no tokens
+        both = zip(self.batches(shape, limit), sizes.batches(shape, limit), strict=True)
+        return sum(int(b["targets"][a["targets"] != MASKED].sum()) for a, b in both)
 
 
 def from_texts(source: Documents, split: Split, tokenizer: Tokenizer, length: int) -> Validation:

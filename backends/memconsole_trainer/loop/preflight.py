@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
+from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
 from memconsole.runs.record.failure import cause_of
 from memconsole.units import format_bytes
-from memconsole_trainer.data.stream import MASKED, BatchShape
-from memconsole_trainer.engine import Batch
+from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.loop import saving
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job, StopRequestedError
@@ -70,37 +69,17 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
     try:
         with watch.aside(PHASE):
             stored = _checkpoint(attempt, job, watch, saver, folder)
-            if len(job.data.validation):
+            if job.data.validation_rows:
                 shape = job.evaluation_shape
-                with _part(watch, EVALUATION, _size(shape)):
-                    job.engine.evaluate([longest(first, shape, job.architecture.vocab_size)])
-            with _part(watch, STEP, _size(job.shape)):
-                job.engine.train_step(longest(first, job.shape, job.architecture.vocab_size))
+                with _part(watch, EVALUATION, _size(job.plan, shape)):
+                    job.engine.evaluate([job.data.longest(first, shape)])
+            with _part(watch, STEP, _size(job.plan, job.shape)):
+                job.engine.train_step(job.data.longest(first, job.shape))
                 job.engine.take_metrics()
             with _part(watch, CHECKPOINT, str(folder)):
                 job.engine.load_state(stored)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def longest(first: Batch | None, shape: BatchShape, vocab_size: int) -> Batch:
-    """A batch of `shape` with no masked target: the first one's rows, over and over."""
-    whole, documents = (shape.rows, shape.sequence_length), None
-    if first is None:
-        tokens = np.arange(shape.rows * shape.sequence_length, dtype=np.int32) % vocab_size
-        inputs = targets = tokens.reshape(whole)
-        documents = np.zeros_like(inputs) if shape.boundary is not None else None
-    else:
-        rows = first.inputs.reshape(-1, first.inputs.shape[-1])
-        wanted = np.arange(shape.rows) % len(rows)
-        inputs = rows[wanted]
-        if first.documents is not None:
-            documents = first.documents.reshape(rows.shape)[wanted]
-        targets = first.targets.reshape(rows.shape)[wanted]
-        targets = np.where(targets == MASKED, inputs, targets)
-    dimensions = (shape.micro_batches, shape.micro_batch, shape.sequence_length)
-    arrays = (None if a is None else a.reshape(dimensions) for a in (inputs, targets, documents))
-    return Batch(*arrays)  # type: ignore[arg-type]
 
 
 def _checkpoint(attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: Path) -> Stored:
@@ -143,6 +122,8 @@ def _part(watch: Watch, part: str, where: str) -> Iterator[None]:
         raise PreflightError(part, where, error) from error
 
 
-def _size(shape: BatchShape) -> str:
+def _size(plan: Plan, shape: BatchShape) -> str:
     many = f"{shape.micro_batches} x " if shape.micro_batches > 1 else ""
-    return f"{many}{shape.micro_batch} rows of {shape.sequence_length:,} tokens"
+    task = task_of(plan)
+    of = f" of {shape.sequence_length:,} tokens" if task.units_per_row(plan) > 1 else ""
+    return f"{many}{shape.micro_batch} {'rows' if of else task.unit + 's'}{of}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 
 
@@ -24,7 +24,7 @@ class Progress(msgspec.Struct, kw_only=True):
     data: dict[str, Any] = {}
     """State of the pipeline after the last batch used."""
     epoch_nats: float = 0.0
-    epoch_tokens: int = 0
+    epoch_tokens: float = 0
     epoch_first_step: int = 0
     epoch_seconds: float = 0.0
     elapsed_seconds: float = 0.0
@@ -33,7 +33,7 @@ class Progress(msgspec.Struct, kw_only=True):
     """Of fp16 training: steps that changed nothing, because a gradient overflowed."""
     skipped_in_a_row: int = 0
     window_nats: float = 0.0
-    window_tokens: int = 0
+    window_tokens: float = 0
     validation_loss: float | None = None
     validation_step: int = 0
     best_validation_loss: float | None = None
@@ -44,14 +44,14 @@ class Progress(msgspec.Struct, kw_only=True):
     judged_step: int = 0
     """Of the last evaluation that was counted."""
 
-    def add_loss(self, loss: float, tokens: int, begins_window: bool = False) -> None:
-        """Count one step's mean loss over `tokens` into the epoch's and the log window's."""
-        self.epoch_nats += loss * tokens
-        self.epoch_tokens += tokens
+    def add_loss(self, loss: float, weight: float, begins_window: bool = False) -> None:
+        """Count one step's mean loss over `weight` into the epoch's and the log window's."""
+        self.epoch_nats += loss * weight
+        self.epoch_tokens += weight
         if begins_window:
             self.window_nats, self.window_tokens = 0.0, 0
-        self.window_nats += loss * tokens
-        self.window_tokens += tokens
+        self.window_nats += loss * weight
+        self.window_tokens += weight
 
     @property
     def epoch_loss(self) -> float | None:
@@ -111,7 +111,7 @@ def start(plan: Plan, steps_per_epoch: int) -> Progress:
     return Progress(total_steps=total, steps_per_epoch=steps_per_epoch)
 
 
-def fingerprint(plan: Plan, architecture: Architecture) -> str:
+def fingerprint(plan: Plan, model: Model) -> str:
     """Of every setting that the continuation of a run depends on.
 
     What only says how a run is watched and kept, when it ends early and on which device it computes may change between
@@ -138,7 +138,7 @@ def fingerprint(plan: Plan, architecture: Architecture) -> str:
     }
     for key in free:
         counted["train"].pop(key, None)
-    parts = (plan.backend, counted, architecture)
+    parts = (plan.backend, counted, model)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 

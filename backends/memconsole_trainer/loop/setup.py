@@ -8,8 +8,8 @@ from pathlib import Path
 
 from memconsole import typed_json
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole.runs.act.attempt import Attempt
@@ -17,16 +17,14 @@ from memconsole.runs.read.ladder import present_plan, rungs
 from memconsole.runs.record import events
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.hdf5 import TokenRows
-from memconsole_trainer.data.prepared import Prepared, boundary, make_tokenizer, prepare
-from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.schedule import warmup_steps
+from memconsole_trainer.tasks.opening import open_data
+from memconsole_trainer.tasks.task import TaskData
 from memconsole_trainer.weights.checkpoint import Checkpoints, Stored, step_of
 from memconsole_trainer.weights.huggingface import has_weights
 from memconsole_trainer.weights.starting import starting_weights, weights_directory
@@ -41,9 +39,9 @@ class Job:
     """What the loop works with."""
 
     plan: Plan
-    architecture: Architecture
+    model: Model
     engine: Engine
-    data: Prepared
+    data: TaskData
     shape: BatchShape
     stream: BatchStream
     checkpoints: Checkpoints
@@ -66,7 +64,7 @@ def set_up(attempt: Attempt) -> Job:
     say.phase("import")
     picked, plan = attempt.run.read_plan(), present_plan(attempt.run)
     check(plan)
-    architecture = catalog.architecture(plan)
+    model = catalog.model(plan)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
     checkpoints.sweep()
@@ -82,39 +80,13 @@ def set_up(attempt: Attempt) -> Job:
             f"optimize.precision = {precision}: this CPU has no {missing}, so that training is far slower than in fp32"
         )
 
-    say.phase("data", plan.data.source)
-    source = open_source(plan, architecture.vocab_size)
-    split = split_of(source, plan.data.validation_fraction)
-    say.phase("tokenizer")
-    directory = weights_directory(plan)
-    beside = directory / "tokenizer.json" if directory else None
-    tokenizer = make_tokenizer(
-        plan,
-        architecture,
-        source,
-        split,
-        attempt.run.path / "tokenizer.json",
-        beside if beside and beside.is_file() else None,
-    )
-    say.phase("data", "measuring")
-    cache = attempt.run.path / "data.json"
-    data = prepare(plan, architecture, source, split, tokenizer, cache, say.tick)
+    data = open_data(plan, model, attempt.run.path, say)
     print(f"  {data.description}", flush=True)
-    if plan.data.validation_fraction and not len(data.validation):
-        say.warning("nothing is held out for validation: the data is a single document")
-    if isinstance(source, TokenRows) and tokenizer is None:
-        say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
-
-    fingerprints = {
-        "plan": progress.fingerprint(picked, architecture),
-        "data": data.fingerprint,
-        "tokenizer": tokenizer.fingerprint if tokenizer else "",
-    }
+    fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     shape = BatchShape(
         plan.optimize.accumulation_steps,
         plan.train.batch_size * plan.device.count,
         plan.data.sequence_length,
-        boundary(plan, tokenizer),
     )
     if stored is None:
         state = progress.start(plan, data.steps_per_epoch(shape))
@@ -126,18 +98,18 @@ def set_up(attempt: Attempt) -> Job:
             )
     else:
         state = resumed(stored, fingerprints)
-    buffer = plan.data.shuffle_buffer
-    stream = BatchStream(data.blocks, shape, plan.train.seed, buffer, data.held, state.data or None)
+    stream = BatchStream(data.rows(), shape, state.data or None)
     try:
         # Before the model, so that what the data holds is not taken for the model's.
         stream.fill(say.tick)
         say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
+        directory = weights_directory(plan)
         if directory is not None and not has_weights(directory):
             say.warning(f"{directory} holds no safetensors: training starts from new weights")
-        weights = starting_weights(plan, architecture)
+        weights = starting_weights(plan, model)
         attempt.reading = lambda: _held(engine)
         limit_build(plan, engine)
-        engine.build(plan, architecture, state.total_steps, weights)
+        engine.build(plan, model, state.total_steps, weights)
         if stored is not None:
             engine.load_state(stored)
         limit_steps(plan, engine)
@@ -151,9 +123,7 @@ def set_up(attempt: Attempt) -> Job:
         stream.close()
         raise
     path = stored.path if stored else None
-    return Job(
-        plan, architecture, engine, data, shape, stream, checkpoints, state, fingerprints, path
-    )
+    return Job(plan, model, engine, data, shape, stream, checkpoints, state, fingerprints, path)
 
 
 def _held(engine: Engine) -> tuple[int | None, int | None]:
@@ -172,8 +142,8 @@ def resumed(stored: Stored, fingerprints: dict[str, str]) -> Progress:
             f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
             "start a new run"
         )
-    for what in ("data", "tokenizer"):
-        if before[what] != fingerprints[what]:
+    for what in fingerprints.keys() - {"plan"}:
+        if before.get(what) != fingerprints[what]:
             raise DataError(
                 f"the {what} has changed since {stored.path.name}: the run cannot be continued "
                 "exactly; start a new run"

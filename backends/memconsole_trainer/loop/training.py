@@ -17,8 +17,6 @@ from memconsole_trainer.loop.setup import Job, StopRequestedError
 from memconsole_trainer.loop.watch import Watch
 from memconsole_trainer.techniques import loss_scale
 
-SAMPLE_TEMPERATURE = 0.8
-SAMPLE_TOP_K = 50
 _ADVICE = {
     "fp32": "Lower train.learning_rate, or lengthen train.warmup_steps",
     "bf16": "Lower train.learning_rate, or use optimize.precision = fp32",
@@ -46,9 +44,8 @@ class Trainer:
         self._watch = Watch(attempt, job.engine, job.progress)
         self.saver = Saver(attempt, job, self._watch)
         self._profiling = Profiling(attempt, job.engine, self._watch)
-        self._unread: dict[int, int] = {}
-        self._unigram: float | None = None
-        self._target_bytes: int | None = None
+        self._unread: dict[int, tuple[int, float]] = {}
+        """Units and weight of the steps whose losses are still on the device."""
         self._sampled: int | None = None
         self._compiled = False
 
@@ -64,7 +61,7 @@ class Trainer:
                 if item.batch is None:
                     self._end_epoch(item.state)
                 else:
-                    self._step(item.batch, item.tokens, item.state)
+                    self._step(item.batch, item.units, item.state)
             return self._end()
         except StopRequestedError:
             self._profiling.stop()
@@ -78,7 +75,7 @@ class Trainer:
         if every and p.step and p.step % every == 0 and p.judged_step != p.step:
             self._evaluate()
 
-    def _step(self, batch: Batch, tokens: int, state: dict[str, object]) -> None:
+    def _step(self, batch: Batch, units: int, state: dict[str, object]) -> None:
         p, t = self._progress, self._plan.train
         if not self._compiled:
             self._watch.enter("compile")
@@ -88,9 +85,9 @@ class Trainer:
         self._engine.train_step(batch)
         self._profiling.behind(p.step + 1)
         p.step += 1
-        p.tokens += tokens
+        p.tokens += units
         p.data = state
-        self._unread[p.step] = tokens
+        self._unread[p.step] = (units, batch.weight)
         if not self._compiled:
             self._compiled = True
             self._read_losses()
@@ -114,11 +111,11 @@ class Trainer:
         seconds = self._watch.lap()
         p = self._progress
         counted = [(m, self._unread.pop(m.step)) for m in metrics]
-        tokens = sum(count for _, count in counted)
+        units = sum(count for _, (count, _) in counted)
         finite = all(math.isfinite(m.loss) for m in metrics)
         if finite:
-            for m, count in counted:
-                p.add_loss(m.loss, count, (m.step - 1) % self._plan.train.log_every == 0)
+            for m, (_, weight) in counted:
+                p.add_loss(m.loss, weight, (m.step - 1) % self._plan.train.log_every == 0)
         last = metrics[-1]
         norm = last.gradient_norm
         said = events.Step(
@@ -128,7 +125,7 @@ class Trainer:
             learning_rate=last.learning_rate,
             gradient_norm=norm if math.isfinite(norm) else None,
             tokens=p.tokens,
-            tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
+            tokens_per_second=units / seconds if seconds > 0 else 0.0,
             step_seconds=seconds / len(metrics),
         )
         self._attempt.emit(said)
@@ -236,7 +233,7 @@ class Trainer:
     def _evaluate(self) -> None:
         """Loss over the held-out rows, if there are any, then a sampled text."""
         job, p = self._job, self._progress
-        if not len(job.data.validation):
+        if not job.data.validation_rows:
             if self._sampled != p.step:
                 self._sample()
             return
@@ -244,27 +241,23 @@ class Trainer:
         with self._watch.aside("evaluate"):
             started = time.monotonic()
             shape = job.evaluation_shape
-            batches = job.data.validation.batches(shape, limit)
-            total = self._engine.evaluate(self._polled(batches))
+            total = self._engine.evaluate(self._polled(job.data.validation(shape, limit)))
             seconds = time.monotonic() - started
-            if self._unigram is None:
-                self._unigram = job.data.validation.unigram_loss(job.data.counts, shape, limit)
-                self._target_bytes = job.data.validation.target_bytes(shape, limit)
-        loss = total.nats / max(total.tokens, 1)
+            judged = job.data.judged(total, shape, limit)
+        loss = total.mean
         finite = math.isfinite(loss)
         best = finite and (p.best_validation_loss is None or loss < p.best_validation_loss)
         if finite:
             p.validation_loss, p.validation_step = loss, p.step
             p.best_validation_loss = loss if best else p.best_validation_loss
         p.judge(loss if finite else None, self._plan.train.early_stopping_minimum)
-        covered = self._target_bytes
         said = events.Evaluation(
             step=p.step,
             loss=loss if finite else None,
-            bits_per_byte=total.nats / math.log(2) / covered if finite and covered else None,
-            tokens=total.tokens,
+            bits_per_byte=judged.bits_per_byte if finite else None,
+            tokens=int(total.weight),
             seconds=seconds,
-            metrics={"unigram_loss": self._unigram},
+            metrics=judged.metrics,
             best=best,
         )
         self._attempt.emit(said, durable=True)
@@ -272,20 +265,14 @@ class Trainer:
         self._sample()
 
     def _sample(self) -> None:
-        job, step = self._job, self._progress.step
+        data, step = self._job.data, self._progress.step
         self._sampled = step
-        tokenizer = job.data.tokenizer
-        end = tokenizer.end_of_text if tokenizer else None
-        prompt = job.data.validation.prompt or [end or 0]
-        room = job.architecture.max_positions - len(prompt) - 1
-        tokens = min(self._plan.train.sample_tokens, room)
-        if tokens <= 0:
+        if not data.room_for_sample():
             return
         with self._watch.aside("sample"):
-            seed = self._plan.train.seed + step
-            ids = self._engine.generate(prompt, tokens, SAMPLE_TEMPERATURE, SAMPLE_TOP_K, seed)
-        texts = [tokenizer.decode(i) if tokenizer else " ".join(map(str, i)) for i in (prompt, ids)]
-        self._attempt.emit(events.Sample(step=step, prompt=texts[0], text=texts[1]))
+            made = data.sample(self._engine, step)
+        if made is not None:
+            self._attempt.emit(made)
 
     def _save(self) -> None:
         """Commit a checkpoint, once every loss up to it is known to be finite."""

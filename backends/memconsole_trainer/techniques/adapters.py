@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, parameters
-from memconsole.plan.model import Parameter
+from memconsole.plan.model import Model, Parameter
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of_model
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.randomness import drawn
 from memconsole_trainer.techniques import base_storage
@@ -31,9 +31,9 @@ FINGERPRINT = "optimizer.base"
 """Name of the fingerprint among a checkpoint's tensors: uint8 (32,)."""
 
 
-def adapters(architecture: Architecture, rank: int) -> Iterator[Parameter]:
+def adapters(model: Model, rank: int) -> Iterator[Parameter]:
     """The adapters of every block matrix, in the order of the matrices; none for rank 0."""
-    for p in parameters(architecture) if rank else ():
+    for p in model.parameters() if rank else ():
         if p.role == "matrix":
             outputs, inputs = p.shape
             stem = p.name.removesuffix(".weight")
@@ -41,10 +41,10 @@ def adapters(architecture: Architecture, rank: int) -> Iterator[Parameter]:
             yield Parameter(f"{stem}.lora_b", (outputs, rank), "adapter", p.layer)
 
 
-def trained_parameters(plan: Plan, architecture: Architecture) -> list[Parameter]:
+def trained_parameters(plan: Plan, model: Model) -> list[Parameter]:
     """What the optimizer moves: the adapters where there are any, else every weight the loss reaches."""
-    found = list(adapters(architecture, plan.optimize.lora_rank))
-    return found or [p for p in parameters(architecture) if p.used]
+    found = list(adapters(model, plan.optimize.lora_rank))
+    return found or task_of_model(model).trained(plan, model)
 
 
 def stored_narrow(plan: Plan, parameter: Parameter) -> bool:
@@ -55,8 +55,8 @@ def stored_narrow(plan: Plan, parameter: Parameter) -> bool:
 class InitialAdapters:
     """A `WeightSource` of new adapters, each drawn by the plan's seed and its own name."""
 
-    def __init__(self, plan: Plan, architecture: Architecture) -> None:
-        self._parameters = {p.name: p for p in adapters(architecture, plan.optimize.lora_rank)}
+    def __init__(self, plan: Plan, model: Model) -> None:
+        self._parameters = {p.name: p for p in adapters(model, plan.optimize.lora_rank)}
         self._seed = plan.train.seed
 
     def tensor(self, name: str) -> NDArray[np.float32]:
@@ -98,12 +98,12 @@ class Merged:
     def __init__(
         self,
         plan: Plan,
-        architecture: Architecture,
+        model: Model,
         base: WeightSource,
         adapter: Callable[[str], NDArray[np.generic]],
     ) -> None:
         self._plan, self._base, self._adapter = plan, base, adapter
-        self._parameters = {p.name: p for p in parameters(architecture)}
+        self._parameters = {p.name: p for p in model.parameters()}
 
     def tensor(self, name: str) -> NDArray[np.generic]:
         """fp32; nothing larger than a few copies of the tensor is allocated."""

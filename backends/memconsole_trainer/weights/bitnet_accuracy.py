@@ -10,7 +10,7 @@ from typing import Any
 from memconsole.plan.plan import PlanError, replace
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.prepared import boundary, held_out
+from memconsole_trainer.data.prepared import held_out
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape
@@ -82,17 +82,16 @@ def compared(found: Trained, quantized: WeightSource) -> dict[str, Any]:
     validation = held_out(plan, found.architecture, source, split, tokenizer)
     if not len(validation):
         raise NotMeasuredError("the run's data holds nothing out")
-    end = boundary(plan, tokenizer)
-    shape = BatchShape(1, plan.evaluation_batch, plan.data.sequence_length, end)
+    shape = BatchShape(1, plan.evaluation_batch, plan.data.sequence_length)
     covered = validation.target_bytes(shape, plan.train.evaluation_batches)
     sums = [_evaluated(found, weights, validation, shape) for weights in (found, quantized)]
-    document: dict[str, Any] = {"tokens": sums[0].tokens, "text_bytes": covered}
+    document: dict[str, Any] = {"tokens": int(sums[0].weight), "text_bytes": covered}
     for name, total in zip(("before", "after"), sums, strict=True):
-        loss = total.nats / max(total.tokens, 1)
+        loss = total.mean
         document[name] = {
             "loss": loss,
             "perplexity": math.exp(loss) if loss < 700 else None,
-            "bits_per_byte": total.nats / math.log(2) / covered if covered else None,
+            "bits_per_byte": total.loss / math.log(2) / covered if covered else None,
         }
     return document
 

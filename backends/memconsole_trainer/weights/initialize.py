@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, parameters
-from memconsole.plan.model import Parameter
+from memconsole.plan.model import Model, Parameter
 from memconsole_trainer.randomness import drawn
 
 
@@ -17,13 +16,13 @@ class InitialWeights:
     backend may ask in any order, and changing one layer's shape leaves the others as they were.
     """
 
-    def __init__(self, architecture: Architecture, seed: int) -> None:
-        self._parameters: dict[str, Parameter] = {p.name: p for p in parameters(architecture)}
+    def __init__(self, model: Model, seed: int) -> None:
+        self._parameters: dict[str, Parameter] = {p.name: p for p in model.parameters()}
         self._seed = seed
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """The float32 tensor of `name`; nothing larger than the tensor itself is allocated.
 
-        Raises KeyError for a name the architecture does not have.
+        Raises KeyError for a name the model does not have.
         """
         return drawn(self._parameters[name], self._seed)

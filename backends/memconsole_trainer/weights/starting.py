@@ -6,6 +6,7 @@ from pathlib import Path
 
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights, has_weights
@@ -18,12 +19,13 @@ def weights_directory(plan: Plan) -> Path | None:
     return Path(found) if found else None
 
 
-def starting_weights(plan: Plan, architecture: Architecture) -> WeightSource:
+def starting_weights(plan: Plan, model: Model) -> WeightSource:
     """The weights of the model's directory where it holds any, else new ones of the plan's seed.
 
     Raises `WeightsError`.
     """
     directory = weights_directory(plan)
     if directory is not None and has_weights(directory):
-        return HuggingFaceWeights(directory, architecture)
-    return InitialWeights(architecture, plan.train.seed)
+        assert isinstance(model, Architecture)
+        return HuggingFaceWeights(directory, model)
+    return InitialWeights(model, plan.train.seed)

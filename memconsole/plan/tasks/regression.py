@@ -6,9 +6,12 @@ from collections.abc import Mapping
 
 from memconsole.plan.model import Model, Parameter
 from memconsole.plan.regressor import Regressor
-from memconsole.plan.sections import Plan, PlanError
+from memconsole.plan.sections import Plan, PlanError, quote
 from memconsole.plan.tasks.task import Input, Measure
 
+WINDOW_FILES = (".h5", ".hdf5")
+DATASETS = ("input_sequences", "controls", "control_masks")
+"""The datasets of a window file: (rows, length, features), (rows, outputs) and (rows, outputs)."""
 _FROM_SCRATCH = "this model is trained from new weights; there is no pretrained base to freeze"
 _WINDOWS = "the data are windows of numbers, not text"
 
@@ -61,7 +64,13 @@ class Regression:
         }
 
     def check(self, plan: Plan, model: Model) -> None:
-        """Raise `PlanError` where a frozen base or a longer window is asked for."""
+        """Raise `PlanError` where a frozen base, a longer window or other data than windows is asked for."""
+        if not plan.data.source.lower().endswith(WINDOW_FILES):
+            raise PlanError(
+                f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from windows of numbers; "
+                f"expected an HDF5 file ({', '.join(WINDOW_FILES)}) with {', '.join(DATASETS)}",
+                "data.source",
+            )
         o, length = plan.optimize, plan.data.sequence_length
         if o.lora_rank or o.freeze_base:
             key = "lora_rank" if o.lora_rank else "freeze_base"

@@ -1,0 +1,82 @@
+"""The regression transformer in torch: windows of vectors to a vector of numbers.
+
+Module names spell the canonical parameter names of `memconsole.plan.regressor`. The residual stream, norms
+and the output projection are fp32 whatever the autocast precision; attention never makes its scores.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memconsole.plan.regressor import Regressor as Shape
+
+
+class Regressor(nn.Module):
+    """Windows (B, T, features) to outputs (B, outputs) of the last step, fp32."""
+
+    def __init__(self, model: Shape) -> None:
+        super().__init__()
+        self.model = model
+        self.input = nn.Linear(model.features, model.hidden_size)
+        self.positions = nn.Embedding(model.max_positions, model.hidden_size)
+        self.layers = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.head = nn.Linear(model.hidden_size, model.outputs)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        x = self.input(windows).float() + self.positions.weight[: windows.shape[1]]  # (B, T, H)
+        for block in self.layers:
+            x = block(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x[:, -1], self.head.weight.float(), self.head.bias.float())
+
+
+class Block(nn.Module):
+    """``norm(x + attention(x))``, then ``norm(x + mlp(x))`` (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, model: Shape) -> None:
+        super().__init__()
+        width = model.hidden_size
+        self.attention = Attention(model)
+        self.attention_norm = nn.LayerNorm(width, eps=model.norm_eps)
+        self.mlp = MLP(width, model.intermediate_size)
+        self.mlp_norm = nn.LayerNorm(width, eps=model.norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention_norm(x + self.attention(x).float())
+        return self.mlp_norm(x + self.mlp(x).float())
+
+
+class Attention(nn.Module):
+    """Causal self-attention without biases."""
+
+    def __init__(self, model: Shape) -> None:
+        super().__init__()
+        width = model.hidden_size
+        self.head_size = model.head_size
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (
+            layer(x).view(batch, length, -1, self.head_size).transpose(1, 2)  # (B, A, T, D)
+            for layer in (self.query, self.key, self.value)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale: D ** -0.5
+        return self.output(attended.transpose(1, 2).reshape(batch, length, -1))
+
+
+class MLP(nn.Module):
+    """Up, tanh-approximated GELU, down."""
+
+    def __init__(self, width: int, intermediate: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, intermediate)
+        self.down = nn.Linear(intermediate, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))

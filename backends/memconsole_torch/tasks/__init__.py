@@ -1,0 +1,19 @@
+"""What each task needs of torch: its module, its loss, its sums."""
+
+from __future__ import annotations
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
+from memconsole.plan.plan import Plan
+from memconsole.plan.regressor import Regressor
+from memconsole_torch.tasks.language import Language
+from memconsole_torch.tasks.regression import Regression
+from memconsole_torch.tasks.task import Task
+
+
+def of(plan: Plan, model: Model) -> Task:
+    """The task that `model` is made for, as `plan` trains it."""
+    if isinstance(model, Regressor):
+        return Regression(model)
+    assert isinstance(model, Architecture)
+    return Language(plan, model)

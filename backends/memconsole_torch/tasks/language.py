@@ -1,0 +1,53 @@
+"""Language modeling in torch: cross-entropy of the decoder's logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, PlanError
+from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.tasks.task import Rows
+from memconsole_torch.techniques import fused_loss
+
+
+class Language:
+    """Implements `Task`."""
+
+    criterion: Callable[..., Tensor]
+
+    def __init__(self, plan: Plan, architecture: Architecture) -> None:
+        """Raises `PlanError` where the sequence is longer than the learned positions."""
+        length, most = plan.data.sequence_length, architecture.max_positions
+        if architecture.positions == "learned" and length > most:
+            raise PlanError(
+                f"data.sequence_length = {length}: the model has {most} positions",
+                "data.sequence_length",
+            )
+        self._architecture = architecture
+        self.criterion = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
+
+    def module(self) -> nn.Module:
+        return Decoder(self._architecture)
+
+    def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
+        hidden = _hidden(module, rows)
+        return self.criterion(hidden, module.head_weight, rows["targets"], share=share)
+
+    def sums(self, module: nn.Module, rows: Rows) -> Tensor:
+        """The head always runs in chunks: no full logits, whatever training does."""
+        hidden = _hidden(module, rows)
+        head: Tensor = module.head_weight  # type: ignore[assignment,unused-ignore]
+        return fused_loss.chunked(hidden, head, rows["targets"]).view(1)
+
+
+def _hidden(module: nn.Module, rows: Rows) -> Tensor:
+    """Final hidden states (B, T, H)."""
+    found: Tensor
+    if "documents" in rows:
+        found = module(rows["inputs"], rows["documents"])
+    else:
+        found = module(rows["inputs"])
+    return found

@@ -1,0 +1,40 @@
+"""Regression on windows in torch: masked squared error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from memconsole.plan.regressor import Regressor as Shape
+from memconsole_torch.models.regressor import Regressor
+from memconsole_torch.tasks.task import Rows
+
+
+class Regression:
+    """Implements `Task`."""
+
+    criterion: Callable[..., Tensor]
+
+    def __init__(self, model: Shape) -> None:
+        self._model = model
+        self.criterion = squared_error
+
+    def module(self) -> nn.Module:
+        return Regressor(self._model)
+
+    def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
+        outputs = module(rows["windows"])
+        return self.criterion(outputs, rows["targets"], rows["mask"]) * share
+
+    def sums(self, module: nn.Module, rows: Rows) -> Tensor:
+        """Squared and absolute error of the outputs that count."""
+        outputs, targets, mask = module(rows["windows"]), rows["targets"], rows["mask"]
+        absolute = (mask * (outputs - targets).abs()).sum()
+        return torch.stack([squared_error(outputs, targets, mask), absolute])
+
+
+def squared_error(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """The sum over (B, outputs) of mask · (outputs - targets)²."""
+    return (mask * (outputs - targets).square()).sum()

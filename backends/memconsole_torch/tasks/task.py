@@ -1,0 +1,42 @@
+"""What the engine asks of a task: a module, and what its batches come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from memconsole_trainer.engine import Array
+
+
+class Rows:
+    """One micro-batch, (micro_batch, ...), each array of which goes to the device when it is asked for."""
+
+    def __init__(self, arrays: Mapping[str, Array], place: Callable[[Array], Tensor]) -> None:
+        self._arrays, self._place = arrays, place
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._place(self._arrays[name])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+
+class Task(Protocol):
+    """What is learned, in torch."""
+
+    criterion: Callable[..., Tensor]
+    """What is computed in training after the module's forward pass."""
+
+    def module(self) -> nn.Module:
+        """The model's module, with parameters under their canonical names and blocks in `layers`."""
+        ...
+
+    def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
+        """The summed loss of a micro-batch times `share`, a differentiable fp32 scalar."""
+        ...
+
+    def sums(self, module: nn.Module, rows: Rows) -> Tensor:
+        """The summed loss of a micro-batch and the sums of the task's measures, fp32 (1 + measures,)."""
+        ...

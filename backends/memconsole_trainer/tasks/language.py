@@ -1,0 +1,130 @@
+"""Text and token rows for language modeling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
+from memconsole.plan.plan import Plan
+from memconsole.plan.tasks.language import MASKED
+from memconsole.runs.record import events
+from memconsole_trainer.data.batches import TextRows, language_batch
+from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.prepared import Prepared, boundary, make_tokenizer, prepare
+from memconsole_trainer.data.sources import open_source
+from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.engine import Array, Batch, Engine, LossSum
+from memconsole_trainer.tasks.task import Judged, Teller
+from memconsole_trainer.weights.starting import weights_directory
+
+SAMPLE_TEMPERATURE = 0.8
+SAMPLE_TOP_K = 50
+
+
+def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> LanguageData:
+    """Source, tokenizer, train rows and held-out rows of a run. Raises `PlanError` and `DataError`."""
+    assert isinstance(model, Architecture)
+    say.phase("data", plan.data.source)
+    source = open_source(plan, model.vocab_size)
+    split = split_of(source, plan.data.validation_fraction)
+    say.phase("tokenizer")
+    weights = weights_directory(plan)
+    beside = weights / "tokenizer.json" if weights else None
+    tokenizer = make_tokenizer(
+        plan,
+        model,
+        source,
+        split,
+        directory / "tokenizer.json",
+        beside if beside and beside.is_file() else None,
+    )
+    say.phase("data", "measuring")
+    found = prepare(plan, model, source, split, tokenizer, directory / "data.json", say.tick)
+    if plan.data.validation_fraction and not len(found.validation):
+        say.warning("nothing is held out for validation: the data is a single document")
+    if isinstance(source, TokenRows) and tokenizer is None:
+        say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
+    return LanguageData(plan, model, found)
+
+
+class LanguageData:
+    """Implements `TaskData`."""
+
+    def __init__(self, plan: Plan, architecture: Architecture, prepared: Prepared) -> None:
+        self._plan, self._architecture, self._prepared = plan, architecture, prepared
+        self._boundary = boundary(plan, prepared.tokenizer)
+        self._unigram: float | None = None
+        self._target_bytes: int | None = None
+        tokenizer = prepared.tokenizer
+        self.description = prepared.description
+        self.fingerprints = {
+            "data": prepared.fingerprint,
+            "tokenizer": tokenizer.fingerprint if tokenizer else "",
+        }
+        self.validation_rows = len(prepared.validation)
+
+    def rows(self) -> TextRows:
+        p, plan = self._prepared, self._plan
+        return TextRows(p.blocks, plan.train.seed, plan.data.shuffle_buffer, p.held, self._boundary)
+
+    def steps_per_epoch(self, shape: BatchShape) -> int:
+        return self._prepared.steps_per_epoch(shape)
+
+    def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
+        return self._prepared.validation.batches(shape, limit)
+
+    def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
+        """Beside the loss of the train tokens' unigram model, and in bits over the bytes of text."""
+        held = self._prepared.validation
+        if self._unigram is None:
+            self._unigram = held.unigram_loss(self._prepared.counts, shape, limit)
+            self._target_bytes = held.target_bytes(shape, limit)
+        covered = self._target_bytes
+        bits = total.loss / math.log(2) / covered if covered else None
+        return Judged({"unigram_loss": self._unigram}, bits)
+
+    def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
+        inputs: Array
+        documents: Array | None = None
+        if first is None:
+            vocabulary = self._architecture.vocab_size
+            tokens = np.arange(shape.rows * shape.sequence_length, dtype=np.int32) % vocabulary
+            inputs = targets = tokens.reshape(shape.rows, shape.sequence_length)
+            documents = np.zeros_like(inputs) if self._boundary is not None else None
+        else:
+            rows = {name: a.reshape(-1, a.shape[-1]) for name, a in first.arrays.items()}
+            wanted = np.arange(shape.rows) % len(rows["inputs"])
+            inputs, targets = rows["inputs"][wanted], rows["targets"][wanted]
+            targets = np.where(targets == MASKED, inputs, targets)
+            documents = rows["documents"][wanted] if "documents" in rows else None
+        dimensions = (shape.micro_batches, shape.micro_batch, shape.sequence_length)
+        own = None if documents is None else documents.reshape(dimensions)
+        return language_batch(inputs.reshape(dimensions), targets.reshape(dimensions), own)
+
+    def room_for_sample(self) -> bool:
+        return self._sample_tokens() > 0
+
+    def sample(self, engine: Engine, step: int) -> events.Sample | None:
+        """Text that goes on from the beginning of the first held-out document."""
+        tokens, prompt = self._sample_tokens(), self._prompt()
+        if tokens <= 0:
+            return None
+        tokenizer, seed = self._prepared.tokenizer, self._plan.train.seed + step
+        ids = engine.generate(prompt, tokens, SAMPLE_TEMPERATURE, SAMPLE_TOP_K, seed)
+        texts = [tokenizer.decode(i) if tokenizer else " ".join(map(str, i)) for i in (prompt, ids)]
+        return events.Sample(step=step, prompt=texts[0], text=texts[1])
+
+    def _prompt(self) -> list[int]:
+        tokenizer = self._prepared.tokenizer
+        end = tokenizer.end_of_text if tokenizer else None
+        return self._prepared.validation.prompt or [end or 0]
+
+    def _sample_tokens(self) -> int:
+        room = self._architecture.max_positions - len(self._prompt()) - 1
+        return min(self._plan.train.sample_tokens, room)

@@ -1,0 +1,19 @@
+"""Opening the data of a plan's task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memconsole.plan.model import Model
+from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
+from memconsole_trainer.tasks import language, regression
+from memconsole_trainer.tasks.task import Opener, TaskData, Teller
+
+OPENERS: dict[str, Opener] = {"language": language.open_data, "regression": regression.open_data}
+"""By the task's name."""
+
+
+def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> TaskData:
+    """The data of a run, ready to train on. Raises `PlanError` and `DataError`."""
+    return OPENERS[task_of(plan).name](plan, model, directory, say)
