@@ -18,6 +18,7 @@ from memconsole_jax.models import decoder as jax_decoder
 from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import decoder as torch_decoder
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Engine, WeightsError
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -51,6 +52,7 @@ def test_both_backends_give_the_same_logits_and_gradients(kind: str) -> None:
     weights = RandomWeights(architecture)
     batch = tiny_models.batch(2, 2, 24, masked=0.3)
     batch["targets"][1, 0] = -100  # the micro-batches differ in their number of targets
+    batch = language_batch(batch["inputs"], batch["targets"])
 
     ours = torch_comparison.logits(architecture, weights, batch["inputs"][0])
     theirs = jax_engine.logits(architecture, weights, batch["inputs"][0])

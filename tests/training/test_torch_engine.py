@@ -16,7 +16,8 @@ from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import devices
-from memconsole_torch.engine import TorchEngine, create, gradients, logits
+from memconsole_torch.comparison import gradients, logits
+from memconsole_torch.engine import TorchEngine, create
 from memconsole_torch.models.generate import choose
 from memconsole_torch.techniques import compilation
 from memconsole_trainer.data.batches import language_batch
@@ -106,6 +107,7 @@ def test_accumulating_four_ragged_masked_micro_batches_equals_one_large_batch(fu
     small = tiny_models.batch(4, 2, LENGTH, masked=0.4)
     small["targets"][1, :, 3:] = -100  # micro-batches with very different numbers of targets
     small["targets"][2] = -100  # and one with none
+    small = language_batch(small["inputs"], small["targets"])
     large = language_batch(
         small["inputs"].reshape(1, 8, LENGTH), small["targets"].reshape(1, 8, LENGTH)
     )

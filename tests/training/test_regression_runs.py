@@ -1,0 +1,191 @@
+"""Whole runs of the regression task with the real engines, on windows of a file that the tests make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.read.report import report
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.eventlog import EventReader
+from memconsole_trainer.__main__ import run as run_attempt
+
+BACKENDS = ("torch", "jax")
+LENGTH, FEATURES, OUTPUTS = 8, 19, 6
+TINY: dict[str, Any] = {
+    "model.name": "lqr",
+    "data.sequence_length": LENGTH,
+    "data.shuffle_buffer": 200,
+    "data.validation_fraction": 0.2,
+    "train.batch_size": 16,
+    "train.epochs": 3,
+    "train.log_every": 5,
+    "train.learning_rate": 2e-3,
+    "train.warmup_steps": 5,
+    "optimize.accumulation_steps": 2,
+    "device.name": "cpu",
+}
+
+
+def write_windows(path: Path, rows: int = 800, **changes: Any) -> Path:
+    """Windows of random walks of 12 states, 20 to a trajectory; the controls are a squashed linear map of the last."""
+    draw = np.random.default_rng(0)
+    walks = np.cumsum(draw.normal(size=(rows, LENGTH, 12)) * 0.3, axis=1)
+    windows = np.concatenate([walks, np.ones((rows, LENGTH, 7))], axis=2)
+    controls = np.tanh(walks[:, -1] @ draw.normal(size=(12, OUTPUTS)) * 0.4)
+    mask = np.ones((rows, OUTPUTS))
+    mask[:, 4:] = 0
+    arrays = {
+        "input_sequences": windows.astype(np.float32),
+        "controls": controls.astype(np.float32),
+        "control_masks": mask.astype(np.float32),
+        "trajectory_ids": np.arange(rows) // 20,
+    } | changes
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            if values is not None:
+                chunks = (min(50, len(values)), *values.shape[1:])
+                file.create_dataset(name, data=values, chunks=chunks)
+    return path
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_windows(tmp_path_factory.mktemp("windows") / "windows.h5")
+
+
+@pytest.fixture(autouse=True)
+def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class StopAt(Attempt):
+    """An attempt that is asked to stop when it has come to a step."""
+
+    stop_at: Callable[[int], bool] = staticmethod(lambda step: False)
+
+    def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
+        super().progress(phase, step, bytes_written)
+        if self.stop_at(step):
+            self.stop_requested = True
+
+
+def plan(path: Path, backend: str, **changes: Any) -> Plan:
+    settings = {key.replace("__", "."): value for key, value in changes.items()}
+    return replace(Plan(), {**TINY, "backend": backend, "data.source": str(path), **settings})
+
+
+def attempt(run: RunDirectory, stop_at: Callable[[int], bool] | None = None) -> int:
+    with StopAt(run, run.new_attempt()) as started:
+        if stop_at is not None:
+            started.stop_at = stop_at  # type: ignore[method-assign]
+        return run_attempt(started)
+
+
+def told(run: RunDirectory, kind: type[Any]) -> list[Any]:
+    found = []
+    for number in run.attempt_numbers():
+        reader = EventReader(run.attempt_path(number))
+        found += [record for record in reader.read() if isinstance(record, kind)]
+    return found
+
+
+def state_hashes(run: RunDirectory) -> dict[str, str]:
+    newest = run.committed_checkpoints()[-1]
+    files = json.loads((newest / "MANIFEST.json").read_text())["files"]
+    return {name: e["sha256"] for name, e in files.items() if name.endswith(".safetensors")}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_learns_the_controls_and_beats_its_baselines(backend: str, windows: Path) -> None:
+    pytest.importorskip(backend)
+    run = create_run(plan(windows, backend, train__epochs=8))
+    assert attempt(run) == 0
+    build = [p for p in told(run, events.Phase) if p.parameters is not None]
+    assert build[-1].parameters == build[-1].trainable_parameters == 208_774
+    last = told(run, events.Evaluation)[-1]
+    assert set(last.metrics) == {"zero_loss", "linear_loss", "mean_absolute_error"}
+    assert last.bits_per_byte is None
+    assert last.loss < 0.5 * last.metrics["zero_loss"]
+    assert last.metrics["linear_loss"] < last.metrics["zero_loss"]
+    assert 0 < last.metrics["mean_absolute_error"] ** 2 <= last.loss
+    steps = told(run, events.Step)
+    assert steps[-1].tokens % (8 * 20) == 0  # eight epochs of whole trajectories of 20 windows
+    assert 8 * 500 <= steps[-1].tokens < 8 * 800
+    found = report(run)
+    assert found["evaluations"][-1]["metrics"] == last.metrics
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
+    backend: str, windows: Path
+) -> None:
+    pytest.importorskip(backend)
+    whole, broken = create_run(plan(windows, backend)), create_run(plan(windows, backend))
+    assert attempt(whole) == 0
+    for stop in (7, 26):
+        assert attempt(broken, lambda step, stop=stop: step >= stop) == 75
+    assert attempt(broken) == 0
+    assert state_hashes(broken) == state_hashes(whole)
+    last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]
+    assert (last.loss, last.metrics) == (expected.loss, expected.metrics)
+
+
+def test_both_backends_come_to_the_same_loss(windows: Path) -> None:
+    losses = []
+    for backend in BACKENDS:
+        pytest.importorskip(backend)
+        run = create_run(plan(windows, backend))
+        assert attempt(run) == 0
+        losses.append([e.loss for e in told(run, events.Evaluation)])
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"control_masks": None}, "lacks control_masks"),
+        ({"controls": np.zeros((800, 5), np.float32)}, "controls has shape (800, 5)"),
+        ({"input_sequences": np.zeros((800, 8, 3), np.float32)}, "expected (800, length, 19)"),
+        ({"input_sequences": np.zeros((800, 4, 19), np.float32)}, "hold 4 steps"),
+    ],
+)
+def test_a_file_that_does_not_fit_the_model_is_refused_by_name(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = write_windows(tmp_path / "bad.h5", **changes)
+    run = create_run(plan(path, "torch"))
+    assert attempt(run) != 0
+    (error,) = told(run, events.Error)
+    assert message in error.message
+    assert str(path) in error.message
+
+
+def test_a_number_that_is_not_finite_is_named_with_its_row(tmp_path: Path) -> None:
+    values = np.zeros((800, OUTPUTS), np.float32)
+    values[123, 2] = np.nan
+    run = create_run(plan(write_windows(tmp_path / "nan.h5", controls=values), "torch"))
+    assert attempt(run) != 0
+    (error,) = told(run, events.Error)
+    assert "row 123 of controls" in error.message
+
+
+def test_settings_of_text_are_refused_for_windows(windows: Path) -> None:
+    from memconsole.plan.check import check
+
+    check(plan(windows, "torch"))
+    with pytest.raises(PlanError, match="no pretrained base"):
+        check(plan(windows, "torch", optimize__lora_rank=8, optimize__freeze_base=True))
+    with pytest.raises(PlanError, match="expected an HDF5 file"):
+        check(plan(windows, "torch", data__source="python-stdlib"))
+    with pytest.raises(PlanError, match="128 positions"):
+        check(plan(windows, "torch", data__sequence_length=256))
