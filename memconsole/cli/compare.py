@@ -9,6 +9,8 @@ import msgspec
 
 from memconsole.cli.tables import columns
 from memconsole.plan.differences import differing
+from memconsole.plan.tasks import TASKS
+from memconsole.runs.read.figures import figures
 from memconsole.runs.read.report import Report, report
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.units import format_bytes
@@ -30,8 +32,8 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
         ("steps", [str(made.steps[-1].step) if made.steps else "0" for made in reports]),
         ("final training loss", [_loss(made.final_train_loss) for made in reports]),
         ("best validation loss", [_loss(made.best_validation_loss) for made in reports]),
-        ("final bits per byte", [_bits(made) for made in reports]),
-        ("tokens/s", [_speed(made) for made in reports]),
+        *_figures(reports),
+        ("units/s", [_speed(made) for made in reports]),
         ("minutes", [f"{made.total_minutes:.2f}" for made in reports]),
         ("peak memory", [_peak(made) for made in reports]),
     ):
@@ -39,9 +41,16 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     click.echo("\n".join(columns(rows)))
 
 
-def _bits(made: Report) -> str:
-    found = [e.bits_per_byte for e in made.evaluations if e.bits_per_byte is not None]
-    return f"{found[-1]:.4f}" if found else "n/a"
+def _figures(reports: list[Report]) -> list[tuple[str, list[str]]]:
+    """The measures of the runs' tasks at their last evaluations, a row each."""
+    found = [
+        {f.measure.label: f.value for f in figures(TASKS[made.task], made.evaluations[-1])}
+        if made.evaluations
+        else {}
+        for made in reports
+    ]
+    labels = dict.fromkeys(label for own in found for label in own)
+    return [(f"final {label}", [_loss(own.get(label)) for own in found]) for label in labels]
 
 
 def _settings(found: list[RunDirectory]) -> list[list[str]]:
@@ -55,7 +64,7 @@ def _loss(value: float | None) -> str:
 
 def _speed(made: Report) -> str:
     speeds = sorted(step.tokens_per_second for step in made.steps)
-    return f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "n/a"
+    return f"{speeds[len(speeds) // 2]:,.0f} {TASKS[made.task].units}" if speeds else "n/a"
 
 
 def _peak(made: Report) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memconsole.plan.tasks import task_of
+from memconsole.runs.read.figures import figures
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.units import format_bytes, format_count, format_duration
 
@@ -53,13 +55,8 @@ class ProgressLines:
             if evaluation.step <= self._evaluated:
                 continue
             self._evaluated = evaluation.step
-            bits = evaluation.bits_per_byte
-            unigram = evaluation.metrics.get("unigram_loss")
-            yield (
-                f"step {evaluation.step:,}  validation loss {_loss(evaluation.loss)}"
-                + (f"  {bits:.3f} bits/byte" if bits is not None else "")
-                + (f"  (unigram model {unigram:.4f})" if unigram is not None else "")
-            )
+            more = "".join(f"  {f.words}" for f in figures(task_of(run.plan), evaluation))
+            yield f"step {evaluation.step:,}  validation loss {_loss(evaluation.loss)}{more}"
         for epoch in run.epochs:
             if epoch.epoch <= self._epoch:
                 continue
@@ -85,7 +82,7 @@ def step_line(run: RunSnapshot) -> str:
     total = f"/{run.total_steps:,}" if run.total_steps else ""
     parts = [f"step {run.step:,}{total}", f"epoch {run.epoch}", f"loss {_loss(run.loss)}"]
     if run.tokens_per_second:
-        parts.append(f"{run.tokens_per_second:,.0f} tokens/s")
+        parts.append(f"{run.tokens_per_second:,.0f} {task_of(run.plan).units}/s")
     if run.memory and run.memory.allocated_bytes is not None:
         parts.append(f"memory {format_bytes(run.memory.allocated_bytes)}")
     if run.eta_seconds is not None:
@@ -109,10 +106,10 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Final training loss", _loss(train)))
     if last is not None:
         rows.append(("Final validation loss", _loss(last.loss)))
-        if "unigram_loss" in last.metrics:
-            rows.append(("Unigram model's loss", _loss(last.metrics["unigram_loss"])))
-        if last.bits_per_byte is not None:
-            rows.append(("Final bits per byte", f"{last.bits_per_byte:.4f}"))
+        for found in figures(task_of(run.plan), last):
+            label = found.measure.label
+            title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"
+            rows.append((title, f"{found.value:.4f}"))
     if ended is not None and ended.early:
         rows.append(("Ended", ended.early))
     minutes = ended.total_minutes if ended else run.elapsed_seconds / 60

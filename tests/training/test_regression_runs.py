@@ -122,7 +122,8 @@ def test_a_run_learns_the_controls_and_beats_its_baselines(backend: str, windows
     assert steps[-1].tokens % (8 * 20) == 0  # eight epochs of whole trajectories of 20 windows
     assert 8 * 500 <= steps[-1].tokens < 8 * 800
     found = report(run)
-    assert found["evaluations"][-1]["metrics"] == last.metrics
+    assert found.evaluations[-1].metrics == last.metrics
+    assert (found.task, found.unit) == ("regression", "window")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

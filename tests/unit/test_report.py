@@ -148,6 +148,8 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
         "average_epoch_minutes",
         "attempts",
         "ladder",
+        "task",
+        "unit",
     ]
     assert document["verdict"] == {"reason": "finished", "evidence": "exit code 0"}
     assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second"}

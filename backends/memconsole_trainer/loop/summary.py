@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from memconsole.plan.tasks import Task
+from memconsole.runs.read.figures import figures
 from memconsole.runs.record.events import Ended, Epoch, Evaluation, Step
 
 WIDTH = 80
@@ -14,19 +16,18 @@ def platform(lines: Iterable[str]) -> str:
     return "\n".join([_RULE, *(f"  {line}" for line in lines), _RULE])
 
 
-def step_line(step: Step, total_steps: int) -> str:
+def step_line(step: Step, total_steps: int, units: str) -> str:
+    """Where training is; `units` are what the task counts."""
     norm = "" if step.gradient_norm is None else f"  norm {step.gradient_norm:.3f}"
     return (
         f"step {step.step:,}/{total_steps:,}  epoch {step.epoch}  loss {_loss(step.loss)}"
-        f"  lr {step.learning_rate:.3g}{norm}  {step.tokens_per_second:,.0f} tokens/s"
+        f"  lr {step.learning_rate:.3g}{norm}  {step.tokens_per_second:,.0f} {units}/s"
     )
 
 
-def evaluation_line(evaluation: Evaluation) -> str:
-    bits = evaluation.bits_per_byte
-    unigram = evaluation.metrics.get("unigram_loss")
-    more = "" if bits is None else f"  bits/byte {bits:.4f}"
-    more += "" if unigram is None else f"  (unigram model {unigram:.4f})"
+def evaluation_line(evaluation: Evaluation, task: Task) -> str:
+    """The loss, with the task's measures and baselines."""
+    more = "".join(f"  {figure.words}" for figure in figures(task, evaluation))
     return f"step {evaluation.step:,}  validation loss {_loss(evaluation.loss)}{more}"
 
 

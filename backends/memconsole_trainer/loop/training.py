@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 
+from memconsole.plan.tasks import task_of
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
 from memconsole_trainer.engine import Batch, StepMetrics
@@ -41,6 +42,7 @@ class Trainer:
         self._engine = job.engine
         self._progress = job.progress
         self._plan = job.plan
+        self._task = task_of(job.plan)
         self._watch = Watch(attempt, job.engine, job.progress)
         self.saver = Saver(attempt, job, self._watch)
         self._profiling = Profiling(attempt, job.engine, self._watch)
@@ -129,7 +131,7 @@ class Trainer:
             step_seconds=seconds / len(metrics),
         )
         self._attempt.emit(said)
-        print(summary.step_line(said, p.total_steps), flush=True)
+        print(summary.step_line(said, p.total_steps, self._task.units), flush=True)
         self._tell_skipped(metrics)
         if not finite:
             step = next(m.step for m in metrics if not math.isfinite(m.loss))
@@ -261,7 +263,7 @@ class Trainer:
             best=best,
         )
         self._attempt.emit(said, durable=True)
-        print(summary.evaluation_line(said), flush=True)
+        print(summary.evaluation_line(said, self._task), flush=True)
         self._sample()
 
     def _sample(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,7 @@ class LanguageData:
         self._target_bytes: int | None = None
         tokenizer = prepared.tokenizer
         self.description = prepared.description
-        self.fingerprints = {
+        self.fingerprints: Mapping[str, str] = {
             "data": prepared.fingerprint,
             "tokenizer": tokenizer.fingerprint if tokenizer else "",
         }
@@ -91,6 +91,7 @@ class LanguageData:
 
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
         inputs: Array
+        targets: Array
         documents: Array | None = None
         if first is None:
             vocabulary = self._architecture.vocab_size

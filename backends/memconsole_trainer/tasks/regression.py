@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class WindowData:
             f"{plan.data.source}: {file.count:,} windows, {split.train_rows:,} to train on, "
             f"{split.held_rows:,} held out"
         )
-        self.fingerprints = {"data": file.fingerprint}
+        self.fingerprints: Mapping[str, str] = {"data": file.fingerprint}
         self.validation_rows = len(held.targets)
 
     def rows(self) -> WindowRows:

@@ -18,10 +18,11 @@ class Language:
     """Causal language modeling. The loss is nats per token that is not masked."""
 
     name = "language"
-    unit = "token"
+    unit, units = "token", "tokens"
     loss = Measure("loss", "loss", "nats")
     measures: tuple[Measure, ...] = ()
-    baselines: tuple[Measure, ...] = (Measure("unigram_loss", "unigram", "nats"),)
+    derived: tuple[Measure, ...] = (Measure("bits_per_byte", "bits/byte"),)
+    baselines: tuple[Measure, ...] = (Measure("unigram_loss", "unigram model", "nats"),)
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """Token ids, the tokens after them, and each token's document where documents are isolated."""

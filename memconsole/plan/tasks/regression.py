@@ -20,9 +20,10 @@ class Regression:
     """The loss is the squared error of the outputs that the mask keeps, divided by their number."""
 
     name = "regression"
-    unit = "window"
+    unit, units = "window", "windows"
     loss = Measure("loss", "masked MSE")
     measures: tuple[Measure, ...] = (Measure("mean_absolute_error", "mean absolute error"),)
+    derived: tuple[Measure, ...] = ()
     baselines: tuple[Measure, ...] = (
         Measure("zero_loss", "zero output"),
         Measure("linear_loss", "linear map of the last step"),

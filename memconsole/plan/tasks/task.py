@@ -45,10 +45,14 @@ class Task(Protocol):
     name: str
     unit: str
     """What training counts, one of it: token, window, interaction."""
+    units: str
+    """More than one of it."""
     loss: Measure
     """What training minimizes; its sum over a batch is divided by the batch's weight."""
     measures: tuple[Measure, ...]
     """What an evaluation adds up beside the loss, in the order in which backends return the sums."""
+    derived: tuple[Measure, ...]
+    """What the trainer makes of those sums and the data."""
     baselines: tuple[Measure, ...]
     """Losses of models that know next to nothing, on the held-out rows: the lines to beat."""
 

@@ -8,6 +8,7 @@ import msgspec
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
+from memconsole.plan.tasks import TASKS, Task, task_of
 from memconsole.runs.read.comparison import (
     Comparison,
     EstimatedTable,
@@ -96,6 +97,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     ladder: tuple[Rung, ...] = ()
     """Steps down after running out of memory; `plan` is the last of them, and so is what was measured."""
+    task: str = "language"
+    """What was learned: the name of one of `plan.tasks`."""
+    unit: str = "token"
+    """What `tokens_per_second` counts."""
 
 
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +174,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         )
         for e in (mark.event for mark in state.epochs)
     )
-    plan = _plan(run)
+    plan, task = _plan(run), _task(run)
     elapsed = (state.earlier_seconds + state.attempt_seconds) / 60
     average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
     losses = [e.loss for e in evaluations if e.loss is not None]
@@ -178,6 +183,8 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
     return Report(
         run=clean_line(run.id, 80),
         name=run.name,
+        task=task.name,
+        unit=task.unit,
         backend=started.backend if started else str(plan.get("backend", "")),
         device=started.device_name if started else str(plan.get("device", {}).get("name", "")),
         verdict=why,
@@ -286,6 +293,14 @@ def _plan(run: RunDirectory) -> dict[str, Any]:
     except PlanError:
         return {}
     return document
+
+
+def _task(run: RunDirectory) -> Task:
+    """The task of the run's plan; language where there is no readable plan."""
+    try:
+        return task_of(run.read_plan())
+    except PlanError:
+        return TASKS["language"]
 
 
 def stored_estimate(run: RunDirectory) -> StoredEstimate | None:
