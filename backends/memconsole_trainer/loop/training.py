@@ -84,7 +84,8 @@ class Trainer:
         self._watch.beat()
         if self._compiled:
             self._profiling.before(p.step + 1)
-        self._engine.train_step(batch)
+        control = self._job.control
+        control.step(self._engine, batch)
         self._profiling.behind(p.step + 1)
         p.step += 1
         p.tokens += units
@@ -93,7 +94,7 @@ class Trainer:
         if not self._compiled:
             self._compiled = True
             self._read_losses()
-            self._watch.enter("train")
+            self._watch.enter(control.phase)
         elif p.step % t.log_every == 0:
             self._read_losses()
         self._watch.wait_while_paused()

@@ -1,0 +1,1 @@
+"""What decides how each batch is trained on."""
