@@ -73,6 +73,7 @@ class Saver:
             "progress": msgspec.to_builtins(p),
             "validation_loss": p.validation_loss if p.validation_step == p.step else None,
             "fingerprints": job.fingerprints,
+            "control": job.control.state(),
             "architecture": msgspec.to_builtins(job.model),
             "versions": {n: str(v) for n, v in job.engine.versions.items()},
         }

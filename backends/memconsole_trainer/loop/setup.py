@@ -16,6 +16,7 @@ from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.ladder import present_plan, rungs
 from memconsole.runs.record import events
 from memconsole_trainer.backends import engine_factory
+from memconsole_trainer.control.controller import Controller, controller_of
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine
@@ -45,6 +46,7 @@ class Job:
     shape: BatchShape
     stream: BatchStream
     checkpoints: Checkpoints
+    control: Controller
     progress: Progress
     fingerprints: dict[str, str]
     last_saved: Path | None
@@ -98,6 +100,9 @@ def set_up(attempt: Attempt) -> Job:
             )
     else:
         state = resumed(stored, fingerprints)
+    control = controller_of(plan)
+    if stored is not None:
+        control.load_state(stored.state.get("control", {}))
     stream = BatchStream(data.rows(), shape, state.data or None)
     try:
         # Before the model, so that what the data holds is not taken for the model's.
@@ -123,7 +128,9 @@ def set_up(attempt: Attempt) -> Job:
         stream.close()
         raise
     path = stored.path if stored else None
-    return Job(plan, model, engine, data, shape, stream, checkpoints, state, fingerprints, path)
+    return Job(
+        plan, model, engine, data, shape, stream, checkpoints, control, state, fingerprints, path
+    )
 
 
 def _held(engine: Engine) -> tuple[int | None, int | None]:

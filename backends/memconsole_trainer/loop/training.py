@@ -94,9 +94,10 @@ class Trainer:
         if not self._compiled:
             self._compiled = True
             self._read_losses()
-            self._watch.enter(control.phase)
         elif p.step % t.log_every == 0:
             self._read_losses()
+        if self._watch.phase != control.phase:
+            self._watch.enter(control.phase)
         self._watch.wait_while_paused()
         self._watch.check_stop()
         if t.evaluate_every and p.step % t.evaluate_every == 0:
