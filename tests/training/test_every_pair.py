@@ -18,8 +18,7 @@ from test_optimizer_offload import moving
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import parameters
 from memconsole.plan.check import check
-from memconsole.plan.conflicts import conflict
-from memconsole.plan.optimizations import BY_KEY, check_trainable
+from memconsole.plan.optimizations import BY_KEY, check_trainable, conflict
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
