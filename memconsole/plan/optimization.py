@@ -30,6 +30,7 @@ class Result(enum.Enum):
     ADAPTERS = "adapters instead of the whole model"
     DATA = "what is trained on"
     """Rows, their order, their length or how many make a step."""
+    MODEL = "the model itself"
 
 
 class Reach(enum.Enum):

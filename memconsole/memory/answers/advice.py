@@ -14,7 +14,7 @@ from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimization import Optimization, Result
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
 
@@ -57,7 +57,13 @@ class _Way(msgspec.Struct, frozen=True):
 
     changes: dict[str, Any]
     label: str
-    result: str
+    result: Result
+    along_costs: str = ""
+
+    @property
+    def costs(self) -> str:
+        """What it changes in the training result."""
+        return ", ".join(words for words in (self.result.value, self.along_costs) if words)
 
 
 def remedies(plan: Plan, budget: Budget, died: Died | None = None) -> tuple[Remedy, ...]:
@@ -71,13 +77,22 @@ def remedies(plan: Plan, budget: Budget, died: Died | None = None) -> tuple[Reme
     found: list[Remedy] = []
     for key in ORDER:
         ways = _smaller_models(plan) if key == SMALLER_MODEL else _ways(plan, BY_KEY[key])
-        best = [r for way in ways if (r := _remedy(plan, before, by, key, way))]
-        fitting = [r for r in best if r.fits]
-        if fitting and not fits:
-            found.append(min(fitting, key=lambda r: (r.saves_bytes, r.time_factor)))
-        elif best:
-            found.append(max(best, key=lambda r: (r.saves_bytes, -r.time_factor)))
+        helpful = [(way.result, r) for way in ways if (r := _remedy(plan, before, by, key, way))]
+        if helpful:
+            found.append(_best(helpful, enough=not fits))
     return tuple(found)
+
+
+def _best(helpful: list[tuple[Result, Remedy]], *, enough: bool) -> Remedy:
+    """Of the ways that fit, or of all where none does, those that harm the result least; of these the one that saves
+    `enough` and no more, or else most."""
+    harm = list(Result)
+    fitting = [way for way in helpful if enough and way[1].fits]
+    sign = 1 if fitting else -1
+    return min(
+        fitting or helpful,
+        key=lambda way: (harm.index(way[0]), sign * way[1].saves_bytes, way[1].time_factor),
+    )[1]
 
 
 def _smaller_models(plan: Plan) -> list[_Way]:
@@ -85,9 +100,7 @@ def _smaller_models(plan: Plan) -> list[_Way]:
     if size is None:
         return []
     sizes = [max(100_000, size // n) for n in (2, 4, 8)]
-    return [
-        _Way({SMALLER_MODEL: n}, f"a model of {n:,} parameters", "a smaller model") for n in sizes
-    ]
+    return [_Way({SMALLER_MODEL: n}, f"a model of {n:,} parameters", Result.MODEL) for n in sizes]
 
 
 def _ways(plan: Plan, row: Optimization) -> list[_Way]:
@@ -99,9 +112,8 @@ def _ways(plan: Plan, row: Optimization) -> list[_Way]:
         _Way(
             {**row.settings_for(plan, value), **along},
             f"{row.label}: {f'{value:,}' if type(value) is int else value}",
-            ", ".join(
-                filter(None, (row.result_of(present, value).value, rule.along_costs * bool(along)))
-            ),
+            row.result_of(present, value),
+            rule.along_costs if along else "",
         )
         for value in (rule.values or row.values)(plan)
         if value != present and row.refusal(plan, value) is None
@@ -127,7 +139,7 @@ def _remedy(plan: Plan, before: MemoryTable, by: Correction, key: str, way: _Way
         key=key,
         changes=way.changes,
         label=way.label,
-        result=way.result,
+        result=way.costs,
         saves_bytes=saves,
         fits=by.fits(after),
         time_factor=then / now,

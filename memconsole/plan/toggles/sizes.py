@@ -66,7 +66,7 @@ EVALUATION_BATCH_SIZE = Optimization(
     conflicts={},
     result=always(Result.SAME),
     reach=Reach.SIZES,
-    touches=("logits and loss", "activations"),
+    touches=("activations",),
     remedy=RemedyRule(rank=15, values=_fewer_rows),
     says=None,
     evaluating=kept,
