@@ -75,7 +75,7 @@ STREAMING = Optimization(
     result=always(Result.DATA),
     reach=Reach.NOTHING,
     touches=(HOST_MEMORY,),
-    remedy=RemedyRule(rank=10, values=fixed(True)),
+    remedy=RemedyRule(rank=10),
     says=None,
     evaluating=kept,
 )
