@@ -20,7 +20,8 @@ from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
+from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, uncompiled
 
 Lookup = Callable[[Plan, Budget], Known | None]

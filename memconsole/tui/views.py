@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate, MemoryTable, Saving
-from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
+from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY

@@ -154,7 +154,7 @@ def test_only_what_ran_out_is_halved() -> None:
 
 
 def test_a_ladder_and_an_optimizer_in_the_backward_pass_exclude_each_other() -> None:
-    from memconsole.plan.conflicts import check_conflicts
+    from memconsole.plan.optimizations import check_conflicts
 
     changes = {
         "train.on_out_of_memory": "halve",

@@ -10,7 +10,7 @@ import pytest
 from conftest import Console, paste, readings, screen_text, settle
 
 from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.optimizations import OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.command import command_of
@@ -65,7 +65,7 @@ async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make) -
             assert app.plan_screen.view.row is row
             refused = ""
             try:
-                row.press(plan, wanted)
+                press(row, plan, wanted)
             except PlanError as error:
                 refused = str(error)[:100]
             if refused:

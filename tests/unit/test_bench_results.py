@@ -7,8 +7,7 @@ import json
 import pytest
 
 from memconsole.plan.check import check
-from memconsole.plan.conflicts import check_conflicts
-from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.optimizations import check_conflicts, check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
 from tests.bench import agreement, bitnet, optimizations
 from tests.bench.trained import BACKENDS

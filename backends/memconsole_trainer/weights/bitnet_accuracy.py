@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from memconsole.plan.optimizations import only_evaluating
 from memconsole.plan.plan import PlanError, replace
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.documents import DataError
@@ -21,20 +22,6 @@ from memconsole_trainer.weights.export import export
 from memconsole_trainer.weights.trained import Trained
 
 REPORT = "bitnet.json"
-_PLAIN: dict[str, Any] = {
-    "train.ema_decay": 0.0,
-    "train.beta1": 0.0,
-    "optimize.optimizer": "sgd",
-    "optimize.optimizer_offload": "none",
-    "optimize.optimizer_in_backward": False,
-    "optimize.activation_offload": False,
-    "optimize.accumulation_steps": 1,
-    "optimize.freeze_base": False,
-    "optimize.lora_rank": 0,
-    "optimize.base_storage": "bf16",
-    "optimize.compile": False,
-}
-"""Settings that only training needs, off; without momentum there is no optimizer state."""
 
 
 class NotMeasuredError(ValueError):
@@ -100,9 +87,7 @@ def compared(found: Trained, quantized: WeightSource) -> dict[str, Any]:
 def _evaluated(
     found: Trained, weights: WeightSource, validation: Validation, shape: BatchShape
 ) -> LossSum:
-    precision = found.plan.optimize.precision
-    changes = _PLAIN | {"optimize.precision": "bf16" if precision == "bf16-sr" else precision}
-    plan = replace(found.plan, changes)
+    plan = replace(only_evaluating(found.plan), {"train.ema_decay": 0.0})
     engine = engine_factory(plan.backend)(plan, None)
     engine.build(plan, found.architecture, 1, weights)
     return engine.evaluate(validation.batches(shape, plan.train.evaluation_batches))

@@ -23,6 +23,7 @@ from memconsole.memory.activations.torch_compiled import compiled_block, compile
 from memconsole.memory.activations.torch_operations import Kernels, updating_bytes
 from memconsole.memory.activations.torch_tape import Live
 from memconsole.memory.state.step_sizes import Moment, Step
+from memconsole.memory.step_key import step_settings
 
 CHUNK_TOKENS = 512
 """`memconsole_torch.techniques.fused_loss.CHUNK_TOKENS`."""
@@ -102,13 +103,14 @@ MOST_REMEMBERED = 8192
 
 def structure(step: Step) -> tuple[object, ...]:
     """What decides every moment that the optimizer takes no part in, but for weights, state and data."""
-    o = step.plan.optimize
     return (
-        step.architecture, step.kind, step.tokens, step.evaluation_tokens, step.sequence, step.compute, step.frozen,
-        step.accumulates, step.rounded, step.state.average > 0, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
-        o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
-        o.optimizer_in_backward and o.optimizer_offload, step.plan.data.isolate_documents, o.compile,
-    )  # fmt: skip
+        step.architecture,
+        step.tokens,
+        step.evaluation_tokens,
+        step.sequence,
+        step.kind,
+        *step_settings(step.plan, step.kind, update=step.plan.optimize.optimizer_in_backward),
+    )
 
 
 def _remembered(step: Step) -> tuple[Moment, ...]:

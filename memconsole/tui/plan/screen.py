@@ -12,7 +12,8 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
+from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.draw.words import value_word
 from memconsole.tui.keys.rows import bindings
@@ -193,9 +194,9 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
 
     def _step(self, row: Optimization, direction: int) -> None:
         if direction > 0:
-            self.change(lambda plan: row.press(plan, row.next_value(plan)))
+            self.change(lambda plan: press(row, plan, row.next_value(plan)))
         else:
-            self.change(lambda plan: row.press(plan, _previous_value(row, plan)))
+            self.change(lambda plan: press(row, plan, _previous_value(row, plan)))
 
     def action_undo(self) -> None:
         self.notice("")
