@@ -14,7 +14,7 @@ from typing import Any
 from picture import SIZES, name_of, shoot
 from scenes import CARD
 
-from memconsole.tui.app import ConsoleApp
+from memconsole.tui.app.console import ConsoleApp
 
 RUN = (
     "train.max_steps=240", "train.epochs=3", "train.evaluate_every=60", "data.max_examples=40",

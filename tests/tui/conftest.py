@@ -15,7 +15,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import Curve, GaugeCurves, RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.app import ConsoleApp
+from memconsole.tui.app.console import ConsoleApp
 
 GIB = 2**30
 

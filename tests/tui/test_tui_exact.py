@@ -251,7 +251,7 @@ def test_what_changed_is_shown_at_one_tier() -> None:
     from memconsole.memory.exact.timeline import Exact, ExactPhase
     from memconsole.tui.draw.ink import plain
     from memconsole.tui.plan.memory_table import table_lines
-    from memconsole.tui.views import PlanView
+    from memconsole.tui.views.plan_view import PlanView
 
     device = budget(CARD, None)
     phases = {"backward": ExactPhase(total_bytes=9 << 30, components={"weights": 1 << 30})}

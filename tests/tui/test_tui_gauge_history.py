@@ -12,11 +12,11 @@ from textual.geometry import Region
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import Curve, GaugeCurves, RunSnapshot
+from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.ink import plain
-from memconsole.tui.messages import SnapshotArrived
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.run.gauge import MemoryGauges, memory_lines
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 
 MIB = 2**20
 

@@ -20,10 +20,10 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.draw.wire import Wire
-from memconsole.tui.messages import RunsListed, SnapshotArrived
+from memconsole.tui.app.messages import SnapshotArrived
+from memconsole.tui.app.wire import Wire
 from memconsole.tui.runs.compare import CompareRunsScreen, RunsRead
-from memconsole.tui.runs.screen import RunsScreen
+from memconsole.tui.runs.screen import RunsListed, RunsScreen
 from memconsole.tui.screens.confirm import Answer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.screens.prompt import PromptScreen

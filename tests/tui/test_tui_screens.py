@@ -26,7 +26,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.messages import SnapshotArrived
+from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.screens.confirm import Answer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.screens.prompt import PromptScreen

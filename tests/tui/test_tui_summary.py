@@ -11,9 +11,9 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.draw.summary import summary_rows
 from memconsole.tui.plan.pricing import price
-from memconsole.tui.views import RunView
+from memconsole.tui.run.summary import summary_rows
+from memconsole.tui.views.run_view import RunView
 
 MIB = 2**20
 

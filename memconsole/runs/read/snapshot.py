@@ -15,6 +15,11 @@ class Curve(msgspec.Struct, frozen=True):
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
 
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """The series as pairs."""
+        return tuple((float(s), v) for s, v in zip(self.steps, self.values, strict=False))
+
 
 class GaugeCurves(msgspec.Struct, frozen=True):
     """Bytes by step: the highest allocated of each stretch, what the device and what the host held."""

@@ -21,7 +21,6 @@ from memconsole.tui.draw.words import (
     tokens_word,
     value_word,
 )
-from memconsole.tui.run.line_chart import points
 from memconsole.units import format_bytes
 
 MOST_RUNS = 4
@@ -37,7 +36,7 @@ def curves(
     """The runs' loss curves, and their numbers spread along them, each at other places."""
     lines, numbers = [], []
     for n, run in enumerate(runs[:MOST_RUNS]):
-        found = finite(points(run.validation if validation else run.train))
+        found = finite((run.validation if validation else run.train).points)
         lines.append(Series(tuple(found), ROLES[n]))
         if found:
             parts = _NUMBERS_ON_A_CURVE * MOST_RUNS

@@ -9,7 +9,7 @@ from memconsole.tui.draw.bars import stacked
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of, wrap
 from memconsole.tui.draw.words import duration_word, minutes_word, step_word, tokens_word
 from memconsole.tui.plan.memory_table import components_of
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from memconsole.devices.reading import Missing
-from memconsole.tui.draw.gauges import gauge_lines, history_line, peak_line, run_gauges
+from memconsole.tui.draw.gauges import gauge_lines, history_line, peak_line
 from memconsole.tui.draw.ink import Line, Span, fit, left, rule
 from memconsole.tui.draw.words import number_or_reason, step_word, tokens_word
-from memconsole.tui.views import RunView
+from memconsole.tui.run.run_gauges import run_gauges
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes, format_count, format_duration
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from memconsole.runs.read.snapshot import Curve, RunSnapshot
+from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, plot
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of
 from memconsole.tui.draw.words import loss_word
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
-
-
-def points(curve: Curve) -> tuple[tuple[float, float], ...]:
-    """The curve as pairs."""
-    return tuple((float(s), v) for s, v in zip(curve.steps, curve.values, strict=False))
 
 
 def unigram_loss(run: RunSnapshot) -> float | None:
@@ -66,8 +61,8 @@ class LineChart(Painted):
             return [rule("loss", width)]
         view = self._view
         recent = view.recent and bool(run.recent_train.steps)
-        train = Series(points(run.recent_train if recent else run.train), "train")
-        series = (train, Series(points(run.validation), "validation", marker="◆"))
+        train = Series((run.recent_train if recent else run.train).points, "train")
+        series = (train, Series(run.validation.points, "validation", marker="◆"))
         unigram = unigram_loss(run)
         axes = choose_axes(
             series,

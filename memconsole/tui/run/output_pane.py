@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memconsole.tui.draw.ink import Line, Span, fit, rule, wrap
-from memconsole.tui.draw.summary import summary_lines
-from memconsole.tui.views import RunView
+from memconsole.tui.run.summary import summary_lines
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 
 

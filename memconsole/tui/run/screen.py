@@ -18,7 +18,7 @@ from memconsole.tui.run.header import RunHeader
 from memconsole.tui.run.line_chart import LineChart
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.screens.base import ConsoleScreen
-from memconsole.tui.views import PANES, RunView
+from memconsole.tui.views.run_view import PANES, RunView
 
 
 class RunScreen(ConsoleScreen, inherit_bindings=False):
@@ -38,14 +38,14 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 yield OutputPane(id="output")
 
     def on_screen_resume(self) -> None:
-        self.show(self.console.run_view)
+        self.run_changed(self.console.run_view)
 
     def devices_changed(self, devices: Devices) -> None:
         """A live run shows it with its next snapshot; one that ended has none to come."""
         if not self.console.run_view.live:
-            self.show(self.console.run_view)
+            self.run_changed(self.console.run_view)
 
-    def show(self, view: RunView) -> None:
+    def run_changed(self, view: RunView) -> None:
         """Draw `view`; only what changed is sent."""
         if not self.composed or not self.is_current:
             return

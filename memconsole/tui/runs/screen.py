@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.message import Message
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
@@ -15,12 +17,27 @@ from memconsole.tui.draw.comparing import MOST_RUNS
 from memconsole.tui.draw.ink import Line, Span, fit, left, right
 from memconsole.tui.draw.words import age_word, state_mark, state_word
 from memconsole.tui.keys.rows import bindings
-from memconsole.tui.messages import RunDeleted, RunsListed
 from memconsole.tui.runs.runs_list import RunStatus, list_statuses
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
 from memconsole.tui.widgets.text_lines import TextLines
+
+
+@dataclass
+class RunsListed(Message, bubble=False):
+    """Every run, live first."""
+
+    runs: tuple[RunStatus, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class RunDeleted(Message, bubble=False):
+    """A run's files are gone, or `problem` says why not."""
+
+    run_id: str
+    problem: str
 
 
 def _widths(width: int) -> tuple[int, int]:

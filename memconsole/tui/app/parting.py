@@ -7,7 +7,7 @@ import sys
 
 from memconsole.sanitize import clean_line
 from memconsole.tui.draw.ink import cleaned
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 
 
 def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:

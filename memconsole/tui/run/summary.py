@@ -8,7 +8,7 @@ from memconsole.runs.record.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
 from memconsole.tui.draw.words import loss_word, minutes_word
 from memconsole.tui.run.line_chart import unigram_loss
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 from memconsole.units import format_bytes, format_duration
 
 _NAMES = {"allocated": "memory peak", "device": "device peak", "host": "host RAM peak"}
