@@ -53,7 +53,7 @@ async def exact(folder: Path) -> None:
 async def training(folder: Path) -> None:
     """A run from its middle to its end."""
     run = launched("stories on the standard library", LONG)
-    await until(run, lambda snapshot: snapshot.step >= 320)
+    await until(run, lambda snapshot: snapshot.facts.step >= 320)
     for size in SIZES:
         await watched(run, folder, size, "run-live")
     await watched(run, folder, SIZES[1], "run-live-light", "memconsole-light")

@@ -29,12 +29,13 @@ def estimate() -> Estimate:
 
 
 def on_gpu(run: RunSnapshot) -> RunSnapshot:
-    assert run.started is not None
-    assert run.memory is not None
-    started = msgspec.structs.replace(run.started, device_kind="gpu", memory_label="VRAM")
-    memory = msgspec.structs.replace(run.memory, device_bytes=900 * MIB)
+    assert run.facts.started is not None
+    assert run.facts.memory is not None
+    started = msgspec.structs.replace(run.facts.started, device_kind="gpu", memory_label="VRAM")
+    memory = msgspec.structs.replace(run.facts.memory, device_bytes=900 * MIB)
     gauges = msgspec.structs.replace(run.gauges, device=run.gauges.host)
-    return msgspec.structs.replace(run, started=started, memory=memory, gauges=gauges)
+    facts = msgspec.structs.replace(run.facts, started=started, memory=memory)
+    return msgspec.structs.replace(run, facts=facts, gauges=gauges)
 
 
 def drawn(run: RunSnapshot, estimate: Estimate | None, height: int) -> list[str]:

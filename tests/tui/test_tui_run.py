@@ -200,7 +200,7 @@ async def test_a_slow_link_begins_with_the_log_closed_and_sends_none_of_it(
         app.post_message(SnapshotArrived(snapshot(360, warnings=("the disk is slow",))))
         await settle(pilot)
         assert app.run_view.snapshot is not None
-        assert app.run_view.snapshot.step == 360
+        assert app.run_view.snapshot.facts.step == 360
         assert not drawn
         monkeypatch.undo()
         await pilot.press("o")

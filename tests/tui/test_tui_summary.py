@@ -68,7 +68,7 @@ def test_the_peak_of_a_live_run_is_only_a_lower_bound() -> None:
 
 
 def test_a_graphics_card_has_a_row_for_what_its_driver_charges() -> None:
-    started = msgspec.structs.replace(snapshot().started, device_kind="gpu")
+    started = msgspec.structs.replace(snapshot().facts.started, device_kind="gpu")
     rows = memory_of(
         finished(started=started, peak_device_bytes=185 * MIB),
         Tier.EXACT,

@@ -121,7 +121,7 @@ class ExactNumbers:
         run = self._owner.console.run_view.snapshot
         if run is None:
             return bool(self._owner.console.run_id)
-        kind = run.started.device_kind if run.started is not None else "cpu"
+        kind = run.facts.started.device_kind if run.facts.started is not None else "cpu"
         return self._owner.console.run_view.live and kind == "cpu"
 
     def _ask(self) -> None:

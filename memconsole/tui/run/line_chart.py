@@ -19,7 +19,9 @@ def unigram_loss(run: RunSnapshot) -> float | None:
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
     """The chart's title row: names, glyphs and last exact values."""
     line: Line = [Span(" loss ", "title")]
-    line.append(Span(f"─ train {loss_word(run.loss) if run.loss is not None else '—'}", "train"))
+    line.append(
+        Span(f"─ train {loss_word(run.facts.loss) if run.facts.loss is not None else '—'}", "train")
+    )
     if run.evaluations:
         last = run.evaluations[-1]
         line.append(Span(f"  ◆ validation {loss_word(last.loss)}", "validation"))
@@ -66,15 +68,15 @@ class LineChart(Painted):
         unigram = unigram_loss(run)
         axes = choose_axes(
             series,
-            total=run.total_steps,
+            total=run.facts.total_steps,
             logarithmic=view.logarithmic,
             recent=recent,
             previous=self._axes,
         )
         self._axes = axes
         marks: tuple[float, ...] = ()
-        if run.steps_per_epoch:
-            ends = range(run.steps_per_epoch, int(axes.x_high), run.steps_per_epoch)
+        if run.facts.steps_per_epoch:
+            ends = range(run.facts.steps_per_epoch, int(axes.x_high), run.facts.steps_per_epoch)
             marks = tuple(float(end) for end in ends[:200])
         title = legend(run, view.logarithmic, width)
         if not train.points:

@@ -14,7 +14,8 @@ def run_gauges(view: RunView) -> list[Gauge]:
     if run is None:
         return []
     table = view.prediction.table if view.prediction else None
-    memory, started = run.memory, run.started
+    facts = run.facts
+    memory, started = facts.memory, facts.started
     label = started.memory_label if started else table.budget.memory_label if table else "device"
     on_cpu = (started.device_kind if started else table.budget.kind if table else "") == "cpu"
     waiting = Missing("no reading yet" if view.live else "the run left none")
@@ -27,7 +28,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
         total = memory.device_total_bytes
     elif table is not None:
         total = table.budget.total_bytes
-    last_step = horizon(float(run.step), run.total_steps)
+    last_step = horizon(float(facts.step), facts.total_steps)
     gauges: list[Gauge] = []
     if not on_cpu:
         predicted = None if table is None else table.device_bytes
@@ -36,7 +37,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
                 label=label,
                 used=used,
                 total=total,
-                peak=run.peak_device_bytes,
+                peak=facts.peak_device_bytes,
                 predicted=predicted,
                 source="trainer",
                 history=run.gauges.device,
@@ -49,7 +50,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
             label=f"{label} tensors" if on_cpu else "allocated",
             used=used,
             total=total,
-            peak=run.peak_bytes,
+            peak=facts.peak_bytes,
             predicted=table.peak_bytes if table is not None else None,
             source="trainer",
             history=run.gauges.allocated,
@@ -66,7 +67,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
             label="host RAM process" if on_cpu else "host RAM",
             used=host_used if host_used is not None else waiting,
             total=host_total,
-            peak=run.peak_host_bytes,
+            peak=facts.peak_host_bytes,
             predicted=table.host_bytes if table is not None else None,
             source="psutil",
             history=run.gauges.host,
