@@ -19,7 +19,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.ahead import LookAhead
-from memconsole.tui.plan.budget_bar import BudgetBar, Pace, verdict_words
+from memconsole.tui.plan.budget_bar import BudgetBar, PlannedSpeed, verdict_words
 from memconsole.tui.plan.exact import ExactNumbers
 from memconsole.tui.plan.memory_table import MemoryTableView, PhaseStrip
 from memconsole.tui.plan.pickers import Pickers
@@ -73,7 +73,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
                 yield MemoryTableView(id="memory")
                 yield BudgetBar(id="budget")
                 yield PhaseStrip(id="phases")
-                yield Pace(id="pace")
+                yield PlannedSpeed(id="speed")
 
     def on_mount(self) -> None:
         self.call_after_refresh(self._reprice)
@@ -100,7 +100,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self.query_one(MemoryTableView).show(view)
             self.query_one(BudgetBar).show(view)
             self.query_one(PhaseStrip).show(view)
-            self.query_one(Pace).show(view)
+            self.query_one(PlannedSpeed).show(view)
             self.refresh_frame()
         self._exact.follow(view)
         self._ahead.follow(view)
@@ -306,14 +306,14 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             return
         found = self.view.estimate
         if found is not None and not self.view.stale and not found.table.fits:
-            from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+            from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 
             def answered(value: object) -> None:
                 if value == "launch":
                     self._launch()
 
             question = f"This plan {verdict_words(found.table)} on {found.table.budget.name}."
-            answers = (Answer("launch", "start it all the same"),)
+            answers = (ConfirmAnswer("launch", "start it all the same"),)
             self.app.push_screen(ConfirmScreen(question, answers), answered)
             return
         self._launch()

@@ -110,7 +110,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     def action_stop(self) -> None:
         """Ask: save and stop, kill, or nothing."""
-        from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+        from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 
         run = self.console.run_view.snapshot
         if run is None:
@@ -123,8 +123,10 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 )
 
         answers = (
-            Answer("stop", f"save a checkpoint, then stop; {self.shown_key('resume')} resumes it"),
-            Answer("kill", "end at once; work since the last checkpoint is lost"),
+            ConfirmAnswer(
+                "stop", f"save a checkpoint, then stop; {self.shown_key('resume')} resumes it"
+            ),
+            ConfirmAnswer("kill", "end at once; work since the last checkpoint is lost"),
         )
         self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
 

@@ -252,7 +252,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
     def action_delete(self) -> None:
         """Ask, then remove the run's files in a worker."""
-        from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+        from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 
         run = self._selected()
         if run is None:
@@ -262,7 +262,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             if value == "delete":
                 self._delete(run)
 
-        answer = Answer("delete", "its checkpoints, log and figures are gone for good")
+        answer = ConfirmAnswer("delete", "its checkpoints, log and figures are gone for good")
         question = f"Delete run {run.name or run.id}, {run.state} at step {run.step:,}?"
         self.app.push_screen(ConfirmScreen(question, (answer,)), answered)
 
