@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from memconsole.cache import cache_folder
-from memconsole.memory.exact.timeline import Answer, Exact, Question, Timeline
+from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, TracerQuestion
 from memconsole.memory.tracers.question import Matter, matter_of
 from memconsole.memory.tracers.store import ExactStore, Stored, fingerprint
 from memconsole.memory.tracers.tracer import Ended, Tracer
@@ -102,7 +102,7 @@ class Desk:
         self._find_tracers = tracers
         self._environment = environment
         self._patience = patience
-        self._inbox: queue.SimpleQueue[Wish | _Stop | _Rest | tuple[Tracer, Answer | Ended]]
+        self._inbox: queue.SimpleQueue[Wish | _Stop | _Rest | tuple[Tracer, TracerAnswer | Ended]]
         self._inbox = queue.SimpleQueue()
         self._modules: Mapping[str, str] | None = None
         self._stores: dict[str, ExactStore] = {}
@@ -213,7 +213,7 @@ class Desk:
         if found:
             self._tell()
 
-    def _hear(self, tracer: Tracer, heard: Answer | Ended) -> None:
+    def _hear(self, tracer: Tracer, heard: TracerAnswer | Ended) -> None:
         """An answer, or a tracer's end."""
         self._busy_at = time.monotonic()
         if isinstance(heard, Ended):
@@ -231,7 +231,7 @@ class Desk:
             self._found.problems[matter.key] = heard.problem or "the tracer found nothing out"
         self._tell()
 
-    def _write(self, matter: Matter, answer: Answer) -> None:
+    def _write(self, matter: Matter, answer: TracerAnswer) -> None:
         store = self._store(matter.plan.backend)
         if store is None:
             return
@@ -309,7 +309,7 @@ class Desk:
         self._asked[self._last_id] = _Asked(matter, tracer, now)
         self._busy_at = now
         tracer.ask(
-            Question(
+            TracerQuestion(
                 id=self._last_id,
                 plan=plans.dumps(matter.plan),
                 kind=matter.kind,
@@ -332,7 +332,7 @@ class Desk:
         self._found.problems[matter.key] = problem
         return None
 
-    def _heard(self, tracer: Tracer, heard: Answer | Ended) -> None:
+    def _heard(self, tracer: Tracer, heard: TracerAnswer | Ended) -> None:
         self._inbox.put((tracer, heard))
 
     def _kill(self, tracer: Tracer) -> None:
