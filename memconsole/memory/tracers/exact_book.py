@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from memconsole.memory.exact import affine
-from memconsole.memory.exact.sharpen import Known
+from memconsole.memory.exact.sharpen import KnownExact
 from memconsole.memory.exact.timeline import Exact, Timeline
 from memconsole.memory.tracers.question import Matter, matter_of
 from memconsole.memory.tracers.thread import Desk, Patience, Wish
@@ -39,7 +39,7 @@ class Knowledge:
     def __init__(self) -> None:
         self._points: dict[str, Exact] = {}
         self._timelines: dict[tuple[str, tuple[int, int] | None], Timeline] = {}
-        self._evaluated: dict[str, Known] = {}
+        self._evaluated: dict[str, KnownExact] = {}
         self.problems: dict[str, str] = {}
         """By `Matter.key`."""
 
@@ -51,11 +51,11 @@ class Knowledge:
         if exact is not None:
             self._points[matter.key] = exact
 
-    def known(self, matter: Matter) -> Known | None:
+    def known(self, matter: Matter) -> KnownExact | None:
         """Its own answer, else one of its structure's timeline."""
         exact = self._points.get(matter.key)
         if exact is not None:
-            return Known(exact=exact)
+            return KnownExact(exact=exact)
         evaluated = self._evaluated
         known = evaluated.get(matter.key)
         if known is not None:
@@ -67,7 +67,7 @@ class Knowledge:
                 timeline, matter.plan, matter.architecture, matter.kind
             ):
                 exact = affine.evaluate(timeline, batch, length, matter.plan.evaluation_batch)
-                known = Known(exact=exact, replayed=exact.reserved_bytes is None)
+                known = KnownExact(exact=exact, replayed=exact.reserved_bytes is None)
                 evaluated[matter.key] = known
                 return known
         return None
@@ -111,7 +111,7 @@ class ExactBook:
         self._changed = threading.Condition()
         self._news = 0
 
-    def lookup(self, plan: Plan, budget: Budget) -> Known | None:
+    def lookup(self, plan: Plan, budget: Budget) -> KnownExact | None:
         """What is known exactly of `plan` on the device of `budget`."""
         try:
             return self._knowledge.known(matter_of(plan, budget))
