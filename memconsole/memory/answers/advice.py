@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from memconsole.memory.answers.correction import Correction, Died, correction
+from memconsole.memory.answers.correction import Correction, OutOfMemoryRun, correction
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import MemoryTable
@@ -55,7 +55,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     time_factor: float
 
 
-def remedies(plan: Plan, budget: Budget, died: Died | None = None) -> tuple[Remedy, ...]:
+def remedies(plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None) -> tuple[Remedy, ...]:
     """Everything that lowers this plan's memory and that its backend can train, in the order to try.
 
     With what a run of the plan measured that ran out of memory, in bytes of that run.
