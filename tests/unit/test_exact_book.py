@@ -17,7 +17,7 @@ import pytest
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.tracers.question import matter_of, neighbours
-from memconsole.memory.tracers.store import ExactStore, Stored, fingerprint
+from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
 from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -345,9 +345,9 @@ def _alive(pid: int) -> bool:
 # The store
 
 
-def stored(key: str, size: int = 1) -> Stored:
+def stored(key: str, size: int = 1) -> StoredAnswer:
     exact = Exact(phases={"forward": ExactPhase(total_bytes=size)}, source="s" * 2000)
-    return Stored(key=key, exact=exact)
+    return StoredAnswer(key=key, exact=exact)
 
 
 def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:

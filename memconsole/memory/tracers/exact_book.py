@@ -33,7 +33,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Why there will be none, in one sentence."""
 
 
-class Knowledge:
+class ExactCache:
     """What was found out, in memory. Read from any thread, written by the desk's."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class ExactBook:
     ) -> None:
         """`folder` holds the store; None is the person's cache folder. `environment` is the tracers'."""
         self._on_news = on_news
-        self._knowledge = Knowledge()
+        self._knowledge = ExactCache()
         self._desk = Desk(
             self._knowledge,
             self._tell,

@@ -17,7 +17,7 @@ import msgspec
 from memconsole.cache import cache_folder
 from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, TracerQuestion
 from memconsole.memory.tracers.question import Matter, matter_of
-from memconsole.memory.tracers.store import ExactStore, Stored, fingerprint
+from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
 from memconsole.memory.tracers.tracer import Ended, Tracer
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -236,9 +236,9 @@ class Desk:
         if store is None:
             return
         if answer.exact is not None:
-            store.write(Stored(key=matter.key, exact=answer.exact))
+            store.write(StoredAnswer(key=matter.key, exact=answer.exact))
         if answer.timeline is not None and answer.timeline.only is None:
-            store.write(Stored(key=matter.structure, timeline=answer.timeline))
+            store.write(StoredAnswer(key=matter.structure, timeline=answer.timeline))
 
     def _bury(self, tracer: Tracer, reason: str) -> None:
         """A tracer ended by itself: what it was asked is asked once more, then given up."""
