@@ -14,7 +14,7 @@ from memconsole.memory.estimate import estimate, table_of
 from memconsole.memory.exact.sharpen import STEP, KnownExact, alike, saved, sharpened
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable, Tier
-from memconsole.memory.tracers.question import matter_of
+from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
@@ -121,7 +121,7 @@ def test_with_torch_compile_the_trace_without_is_moved_by_the_formulas_differenc
 
 def test_plans_with_and_without_torch_compile_are_one_matter() -> None:
     fused = plans.replace(PLAN, {"optimize.compile": True})
-    one, other = (matter_of(plan, device("gpu")) for plan in (PLAN, fused))
+    one, other = (traced_plan(plan, device("gpu")) for plan in (PLAN, fused))
     assert one == other
 
 
