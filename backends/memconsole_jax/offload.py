@@ -216,13 +216,13 @@ class Lowered:
     """By stack."""
     waiting: Waiting
 
-    def compile(self) -> Step:
+    def compile(self) -> OffloadedStep:
         """For the device they were lowered for."""
         updates = {name: one.compile() for name, one in self.updates.items()}
-        return Step(self.gradients.compile(), updates, self.waiting)
+        return OffloadedStep(self.gradients.compile(), updates, self.waiting)
 
 
-class Step:
+class OffloadedStep:
     """A compiled step, called as `memconsole_jax.step.train_step` is."""
 
     def __init__(self, gradients: Any, updates: Mapping[str, Any], waiting: Waiting) -> None:
