@@ -18,7 +18,7 @@ from memconsole_trainer.data.tokenizer import Tokenizer, load
 from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged
-from memconsole_trainer.weights.checkpoint import Checkpoints, Stored
+from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.starting import starting_weights
 
 
@@ -32,7 +32,7 @@ class Trained:
 
     plan: Plan
     architecture: Architecture
-    checkpoint: Stored
+    checkpoint: LoadedCheckpoint
     tokenizer_file: Path
 
     @property
