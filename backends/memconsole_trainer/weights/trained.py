@@ -27,7 +27,7 @@ class NothingTrainedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A run's plan, model and checkpoint. Also a `WeightSource`."""
 
     plan: Plan
@@ -92,7 +92,7 @@ class Trained:
         return load(self.tokenizer_file, self.architecture.vocab_size)
 
 
-def read(path: Path) -> Trained:
+def read(path: Path) -> TrainedModel:
     """What the run at `path` has trained. Raises `NothingTrainedError`, `PlanError`."""
     run = RunDirectory(path)
     plan = run.read_plan()
@@ -101,4 +101,4 @@ def read(path: Path) -> Trained:
     )
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
-    return Trained(plan, catalog.architecture(plan), stored, path / "tokenizer.json")
+    return TrainedModel(plan, catalog.architecture(plan), stored, path / "tokenizer.json")
