@@ -18,6 +18,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.receipt import Receipt
 from memconsole.runs.record.directory import RunDirectory, find_run, runs_root
+from memconsole.tui.run.predictions import kept_estimate
 
 DATA = Path(__file__).parents[1] / "data"
 RUN = DATA / "golden_run"
@@ -114,3 +115,12 @@ def test_an_old_receipt_is_read(run: RunDirectory) -> None:
     receipt = typed_json.decode((run.path / "receipt.json").read_bytes(), Receipt)
     assert (receipt.steps, receipt.measured.peak_bytes) == (14, 7168000)
     assert [one.name for one in receipt.comparison] != []
+
+
+def test_the_estimate_kept_with_an_old_run_is_its_prediction(run: RunDirectory) -> None:
+    found = kept_estimate(run)
+    assert found is not None
+    assert (
+        found.table.peak_bytes
+        == json.loads((RUN / "estimate.json").read_bytes())["table"]["peak_bytes"]
+    )
