@@ -125,7 +125,7 @@ class TorchEngine:
             self._average = Average(self._decoder, [p.name for p in trained])
         self._in_backward: InBackward | None = None
         if plan.optimize.optimizer_in_backward:
-            assert isinstance(self._optimizer, optimizers.Several)
+            assert isinstance(self._optimizer, optimizers.CombinedOptimizer)
             self._in_backward = InBackward(self._optimizer)
         self._loss = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
         o = plan.optimize

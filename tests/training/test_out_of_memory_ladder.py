@@ -48,7 +48,7 @@ def trained(plan: Plan) -> tuple[RunDirectory, RunSnapshot]:
     run = start(plan, None, None)
     follower, deadline = Follower(run), time.monotonic() + 240
     while (seen := follower.poll()).state in LIVE:
-        assert time.monotonic() < deadline, (seen.state, seen.phase, seen.log_tail)
+        assert time.monotonic() < deadline, (seen.state, seen.facts.phase, seen.log_tail)
         time.sleep(0.05)
     return run, seen
 

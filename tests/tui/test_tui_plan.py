@@ -17,7 +17,7 @@ from memconsole.tui.screens.command import command_of
 from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
 from memconsole.tui.screens.prompt import PromptScreen
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 
 Make = Callable[..., Console]
 BIG = plans.apply_settings(
@@ -118,8 +118,8 @@ async def test_a_number_is_never_stale_without_a_mark(make_console: Make) -> Non
 
 
 async def test_an_answer_to_an_older_question_is_ignored(make_console: Make) -> None:
-    from memconsole.tui.messages import PriceReady
     from memconsole.tui.plan.pricing import price
+    from memconsole.tui.plan.screen import PriceReady
 
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:

@@ -23,7 +23,7 @@ from memconsole_trainer.loop import saving
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job, StopRequestedError
 from memconsole_trainer.loop.watch import Watch
-from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, Stored
+from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, LoadedCheckpoint
 
 PHASE = "preflight"
 FOLDER = "preflight"
@@ -103,7 +103,9 @@ def longest(first: Batch | None, shape: BatchShape, vocab_size: int) -> Batch:
     return Batch(*arrays)  # type: ignore[arg-type]
 
 
-def _checkpoint(attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: Path) -> Stored:
+def _checkpoint(
+    attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: Path
+) -> LoadedCheckpoint:
     """The untouched state, written as any checkpoint and read back whole; tells where room is short for the next."""
     keep = job.plan.train.keep_checkpoints
     with _part(watch, CHECKPOINT, str(folder)):

@@ -19,7 +19,7 @@ from memconsole_trainer.data.validation import Validation
 from memconsole_trainer.engine import LossSum, WeightSource
 from memconsole_trainer.weights.bitnet import CONFIG, BitNetWeights, Packing
 from memconsole_trainer.weights.export import export
-from memconsole_trainer.weights.trained import Trained
+from memconsole_trainer.weights.trained import TrainedModel
 
 REPORT = "bitnet.json"
 
@@ -28,7 +28,7 @@ class NotMeasuredError(ValueError):
     """There is nothing to measure on; the message says why."""
 
 
-def export_bitnet(found: Trained, out: Path) -> list[str]:
+def export_bitnet(found: TrainedModel, out: Path) -> list[str]:
     """Write what was trained into `out`, with `bitnet.json`, and return lines that say what it cost.
 
     Raises what `export` raises.
@@ -58,7 +58,7 @@ def export_bitnet(found: Trained, out: Path) -> list[str]:
     return lines
 
 
-def compared(found: Trained, quantized: WeightSource) -> dict[str, Any]:
+def compared(found: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
     """Validation loss of what was trained and of `quantized`. Raises `NotMeasuredError`, `DataError`, `PlanError`."""
     plan = found.plan
     source = open_source(plan, found.architecture.vocab_size)
@@ -85,7 +85,7 @@ def compared(found: Trained, quantized: WeightSource) -> dict[str, Any]:
 
 
 def _evaluated(
-    found: Trained, weights: WeightSource, validation: Validation, shape: BatchShape
+    found: TrainedModel, weights: WeightSource, validation: Validation, shape: BatchShape
 ) -> LossSum:
     plan = replace(only_evaluating(found.plan), {"train.ema_decay": 0.0})
     engine = engine_factory(plan.backend)(plan, None)
@@ -103,7 +103,7 @@ def _lines(measured: dict[str, Any]) -> list[str]:
     return [*words, f"over {measured['tokens']:,} held-out tokens, activations not rounded"]
 
 
-def _whole_bytes(found: Trained) -> int:
+def _whole_bytes(found: TrainedModel) -> int:
     """Bytes of the same tensors in fp32."""
     from memconsole_trainer.weights.huggingface import exported
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from memconsole.memory.answers.correction import Correction, Died, correction
+from memconsole.memory.answers.correction import Correction, OutOfMemoryRun, correction
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import MemoryTable
@@ -66,7 +66,7 @@ class _Way(msgspec.Struct, frozen=True):
         return ", ".join(words for words in (self.result.value, self.along_costs) if words)
 
 
-def remedies(plan: Plan, budget: Budget, died: Died | None = None) -> tuple[Remedy, ...]:
+def remedies(plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None) -> tuple[Remedy, ...]:
     """Everything that lowers this plan's memory and that its backend can train, in the order to try.
 
     With what a run of the plan measured that ran out of memory, in bytes of that run.

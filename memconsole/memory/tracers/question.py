@@ -16,7 +16,7 @@ from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError, uncompiled
 
 
-class Matter(msgspec.Struct, frozen=True, kw_only=True):
+class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One plan on one kind of device."""
 
     plan: Plan
@@ -30,7 +30,7 @@ class Matter(msgspec.Struct, frozen=True, kw_only=True):
     """Plans of one structure may share a timeline."""
 
 
-def matter_of(plan: Plan, budget: Budget) -> Matter:
+def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
     """What to ask about `plan` on the device of `budget`: as it runs without torch.compile. Raises `PlanError`."""
     plan = uncompiled(plan)
     architecture = architecture_of(plan)
@@ -45,7 +45,7 @@ def matter_of(plan: Plan, budget: Budget) -> Matter:
             f"steps={plan.optimize.accumulation_steps}",
         )
     )
-    return Matter(
+    return TracedPlan(
         plan=plan,
         architecture=architecture,
         kind=budget.kind,

@@ -8,7 +8,7 @@ from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
 from memconsole.tui.draw.words import signed_bytes, value_word
 from memconsole.tui.plan.document_lengths import brief, whole
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.choice_list import selected, viewport
 from memconsole.tui.widgets.painted import Painted
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.plan.fit import FitPlan
+from memconsole.tui.plan.owner import PlanOwner
 from memconsole.tui.plan.pricing import price
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ _NEWEST_RUNS = 20
 """Runs offered for comparing."""
 
 
-class PlanFiles(FitPlan, inherit_bindings=False):
-    """The part of `PlanScreen` that reads, writes and compares plans."""
+class PlanFiles:
+    """Reads, writes and compares plans for the plan screen."""
 
-    def change(self, make: Callable[[Plan], Plan]) -> None:
-        raise NotImplementedError
+    def __init__(self, owner: PlanOwner) -> None:
+        self._owner = owner
 
-    def action_save(self) -> None:
+    def save(self) -> None:
         from memconsole.tui.screens.prompt import PromptScreen, path_refusal
 
         def entered(word: object) -> None:
@@ -32,18 +32,16 @@ class PlanFiles(FitPlan, inherit_bindings=False):
                 return
             path = Path(word).expanduser()
             try:
-                path.write_text(plans.dumps(self.view.plan), encoding="utf-8")
+                path.write_text(plans.dumps(self._owner.view.plan), encoding="utf-8")
             except OSError as error:
-                self.notice(f"not saved: {path}: {error.strerror}", "bad")
+                self._owner.notice(f"not saved: {path}: {error.strerror}", "bad")
             else:
-                self.notice(f"saved as {path.absolute()}", "good")
+                self._owner.notice(f"saved as {path.absolute()}", "good")
 
         about = "a TOML file; memconsole train --plan FILE trains it"
-        self.app.push_screen(
-            PromptScreen("save plan as", "plan.toml", about, path_refusal()), entered
-        )
+        self._owner.open(PromptScreen("save plan as", "plan.toml", about, path_refusal()), entered)
 
-    def action_load(self) -> None:
+    def load(self) -> None:
         from memconsole.tui.screens.prompt import PromptScreen
 
         def refusal(word: str) -> str | None:
@@ -55,19 +53,19 @@ class PlanFiles(FitPlan, inherit_bindings=False):
 
         def entered(word: object) -> None:
             if isinstance(word, str):
-                self.change(lambda _: plans.load(Path(word)))
+                self._owner.change(lambda _: plans.load(Path(word)))
 
-        about = f"a TOML file written by {self.shown_key('save')} or by hand"
-        self.app.push_screen(PromptScreen("open plan", "plan.toml", about, refusal), entered)
+        about = f"a TOML file written by {self._key('save')} or by hand"
+        self._owner.open(PromptScreen("open plan", "plan.toml", about, refusal), entered)
 
-    def action_command(self) -> None:
+    def command(self) -> None:
         from memconsole.tui.screens.command import CommandScreen
 
-        self.app.push_screen(CommandScreen(self.view.plan))
+        self._owner.open(CommandScreen(self._owner.view.plan))
 
     # Beside another plan
 
-    def action_compare(self) -> None:
+    def compare(self) -> None:
         """Pick what to put beside this plan: how it was, a preset, a run's plan or a file."""
         from memconsole.tui.plan.side_by_side import ComparePlansScreen
         from memconsole.tui.screens.pick import Choice, PickScreen
@@ -77,7 +75,7 @@ class PlanFiles(FitPlan, inherit_bindings=False):
 
         def taken(value: object) -> None:
             if isinstance(value, Plan):
-                self.change(lambda _: value)
+                self._owner.change(lambda _: value)
 
         def picked(value: object) -> None:
             if not isinstance(value, str):
@@ -86,14 +84,12 @@ class PlanFiles(FitPlan, inherit_bindings=False):
                 make = others[value][1] if value in others else lambda: plans.load(Path(value))
                 other = self._priced_under(value, make())
             except (PlanError, OSError) as error:
-                self.notice(str(error), "bad")
+                self._owner.notice(str(error), "bad")
                 return
-            this = self._priced_under("this plan", self.view.plan)
-            self.app.push_screen(ComparePlansScreen(this, other), taken)
+            this = self._priced_under("this plan", self._owner.view.plan)
+            self._owner.open(ComparePlansScreen(this, other), taken)
 
-        self.app.push_screen(
-            PickScreen("put beside this plan", choices, free_text="plan file"), picked
-        )
+        self._owner.open(PickScreen("put beside this plan", choices, free_text="plan file"), picked)
 
     def _others(self) -> dict[str, tuple[str, Callable[[], Plan]]]:
         """Name → (note, how to get the plan)."""
@@ -101,10 +97,10 @@ class PlanFiles(FitPlan, inherit_bindings=False):
         from memconsole.runs.record.directory import RunError, list_runs
 
         found: dict[str, tuple[str, Callable[[], Plan]]] = {}
-        undo = self.view.undo
+        undo = self._owner.view.undo
         if undo:
             found["before the last change"] = (
-                f"what {self.shown_key('undo')} goes back to",
+                f"what {self._key('undo')} goes back to",
                 lambda: undo[-1],
             )
         if len(undo) > 1:
@@ -122,5 +118,8 @@ class PlanFiles(FitPlan, inherit_bindings=False):
     def _priced_under(self, name: str, plan: Plan) -> PricedPlan:
         from memconsole.tui.draw.comparing import PricedPlan
 
-        priced = price(plan, self.view.devices, self.exact_lookup)
+        priced = price(plan, self._owner.view.devices, self._owner.lookup)
         return PricedPlan(name, plan, priced.estimate, priced.problem)
+
+    def _key(self, id: str) -> str:
+        return self._owner.view.keys.shown("plan", id)

@@ -9,7 +9,7 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.screen import Screen
 
-from memconsole.tui.draw.wire import Difference, Wire
+from memconsole.tui.app.wire import Difference, Wire
 
 
 class WiredApp(App[None], inherit_bindings=False):

@@ -1,26 +1,21 @@
-"""What the two main screens show, each as one immutable value; widgets are drawn from these alone."""
+"""What the plan screen shows: the plan, its price, what can be undone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.keys.table import KeyTable
 
 if TYPE_CHECKING:
     from memconsole.memory.answers.lengths import LengthPrice
     from memconsole.plan.lengths import Lengths
 
-Pane = Literal["output", "sample", "summary", "closed"]
-PANES: tuple[Pane, ...] = ("output", "sample", "summary", "closed")
-"""Of the run screen's lower pane, in the order its key goes through them."""
 HISTORY = 200
 """Undo steps kept."""
 
@@ -132,41 +127,9 @@ def same_value(a: object, b: object) -> bool:
     return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
 
 
-@dataclass(frozen=True)
-class RunView:
-    """The run screen."""
-
-    snapshot: RunSnapshot | None = None
-    prediction: Estimate | None = None
-    prediction_problem: str = ""
-    devices: Devices | None = None
-    pane: Pane = "output"
-    logarithmic: bool = False
-    recent: bool = False
-    glyphs: str = "braille"
-    scroll: int = 0
-    """Rows the lower pane is moved up from its end."""
-    problem: str = ""
-    keys: KeyTable = KeyTable()
-
-    @property
-    def live(self) -> bool:
-        return self.snapshot is not None and self.snapshot.state in LIVE
-
-    @property
-    def paused(self) -> bool:
-        """Whether the run waits, or will after its present step."""
-        return self.live and self.snapshot is not None and self.snapshot.pause_requested
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether the run ended because memory did."""
-        run = self.snapshot
-        verdict = run.verdict if run is not None and not self.live else None
-        return verdict is not None and verdict.reason in OUT_OF_MEMORY
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the run has ended and can go on."""
-        run = self.snapshot
-        return run is not None and not self.live and bool(run.verdict and run.verdict.resumable)
+def previous_value(row: Optimization, plan: Plan) -> object:
+    """The value before the present one, the last before the first."""
+    values = row.values(plan)
+    present = row.value(plan)
+    found: object = values[values.index(present) - 1] if present in values else values[0]
+    return found

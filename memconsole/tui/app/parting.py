@@ -7,7 +7,7 @@ import sys
 
 from memconsole.sanitize import clean_line
 from memconsole.tui.draw.ink import cleaned
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 
 
 def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
@@ -19,13 +19,13 @@ def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
     if view.live:
         name = f"{run.name} ({run_id})" if run.name and run.name != run.id else run_id
         lines = [
-            f"The run goes on: {name}, {run.phase}, step {run.step:,}",
+            f"The run goes on: {name}, {run.facts.phase}, step {run.facts.step:,}",
             f"  memconsole attach {run_id}   shows it again",
             f"  memconsole stop {run_id}     saves a checkpoint and stops it",
         ]
     else:
         reason = run.verdict.reason.replace("_", " ") if run.verdict else run.state
-        lines = [f"Run {run_id}: {reason}, step {run.step:,}"]
+        lines = [f"Run {run_id}: {reason}, step {run.facts.step:,}"]
         lines.append(f"  memconsole report {run_id}   shows its figures")
         if view.resumable:
             lines.append(f"  memconsole resume {run_id}   goes on from its last checkpoint")

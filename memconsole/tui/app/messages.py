@@ -1,18 +1,13 @@
-"""What workers tell the screens. Each carries one frozen value; newer ones replace older ones."""
+"""What workers tell the app. Each carries one frozen value; newer ones replace older ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from textual.message import Message
 
 from memconsole.memory.table import Estimate
 from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.tui.plan.pricing import Priced
-
-if TYPE_CHECKING:
-    from memconsole.runs.read.follow import RunStatus
 
 
 @dataclass
@@ -33,14 +28,6 @@ class FollowFailed(Message, bubble=False):
 
 
 @dataclass
-class PriceReady(Message, bubble=False):
-    """A plan was priced off the event loop. `generation` tells which request it answers."""
-
-    generation: int
-    priced: Priced
-
-
-@dataclass
 class ExactNews(Message, bubble=False):
     """A tracer or the store told something about a plan or its neighbours."""
 
@@ -54,22 +41,6 @@ class PredictionReady(Message, bubble=False):
 
     run_id: str
     estimate: Estimate | None
-    problem: str
-
-
-@dataclass
-class RunsListed(Message, bubble=False):
-    """Every run, live first."""
-
-    runs: tuple[RunStatus, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass
-class RunDeleted(Message, bubble=False):
-    """A run's files are gone, or `problem` says why not."""
-
-    run_id: str
     problem: str
 
 

@@ -8,7 +8,7 @@ from memconsole.runs.record.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
 from memconsole.tui.draw.words import loss_word, minutes_word
 from memconsole.tui.run.line_chart import unigram_loss
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 from memconsole.units import format_bytes, format_duration
 
 _NAMES = {"allocated": "memory peak", "device": "device peak", "host": "host RAM peak"}
@@ -33,7 +33,8 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     run = view.snapshot
     if run is None:
         return []
-    ended = run.ended
+    facts = run.facts
+    ended = facts.ended
     rows: list[tuple[str, str, str]] = []
     validation = [e.loss for e in run.evaluations if e.loss is not None]
     best = ended.best_validation_loss if ended else min(validation, default=None)
@@ -47,7 +48,7 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
         if unigram is not None:
             text += f" · unigram {unigram:.3f}"
         rows.append(("validation loss", text, "validation"))
-    train = ended.final_train_loss if ended else run.loss
+    train = ended.final_train_loss if ended else facts.loss
     if train is not None:
         rows.append(("final train loss", loss_word(train), "train"))
     if ended is not None and ended.early:
@@ -60,10 +61,10 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     if minutes is not None:
         time = f"{minutes_word(minutes)} minutes per epoch · {time}"
     rows.append(("time", time, ""))
-    device = run.started.device_name if run.started else run.plan.device.name
+    device = facts.started.device_name if facts.started else run.plan.device.name
     rows.append(("device", f"{device} · {run.plan.backend}", ""))
     rows += memory_rows(view, run)
-    rows.append(("run", f"{run.id} · step {run.step:,} · attempts {run.attempt}", ""))
+    rows.append(("run", f"{run.id} · step {facts.step:,} · attempts {run.attempt}", ""))
     return rows
 
 
@@ -78,16 +79,17 @@ def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
         for one in compared(view, run)
         if one.name in _NAMES
     ]
-    error = run.error
+    facts = run.facts
+    error = facts.error
     if view.out_of_memory and error is not None and error.requested_bytes:
         lacked = shortfall(
-            run.phase,
-            run.peak_bytes,
+            facts.phase,
+            facts.peak_bytes,
             error.held_bytes,
             error.requested_bytes,
-            counts_held=not _on_cpu(run) or run.step == 0,
+            counts_held=not _on_cpu(run) or facts.step == 0,
         )
-        text = f"asked for {format_bytes(error.requested_bytes)} more in phase {run.phase}"
+        text = f"asked for {format_bytes(error.requested_bytes)} more in phase {facts.phase}"
         if lacked is not None:
             text += f": needed at least {format_bytes(lacked.needed_bytes)}"
         rows.insert(1, ("out of memory", text, "bad"))
@@ -103,15 +105,16 @@ def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
         estimated = EstimatedTable(**{name: getattr(table, name) for name in fields})
     # On the processor nothing but the trainer's own allocations is charged to it: one row says it.
     on_cpu = _on_cpu(run)
+    facts = run.facts
     measured = MemoryLine(
-        peak_bytes=run.peak_bytes,
-        reserved_bytes=run.peak_reserved_bytes,
-        device_bytes=run.peak_bytes if on_cpu else run.peak_device_bytes,
-        host_bytes=run.peak_host_bytes,
+        peak_bytes=facts.peak_bytes,
+        reserved_bytes=facts.peak_reserved_bytes,
+        device_bytes=facts.peak_bytes if on_cpu else facts.peak_device_bytes,
+        host_bytes=facts.peak_host_bytes,
     )
     # Until a run has taken its steps, its peak may yet be higher.
-    at_least = view.out_of_memory or view.live or run.step == 0
-    rows = compare(estimated, measured, run.peaks_by_phase, at_least)
+    at_least = view.out_of_memory or view.live or facts.step == 0
+    rows = compare(estimated, measured, facts.peaks_by_phase, at_least)
     return tuple(row for row in rows if not (on_cpu and row.name == "device"))
 
 
@@ -136,4 +139,4 @@ def _role(one: Comparison) -> str:
 
 
 def _on_cpu(run: RunSnapshot) -> bool:
-    return run.started is not None and run.started.device_kind == "cpu"
+    return run.facts.started is not None and run.facts.started.device_kind == "cpu"

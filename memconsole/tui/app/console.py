@@ -18,18 +18,19 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.app.following import FollowingApp
+from memconsole.tui.app.messages import ExactNews, LiveRunFound
+from memconsole.tui.app.parting import draws_unicode, parting_words
 from memconsole.tui.draw.themes import DARK, LIGHT
-from memconsole.tui.following import FollowingApp
 from memconsole.tui.keys.keymap import Keymap, read_keymap
 from memconsole.tui.keys.table import KeyTable
-from memconsole.tui.messages import ExactNews, LiveRunFound
-from memconsole.tui.parting import draws_unicode, parting_words
 from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.screens.base import ConsoleScreen
 
 if TYPE_CHECKING:
     from memconsole.devices.probe import Probe
     from memconsole.memory.tracers.exact_book import ExactBook
+    from memconsole.tui.screens.console import Console
 
 FIRST_LOOK_SECONDS = 0.1
 """Between two looks for the probe's first reading."""
@@ -144,9 +145,8 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         self.devices = devices
         self.run_view = replace(self.run_view, devices=devices)
         for screen in self.screen_stack:
-            changed = getattr(screen, "devices_changed", None)
-            if changed is not None:
-                changed(devices)
+            if isinstance(screen, ConsoleScreen):
+                screen.devices_changed(devices)
 
     # Exact numbers
 
@@ -293,6 +293,10 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
     def action_leave(self) -> None:
         """Leave; runs go on."""
         self.exit()
+
+
+if TYPE_CHECKING:
+    _held: type[Console] = ConsoleApp  # the app gives what screens may ask of it
 
 
 def run_console(

@@ -14,16 +14,17 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.draw.wired import WiredApp
-from memconsole.tui.keys.table import KeyTable
-from memconsole.tui.messages import (
+from memconsole.tui.app.messages import (
     ActionFailed,
     FollowFailed,
     Launched,
     PredictionReady,
     SnapshotArrived,
 )
-from memconsole.tui.views import Pane, RunView
+from memconsole.tui.app.wired import WiredApp
+from memconsole.tui.keys.table import KeyTable
+from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.views.run_view import Pane, RunView
 
 if TYPE_CHECKING:
     from memconsole.memory.tracers.exact_book import ExactBook
@@ -121,13 +122,11 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         self.set_run_view(replace(self.run_view, problem=message.reason))
 
     def set_run_view(self, view: RunView) -> None:
-        """The one place where the run view changes; the run screen follows if it is there."""
-        from memconsole.tui.run.screen import RunScreen
-
+        """The one place where the run view changes; the screens follow."""
         self.run_view = view
         for screen in self.screen_stack:
-            if isinstance(screen, RunScreen):
-                screen.show(view)
+            if isinstance(screen, ConsoleScreen):
+                screen.run_changed(view)
 
     @work(thread=True, exclusive=True, group="prediction", exit_on_error=False)
     def _predict(self, run_id: str, plan: Plan, devices: Devices | None) -> None:

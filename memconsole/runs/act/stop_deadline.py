@@ -12,7 +12,7 @@ LONGEST_SECONDS = 900.0
 """After the first request, whatever moves."""
 
 
-class Pace:
+class SeenDurations:
     """Durations of steps and saves seen in heartbeats. Times are boot seconds of one machine."""
 
     def __init__(self) -> None:
