@@ -5,7 +5,7 @@ from __future__ import annotations
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
 from memconsole.memory.answers.advice import Remedy, remedies
-from memconsole.memory.answers.correction import Died
+from memconsole.memory.answers.correction import OutOfMemoryRun
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.comparison import MEASURED_PHASES
 from memconsole.runs.record.shortfall import Shortfall
@@ -19,10 +19,10 @@ def remedies_of(
     return remedies(plan, budget(plan, devices), died(lacked))
 
 
-def died(lacked: Shortfall | None) -> Died | None:
+def died(lacked: Shortfall | None) -> OutOfMemoryRun | None:
     """The run's shortfall in the words of an estimate; None where nothing was measured."""
     if lacked is None:
         return None
     phase = next((name for name, told in MEASURED_PHASES.items() if lacked.phase in told), "")
     held = lacked.peak_bytes or lacked.held_bytes or 0
-    return Died(needed_bytes=lacked.needed_bytes, held_bytes=held, phase=phase)
+    return OutOfMemoryRun(needed_bytes=lacked.needed_bytes, held_bytes=held, phase=phase)

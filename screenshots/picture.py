@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from memconsole.tui.app import ConsoleApp
+from memconsole.tui.app.console import ConsoleApp
 
 FOLDER = Path(__file__).parent
 SIZES = ((80, 24), (160, 48))
@@ -41,16 +41,20 @@ def svg_of(app: ConsoleApp) -> str:
 
 
 async def shoot(app: ConsoleApp, pilot: Any, path: Path) -> None:
-    """Write the screen as `path` with ``.svg`` and ``.png``. PNG needs `FONT` on the system."""
+    """Write the screen as `path` with ``.svg``."""
+    await pilot.pause()
+    Path(f"{path}.svg").write_text(svg_of(app), encoding="utf-8")
+    print(path.name, flush=True)
+
+
+def write_png(svg: Path, png: Path) -> None:
+    """Draw the file `svg` as `png`. Needs `FONT` on the system."""
     import resvg_py
 
-    await pilot.pause()
-    svg = svg_of(app)
-    Path(f"{path}.svg").write_text(svg, encoding="utf-8")
-    drawn = _TEXT.sub(_apart, svg).replace("Fira Code", FONT).replace("arial", FONT)
-    png = resvg_py.svg_to_bytes(svg_string=drawn, monospace_family=FONT, font_family=FONT)
-    Path(f"{path}.png").write_bytes(bytes(png))
-    print(path.name, flush=True)
+    text = _TEXT.sub(_apart, svg.read_text(encoding="utf-8"))
+    drawn = text.replace("Fira Code", FONT).replace("arial", FONT)
+    pixels = resvg_py.svg_to_bytes(svg_string=drawn, monospace_family=FONT, font_family=FONT)
+    png.write_bytes(bytes(pixels))
 
 
 def _apart(piece: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ from memconsole import typed_json
 from memconsole.devices.reading import Devices
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan.plan import Plan, apply_settings
-from memconsole.tui.app import ConsoleApp
+from memconsole.tui.app.console import ConsoleApp
 
 READING = Path(__file__).parents[1] / "tests" / "data" / "eight_gpus.json"
 CARD = ("model.name=gpt2", "data.sequence_length=512", "train.batch_size=8", "device.name=rtx-4090")

@@ -14,7 +14,7 @@ from typing import Any
 from picture import SIZES, name_of, shoot
 from scenes import CARD
 
-from memconsole.tui.app import ConsoleApp
+from memconsole.tui.app.console import ConsoleApp
 
 RUN = (
     "train.max_steps=240", "train.epochs=3", "train.evaluate_every=60", "data.max_examples=40",
@@ -53,7 +53,7 @@ async def exact(folder: Path) -> None:
 async def training(folder: Path) -> None:
     """A run from its middle to its end."""
     run = launched("stories on the standard library", LONG)
-    await until(run, lambda snapshot: snapshot.step >= 320)
+    await until(run, lambda snapshot: snapshot.facts.step >= 320)
     for size in SIZES:
         await watched(run, folder, size, "run-live")
     await watched(run, folder, SIZES[1], "run-live-light", "memconsole-light")

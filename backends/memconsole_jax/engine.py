@@ -24,7 +24,7 @@ from memconsole_jax.models.decoder import assemble
 from memconsole_jax.profiling import Recording
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import Stack, stacks
-from memconsole_jax.step import Trained, mean_gradients, summed_loss
+from memconsole_jax.step import TrainState, mean_gradients, summed_loss
 from memconsole_jax.techniques import quantized_base
 from memconsole_jax.techniques.average import first
 from memconsole_jax.techniques.fused_loss import MASKED
@@ -111,7 +111,7 @@ class JaxEngine:
         trained = self._load(self._trained_stacks, weights.tensor)
         averages = first(trained) if average.is_averaged(plan) else None
         state = self._initialize(trained)
-        self._trained = Trained(trained, state, self._precision(None), averages)
+        self._trained = TrainState(trained, state, self._precision(None), averages)
 
     def _compile(self) -> None:
         self._initialize = self._programs.lower_initialize().compile()
@@ -226,7 +226,7 @@ class JaxEngine:
         self._step = int(source.tensor(STEP))
         self._unread.clear()
         self._in_flight.clear()
-        self._trained = Trained({}, self._trained.optimizer)  # free before loading
+        self._trained = TrainState({}, self._trained.optimizer)  # free before loading
         after = self._precision(source.tensor(loss_scale.NAME) if self._scaled else None)
 
         def stored(name: str) -> NDArray[np.generic]:
@@ -250,7 +250,7 @@ class JaxEngine:
                 _as_stored(row)[...] = found
             loaded.append(jax.device_put(array, place))
         structure = jax.tree.structure(self._trained.optimizer)
-        self._trained = Trained(weights, jax.tree.unflatten(structure, loaded), after, averages)
+        self._trained = TrainState(weights, jax.tree.unflatten(structure, loaded), after, averages)
 
     def _state_names(self) -> Iterator[str]:
         """The names that `state` gives."""
@@ -354,7 +354,7 @@ class JaxEngine:
         return loss_scale.is_scaled(self._plan.optimize.precision)
 
     def _precision(self, stored: Any) -> Any:
-        """The third part of `Trained`, anew or as it was `stored`, at the present step."""
+        """The third part of `TrainState`, anew or as it was `stored`, at the present step."""
         if self._scaled:
             state = loss_scale.start() if stored is None else stored
             return self._put(np.array(state, np.float32))

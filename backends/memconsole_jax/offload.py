@@ -27,7 +27,7 @@ from jax.tree_util import DictKey, SequenceKey
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_jax.stacking import Stack
-from memconsole_jax.step import Backward, Trained, Tree, backward_pass, chosen, counted
+from memconsole_jax.step import Backward, TrainState, Tree, backward_pass, chosen, counted
 from memconsole_jax.techniques import precision
 from memconsole_jax.techniques.average import followed
 from memconsole_jax.techniques.optimizers import Part, transformation
@@ -58,7 +58,7 @@ def divided(state: Any, stacks: Mapping[str, Stack]) -> Any:
 
 
 def gradient_step(plan: Plan, architecture: Architecture) -> Any:
-    """Jitted (weights, `Trained.precision`, counts, kept, inputs (A, B, T), targets, documents or None) ->
+    """Jitted (weights, `TrainState.precision`, counts, kept, inputs (A, B, T), targets, documents or None) ->
     `Backward`, and precision and counts behind the step."""
     backward = backward_pass(plan, architecture)
 
@@ -80,7 +80,7 @@ def gradient_step(plan: Plan, architecture: Architecture) -> Any:
 
 def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
     """Jitted (`Visited`, gradients of the stack, `Backward.factor`, `Backward.finite`, counts and
-    `Trained.precision` before the step, rates (2,), layer) -> `Visited`; donates the first argument."""
+    `TrainState.precision` before the step, rates (2,), layer) -> `Visited`; donates the first argument."""
     rounding = Rounding(plan, architecture)
 
     def part(x: Array, layer: Array) -> Array:
@@ -216,13 +216,13 @@ class Lowered:
     """By stack."""
     waiting: Waiting
 
-    def compile(self) -> Step:
+    def compile(self) -> OffloadedStep:
         """For the device they were lowered for."""
         updates = {name: one.compile() for name, one in self.updates.items()}
-        return Step(self.gradients.compile(), updates, self.waiting)
+        return OffloadedStep(self.gradients.compile(), updates, self.waiting)
 
 
-class Step:
+class OffloadedStep:
     """A compiled step, called as `memconsole_jax.step.train_step` is."""
 
     def __init__(self, gradients: Any, updates: Mapping[str, Any], waiting: Waiting) -> None:
@@ -232,13 +232,13 @@ class Step:
 
     def __call__(
         self,
-        trained: Trained,
+        trained: TrainState,
         kept: Tree,
         inputs: Array,
         targets: Array,
         rates: Array,
         documents: Array | None,
-    ) -> tuple[Trained, Array]:
+    ) -> tuple[TrainState, Array]:
         leaves, structure = jax.tree.flatten(trained.optimizer)
         counts = [leaves[i] for i in self._waiting.counts]
         found, after, advanced = self._gradients(
@@ -282,7 +282,7 @@ class Step:
         for moment in gone:
             moment.delete()
         state = jax.tree.unflatten(structure, leaves)
-        return Trained(weights, state, after, averages), found.metrics
+        return TrainState(weights, state, after, averages), found.metrics
 
     def memory_analysis(self) -> Any:
         """Of the program for the gradients, as its compiler tells it."""

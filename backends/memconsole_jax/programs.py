@@ -16,7 +16,7 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_jax import generate, offload
 from memconsole_jax.stacking import Stack, stacked, stacks
-from memconsole_jax.step import Trained, evaluation_step, train_step
+from memconsole_jax.step import TrainState, evaluation_step, train_step
 from memconsole_jax.techniques import precision
 from memconsole_jax.techniques.activation_offload import Disk
 from memconsole_jax.techniques.optimizers import transformation
@@ -79,7 +79,7 @@ class Programs:
 
     @property
     def precision_shape(self) -> Any:
-        """The third part of `step.Trained`."""
+        """The third part of `step.TrainState`."""
         if loss_scale.is_scaled(self.plan.optimize.precision):
             return self._shape((3,))
         rounds = self.plan.optimize.precision == "bf16-sr"
@@ -139,7 +139,7 @@ class Programs:
         documents = many if self.plan.data.isolate_documents else None
         if self.waits_on_host:
             return self._lower_apart(many, documents)
-        state = Trained(
+        state = TrainState(
             self.trained_shapes, self.state_shapes, self.precision_shape, self.average_shapes
         )
         step = train_step(self.plan, self.architecture, self._update, self.disk)

@@ -33,7 +33,7 @@ Loss = Callable[..., Array]
 `accumulation.Sums` or None, share) -> scalar, times the share."""
 
 
-class Trained(NamedTuple):
+class TrainState(NamedTuple):
     """What a step replaces, donated to it."""
 
     weights: Tree
@@ -137,7 +137,7 @@ class Backward(NamedTuple):
 def backward_pass(
     plan: Plan, architecture: Architecture, disk: Disk | None = None
 ) -> Callable[..., Backward]:
-    """(weights, `Trained.precision`, kept, inputs (A, B, T), targets, documents or None) -> `Backward`."""
+    """(weights, `TrainState.precision`, kept, inputs (A, B, T), targets, documents or None) -> `Backward`."""
     loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss, disk=disk)
     scaled = is_scaled(plan.optimize.precision)
 
@@ -168,7 +168,7 @@ def train_step(
     transformation: optax.GradientTransformation,
     disk: Disk | None = None,
 ) -> Any:
-    """Jitted (Trained, kept, inputs (A, B, T), targets, rates, documents or None) -> Trained and
+    """Jitted (TrainState, kept, inputs (A, B, T), targets, rates, documents or None) -> TrainState and
     `Backward.metrics`; donates the first argument. `rates` (2,): the learning rate, and the share of the new
     weights in their average."""
     backward = backward_pass(plan, architecture, disk)
@@ -178,13 +178,13 @@ def train_step(
     in_slices = plan.optimize.optimizer in EIGHT_BIT or is_compressed(plan)
 
     def step(
-        state: Trained,
+        state: TrainState,
         kept: Tree,
         inputs: Array,
         targets: Array,
         rates: Array,
         documents: Array | None = None,
-    ) -> tuple[Trained, Array]:
+    ) -> tuple[TrainState, Array]:
         rate, share = rates
         gradients, factor, finite, metrics = backward(
             state.weights, state.precision, kept, inputs, targets, documents
@@ -206,7 +206,7 @@ def train_step(
             weights, optimizer = chosen(finite, updated(*before), before)
         after = adapted(state.precision, finite)
         averages = followed(state.average, weights, counted(share, finite))
-        return Trained(weights, optimizer, after, averages), metrics
+        return TrainState(weights, optimizer, after, averages), metrics
 
     return jax.jit(step, donate_argnums=0)
 

@@ -123,7 +123,7 @@ class TorchEngine:
             self._average = Average(self.module, [p.name for p in trained])
         self._in_backward: InBackward | None = None
         if plan.optimize.optimizer_in_backward:
-            assert isinstance(self._optimizer, optimizers.Several)
+            assert isinstance(self._optimizer, optimizers.CombinedOptimizer)
             self._in_backward = InBackward(self._optimizer)
         o = plan.optimize
         checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank)

@@ -16,13 +16,13 @@ from typing import IO
 import msgspec
 
 from memconsole import typed_json
-from memconsole.memory.exact.timeline import Answer, Question
+from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
 
 DROPPED = "a newer question came first"
 
 Interrupt = Callable[[], None]
 """To be called now and then during work; raises where the work is no longer wanted."""
-Answering = Callable[[Question, Interrupt], Answer]
+Answering = Callable[[TracerQuestion, Interrupt], TracerAnswer]
 
 
 class DroppedError(Exception):
@@ -38,20 +38,20 @@ def run(answer: Answering) -> None:
 
 def serve(answer: Answering, questions: IO[bytes], answers: IO[bytes]) -> None:
     """Answer the questions of a stream until it ends."""
-    arrived: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[TracerQuestion | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(questions, arrived), daemon=True).start()
-    waiting = deque[Question]()
+    waiting = deque[TracerQuestion]()
     encoder = msgspec.json.Encoder()
 
-    def say(said: Answer) -> None:
+    def say(said: TracerAnswer) -> None:
         answers.write(encoder.encode(said) + b"\n")
         answers.flush()
 
-    def take(question: Question) -> None:
+    def take(question: TracerQuestion) -> None:
         """Put a question where it belongs: an urgent one before all, and neighbours dropped for it."""
         if question.urgent:
             while waiting:
-                say(Answer(id=waiting.popleft().id, problem=DROPPED))
+                say(TracerAnswer(id=waiting.popleft().id, problem=DROPPED))
         waiting.append(question)
 
     def interrupt() -> None:
@@ -81,13 +81,13 @@ def serve(answer: Answering, questions: IO[bytes], answers: IO[bytes]) -> None:
         try:
             say(answer(question, interrupt))
         except DroppedError:
-            say(Answer(id=question.id, problem=DROPPED))
+            say(TracerAnswer(id=question.id, problem=DROPPED))
         except EOFError:
             return
 
 
-def _read(questions: IO[bytes], arrived: queue.SimpleQueue[Question | None]) -> None:
-    decoder = typed_json.decoder(Question)
+def _read(questions: IO[bytes], arrived: queue.SimpleQueue[TracerQuestion | None]) -> None:
+    decoder = typed_json.decoder(TracerQuestion)
     for line in questions:
         try:
             arrived.put(decoder.decode(line))

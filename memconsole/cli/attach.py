@@ -21,7 +21,7 @@ def command(
     """Watch RUN: an id, its beginning, a name, or "latest". Leaving never stops it."""
     found = find_run(run)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        from memconsole.tui.app import run_console
+        from memconsole.tui.app.console import run_console
 
         ctx.exit(run_console(attach=found.id, readonly=readonly, ascii=ascii, slow_link=slow_link))
     from memconsole.cli.train import follow

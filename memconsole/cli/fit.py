@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from memconsole.cli.fit_exact import fit_exactly, known
-from memconsole.cli.fit_words import Answer, document, hopeless, text
+from memconsole.cli.fit_words import FitReport, document, hopeless, text
 from memconsole.cli.lengths import document as rows_document
 from memconsole.cli.lengths import lines as rows_lines
 from memconsole.cli.lengths import row_lengths
@@ -88,16 +88,16 @@ def command(
         if as_toml:
             _print_toml(found)
         else:
-            answer = answer_of(plan, found, pinned, notes, price)
+            report = report_of(plan, found, pinned, notes, price)
             rows = row_lengths(found.plan, device, measure=lengths, lookup=lookup)
             if as_json:
-                words = document(answer) | {
+                words = document(report) | {
                     "rows": rows_document(found.plan, rows),
                     "exact_problem": problem,
                 }
                 click.echo(json_module.dumps(words, indent=2))
             else:
-                click.echo("\n".join([*text(answer), "", *rows_lines(found.plan, rows)]))
+                click.echo("\n".join([*text(report), "", *rows_lines(found.plan, rows)]))
     finally:
         if book is not None:
             book.close()
@@ -154,13 +154,13 @@ def with_machine(
     return keep | {"optimize.compile"}, (f"torch.compile stays off: {missing} is missing here",)
 
 
-def answer_of(
+def report_of(
     plan: Plan,
     found: Fit,
     keep: frozenset[str],
     notes: tuple[str, ...] = (),
     price: Price = table_of,
-) -> Answer:
+) -> FitReport:
     """Everything else that is asked of a plan that was fitted."""
     device = found.after.budget
     fitted = found.plan
@@ -173,7 +173,7 @@ def answer_of(
         if refusal:
             notes += (f"kept: {refusal}",)
     devices = catalog_budgets(plan)
-    return Answer(
+    return FitReport(
         given=plan,
         found=found,
         keep=keep,

@@ -15,7 +15,7 @@ from memconsole.plan.plan import Plan
 from memconsole.units import format_bytes
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the command found out."""
 
     given: Plan
@@ -41,10 +41,10 @@ def hopeless(found: Fit) -> str:
     )
 
 
-def text(answer: Answer) -> list[str]:
-    """The answer for a person, about 100 columns wide."""
-    found, device = answer.found, answer.found.after.budget
-    plan = answer.given
+def text(report: FitReport) -> list[str]:
+    """The report for a person, about 100 columns wide."""
+    found, device = report.found, report.found.after.budget
+    plan = report.given
     lines = [
         f"{plan.model.name}   {plan.backend} on {device.name} ({format_bytes(device.usable_bytes)} of "
         f"{format_bytes(device.total_bytes)} {device.memory_label} usable: {device.why})",
@@ -64,11 +64,11 @@ def text(answer: Answer) -> list[str]:
         lines.append(f"  time:   {found.time_factor:.2f}x per token (estimated)")
     else:
         lines.append("nothing to change: no other settings that fit are estimated to be faster")
-    if answer.keep:
-        lines.append("  kept:   " + ", ".join(sorted(answer.keep)))
-    lines += [f"  note:   {note}" for note in answer.notes]
+    if report.keep:
+        lines.append("  kept:   " + ", ".join(sorted(report.keep)))
+    lines += [f"  note:   {note}" for note in report.notes]
     lines += ["", *columns(_table(found.before, found.after))]
-    lines += ["", *columns(_sizes(answer), left=(0, 1, 2))]
+    lines += ["", *columns(_sizes(report), left=(0, 1, 2))]
     return lines
 
 
@@ -101,28 +101,28 @@ def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:
     return rows
 
 
-def _sizes(answer: Answer) -> list[list[str]]:
+def _sizes(report: FitReport) -> list[list[str]]:
     def shown(value: int | str | None) -> str:
         return "none" if value is None else f"{value:,}" if isinstance(value, int) else value
 
-    plan = answer.given
+    plan = report.given
     return [
         ["", "as given", "fitted"],
-        ["largest micro-batch", *map(shown, answer.largest_micro_batch),
+        ["largest micro-batch", *map(shown, report.largest_micro_batch),
          f"rows of {plan.data.sequence_length:,} tokens"],
-        ["largest sequence length", *map(shown, answer.largest_sequence_length), "tokens"],
-        ["smallest device", shown(answer.smallest_device), shown(answer.smallest_device_fitted),
+        ["largest sequence length", *map(shown, report.largest_sequence_length), "tokens"],
+        ["smallest device", shown(report.smallest_device), shown(report.smallest_device_fitted),
          "of the catalog; fitted to each"],
     ]  # fmt: skip
 
 
-def document(answer: Answer) -> dict[str, Any]:
-    """The answer as ``fit --json`` prints it; every byte count an integer."""
-    found, device = answer.found, answer.found.after.budget
+def document(report: FitReport) -> dict[str, Any]:
+    """The report as ``fit --json`` prints it; every byte count an integer."""
+    found, device = report.found, report.found.after.budget
     phase, component, size = found.floor
-    given = plans.to_document(answer.given, full=True)
+    given = plans.to_document(report.given, full=True)
     return {
-        "backend": answer.given.backend,
+        "backend": report.given.backend,
         "device": {
             "name": device.name,
             "kind": device.kind,
@@ -138,16 +138,16 @@ def document(answer: Answer) -> dict[str, Any]:
         ],
         "result_changes": list(found.result_changes),
         "time_factor": round(found.time_factor, 4),
-        "kept": sorted(answer.keep),
-        "notes": list(answer.notes),
+        "kept": sorted(report.keep),
+        "notes": list(report.notes),
         "given": given,
         "plan": plans.to_document(found.plan, full=True),
         "before": _bytes(found.before),
         "after": _bytes(found.after),
         "floor": None if found.fits else {"phase": phase, "component": component, "bytes": size},
-        "largest_micro_batch": _both(answer.largest_micro_batch),
-        "largest_sequence_length": _both(answer.largest_sequence_length),
-        "smallest_device": _both((answer.smallest_device, answer.smallest_device_fitted)),
+        "largest_micro_batch": _both(report.largest_micro_batch),
+        "largest_sequence_length": _both(report.largest_sequence_length),
+        "smallest_device": _both((report.smallest_device, report.smallest_device_fitted)),
     }
 
 

@@ -97,7 +97,7 @@ def cli(
 
     plan = build_plan(preset, plan_file, assignments)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        from memconsole.tui.app import run_console
+        from memconsole.tui.app.console import run_console
 
         ctx.exit(
             run_console(

@@ -68,20 +68,21 @@ def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:
     """A row per remedy, in the order to try, in bytes of the run that died."""
     if not found:
         return []
-    rows = [["what would have helped", "saves", "time", "", "as settings"]]
+    rows = [["what would have helped", "saves", "time", "", "changes", "as settings"]]
     rows += [
         [
             remedy.label,
             "~" + format_bytes(remedy.saves_bytes),
             f"x{remedy.time_factor:.2f}",
             "fits" if remedy.fits else "too little",
+            remedy.result or "time alone",
             " ".join(
                 f"--set {key}={plans.written(value)}" for key, value in remedy.changes.items()
             ),
         ]
         for remedy in found
     ]
-    return columns(rows, left=(0, 3, 4))
+    return columns(rows, left=(0, 3, 4, 5))
 
 
 def _row(c: Comparison) -> list[str]:

@@ -30,26 +30,27 @@ class ProgressLines:
 
     def new(self, run: RunSnapshot) -> Iterator[str]:
         """Lines for what happened since the last call."""
-        if run.started and run.started.attempt != self._attempt:
-            self._attempt = run.started.attempt
-            yield from run.started.platform_lines
-            if run.started.resumed_step:
-                yield f"resumed from step {run.started.resumed_step:,}"
-        if run.parameters and not self._built:
+        facts = run.facts
+        if facts.started and facts.started.attempt != self._attempt:
+            self._attempt = facts.started.attempt
+            yield from facts.started.platform_lines
+            if facts.started.resumed_step:
+                yield f"resumed from step {facts.started.resumed_step:,}"
+        if facts.parameters and not self._built:
             self._built = True
-            trainable = run.trainable_parameters or run.parameters
-            yield f"{format_count(run.parameters)} parameters, {format_count(trainable)} trainable"
-        if run.phase != self._phase:
-            self._phase = run.phase
-            if run.phase not in ("train", "evaluate", "checkpoint", "sample"):
-                yield f"{run.phase}{': ' + run.phase_detail if run.phase_detail else ''}"
+            trainable = facts.trainable_parameters or facts.parameters
+            yield f"{format_count(facts.parameters)} parameters, {format_count(trainable)} trainable"
+        if facts.phase != self._phase:
+            self._phase = facts.phase
+            if facts.phase not in ("train", "evaluate", "checkpoint", "sample"):
+                yield f"{facts.phase}{': ' + facts.phase_detail if facts.phase_detail else ''}"
         for warning in run.warnings:
             if warning not in self._warned:
                 yield f"warning: {warning}"
         self._warned = run.warnings
         due = run.elapsed_seconds - self._step_at >= self._between
-        if due and run.step > self._step and run.loss is not None:
-            self._step, self._step_at = run.step, run.elapsed_seconds
+        if due and facts.step > self._step and facts.loss is not None:
+            self._step, self._step_at = facts.step, run.elapsed_seconds
             yield step_line(run)
         for evaluation in run.evaluations:
             if evaluation.step <= self._evaluated:
@@ -65,26 +66,27 @@ class ProgressLines:
                 f"epoch {epoch.epoch}  train loss {_loss(epoch.train_loss)}  "
                 f"validation loss {_loss(epoch.validation_loss)}  {epoch.minutes:.2f} min"
             )
-        if run.sample and run.sample.step > self._sample:
-            self._sample = run.sample.step
-            text = " ".join((run.sample.prompt + run.sample.text).split())
+        if facts.sample and facts.sample.step > self._sample:
+            self._sample = facts.sample.step
+            text = " ".join((facts.sample.prompt + facts.sample.text).split())
             yield f"sample  {text[: WIDTH * 2]}"
-        if run.checkpoint and run.checkpoint.step > self._checkpoint:
-            self._checkpoint = run.checkpoint.step
+        if facts.checkpoint and facts.checkpoint.step > self._checkpoint:
+            self._checkpoint = facts.checkpoint.step
             yield (
-                f"checkpoint at step {run.checkpoint.step:,}  "
-                f"{format_bytes(run.checkpoint.size_bytes)}"
+                f"checkpoint at step {facts.checkpoint.step:,}  "
+                f"{format_bytes(facts.checkpoint.size_bytes)}"
             )
 
 
 def step_line(run: RunSnapshot) -> str:
     """One line on where training is."""
-    total = f"/{run.total_steps:,}" if run.total_steps else ""
-    parts = [f"step {run.step:,}{total}", f"epoch {run.epoch}", f"loss {_loss(run.loss)}"]
-    if run.tokens_per_second:
-        parts.append(f"{run.tokens_per_second:,.0f} {task_of(run.plan).units}/s")
-    if run.memory and run.memory.allocated_bytes is not None:
-        parts.append(f"memory {format_bytes(run.memory.allocated_bytes)}")
+    facts = run.facts
+    total = f"/{facts.total_steps:,}" if facts.total_steps else ""
+    parts = [f"step {facts.step:,}{total}", f"epoch {facts.epoch}", f"loss {_loss(facts.loss)}"]
+    if facts.tokens_per_second:
+        parts.append(f"{facts.tokens_per_second:,.0f} {task_of(run.plan).units}/s")
+    if facts.memory and facts.memory.allocated_bytes is not None:
+        parts.append(f"memory {format_bytes(facts.memory.allocated_bytes)}")
     if run.eta_seconds is not None:
         parts.append(f"{format_duration(run.eta_seconds)} left")
     return "  ".join(parts)
@@ -94,15 +96,16 @@ def summary(run: RunSnapshot) -> str:
     """The end of a run for a person: how it ended, losses, times, memory, device."""
     lines = ["=" * WIDTH, _headline(run).center(WIDTH).rstrip(), "=" * WIDTH]
     rows: list[tuple[str, str]] = []
-    ended = run.ended
+    facts = run.facts
+    ended = facts.ended
     if run.verdict is not None and run.state != "finished":
         rows.append(("Why", run.verdict.evidence))
     last = run.evaluations[-1] if run.evaluations else None
     losses = [e.loss for e in run.evaluations if e.loss is not None]
     if losses:
         rows.append(("Best validation loss", _loss(min(losses))))
-    if run.loss is not None:
-        train = ended.final_train_loss if ended else run.loss
+    if facts.loss is not None:
+        train = ended.final_train_loss if ended else facts.loss
         rows.append(("Final training loss", _loss(train)))
     if last is not None:
         rows.append(("Final validation loss", _loss(last.loss)))
@@ -118,11 +121,11 @@ def summary(run: RunSnapshot) -> str:
         average = sum(e.minutes for e in run.epochs) / len(run.epochs)
         rows.append(("Average epoch time", f"{average:.2f} minutes"))
         rows.append(("Total epochs", str(len(run.epochs))))
-    rows.append(("Steps", f"{run.step:,}"))
-    if run.peak_bytes is not None:
-        rows.append(("Peak memory", format_bytes(run.peak_bytes)))
-    if run.started:
-        rows.append(("Device", f"{run.started.device_name} ({run.started.device_id})"))
+    rows.append(("Steps", f"{facts.step:,}"))
+    if facts.peak_bytes is not None:
+        rows.append(("Peak memory", format_bytes(facts.peak_bytes)))
+    if facts.started:
+        rows.append(("Device", f"{facts.started.device_name} ({facts.started.device_id})"))
     rows.append(("Run", run.id))
     width = max(len(label) for label, _ in rows) + 2
     lines += [f"  {label + ':':<{width}} {value}" for label, value in rows]

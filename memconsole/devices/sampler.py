@@ -17,7 +17,7 @@ from memconsole.devices.host import Host
 from memconsole.devices.reading import DeviceReading, Devices, without_numbers
 from memconsole.devices.tpu import read_tpu
 
-Answer = tuple[list[DeviceReading], list[str]]
+Readings = tuple[list[DeviceReading], list[str]]
 
 FIRST_PATIENCE_SECONDS = 1.5
 """A driver that has to wake a GPU may take about a second for its first answer."""
@@ -29,10 +29,10 @@ SILENCE_SECONDS = 2.0
 class Asking:
     """Asks one driver again and again without ever waiting longer than wanted for its answer."""
 
-    def __init__(self, label: str, ask: Callable[[], Answer]) -> None:
+    def __init__(self, label: str, ask: Callable[[], Readings]) -> None:
         self._label = label
         self._ask = ask
-        self._answer: Answer = ([], [])
+        self._answer: Readings = ([], [])
         self._asked = 0.0
         self._wanted, self._done = threading.Event(), threading.Event()
         self._done.set()
@@ -45,7 +45,7 @@ class Asking:
             self._done.clear()
             self._wanted.set()
 
-    def latest(self, deadline: float) -> Answer:
+    def latest(self, deadline: float) -> Readings:
         """The newest answer, waiting for the open question until `deadline` (monotonic) at most."""
         if self._done.wait(max(0.0, deadline - time.monotonic())):
             return self._answer
@@ -130,11 +130,11 @@ def main(arguments: list[str]) -> None:
     os._exit(0)
 
 
-def _ask_nvidia() -> Callable[[], Answer]:
+def _ask_nvidia() -> Callable[[], Readings]:
     """Imported by the asking thread: loading the library can already hang or crash."""
-    kept: list[Callable[[], Answer]] = []
+    kept: list[Callable[[], Readings]] = []
 
-    def ask() -> Answer:
+    def ask() -> Readings:
         if not kept:
             try:
                 from memconsole.devices.nvidia import Nvidia

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.exact.sharpen import Known, alike, compiled, saved, sharpened
+from memconsole.memory.exact.sharpen import KnownExact, alike, compiled, saved, sharpened
 from memconsole.memory.formula import memory_table
 from memconsole.memory.reasons import nothing_saved
 from memconsole.memory.seconds import peak_tokens_per_second, step_seconds
@@ -20,10 +20,11 @@ from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
+from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, uncompiled
 
-Lookup = Callable[[Plan, Budget], Known | None]
+Lookup = Callable[[Plan, Budget], KnownExact | None]
 """What is known exactly of a plan on a device, at once; None where nothing is."""
 
 

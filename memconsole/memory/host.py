@@ -6,11 +6,11 @@ from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.activations.torch_step import CHUNK_TOKENS
 from memconsole.memory.coefficients import Runtime
 from memconsole.memory.state.data import data_bytes
-from memconsole.memory.state.step_sizes import Step
+from memconsole.memory.state.step_sizes import StepSizes
 from memconsole.plan.plan import Plan
 
 
-def runtime_bytes(step: Step, costs: Runtime) -> int:
+def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
     """The framework's own bytes beside tensors: its workspace, what XLA's libraries take on a CPU, and what torch's fp32
     matmuls keep of the largest operand they repacked, or 16-bit ones of their kernels."""
     if step.plan.backend == "jax":
@@ -38,7 +38,7 @@ SHARD_BYTES = 64 * 2**20
 """`memconsole_trainer.weights.checkpoint.SHARD_BYTES`."""
 
 
-def saved_bytes(step: Step) -> int:
+def saved_bytes(step: StepSizes) -> int:
     """Host copies of device tensors while a checkpoint is written: a shard of weights, one of the optimizer's
     state, one of the weights' average. On a CPU the tensors themselves are written."""
     if step.kind == "cpu":

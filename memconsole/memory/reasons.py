@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memconsole.memory.table import MemoryTable
-from memconsole.plan.optimizations import Optimization
+from memconsole.plan.optimization import HOST_MEMORY, Optimization
 from memconsole.plan.plan import Plan
 from memconsole.units import format_bytes
 
@@ -15,65 +15,35 @@ PHASE_WORDS = {
     "evaluation": "the evaluation",
     "checkpoint": "the checkpoint",
 }
-TOUCHES: dict[str, tuple[str, ...]] = {
-    "optimize.gradient_checkpointing": ("activations",),
-    "optimize.fused_loss": ("logits and loss",),
-    "optimize.activation_offload": ("activations",),
-    "optimize.base_storage": ("weights",),
-    "optimize.optimizer": ("optimizer state",),
-    "optimize.optimizer_offload": ("optimizer state",),
-    "optimize.accumulation_steps": ("activations", "logits and loss"),
-    "train.batch_size": ("activations", "logits and loss"),
-    "data.sequence_length": ("activations", "logits and loss"),
-}
-"""The components a toggle makes smaller."""
-
-HOST = ("data.streaming", "data.shuffle_buffer", "data.stride", "data.max_examples")
-"""The toggles that bear on host memory alone."""
 
 
 def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: MemoryTable) -> str:
     """The reason `after` is no smaller than `before`."""
-    key, backend, kind = row.key, changed.backend, before.budget.kind
-    specific = _specific(key, backend, row.value(changed), changed, kind)
+    specific = row.saves_nothing and row.saves_nothing(changed, before.budget.kind)
     if specific:
         return specific
     costs = after.device_bytes > before.device_bytes
-    if key in HOST:
+    if row.touches == (HOST_MEMORY,):
         return _host(before, after)
     peak = PHASE_WORDS[before.peak_phase]
-    touched = TOUCHES.get(key, ())
-    live = [c.at(before.peak_phase) for c in before.components if c.name in touched]
-    if touched and not any(live) and not costs:
-        return f"the peak is {peak}, where there {_are(touched[0])}"
-    if key == "optimize.accumulation_steps" and costs:
-        return "the gradient copy of accumulation outweighs the smaller micro-batch"
-    if key == "optimize.precision" and costs:
-        return f"the 16-bit copies of the weights outweigh the smaller activations in {backend}"
+    live = [c.at(before.peak_phase) for c in before.components if c.name in row.touches]
+    if not any(live) and not costs:
+        return f"the peak is {peak}, where there {_are(row.touches[0])}"
+    if costs and row.outweighed:
+        return row.outweighed(changed)
     if costs:
         return f"needs more memory: the peak is then {PHASE_WORDS[after.peak_phase]}"
     return f"the peak is {peak}, which this does not change"
 
 
 def _are(component: str) -> str:
-    absent = {"activations": "are no activations left", "logits and loss": "are no logits"}
+    absent = {
+        "activations": "are no activations left",
+        "logits and loss": "are no logits",
+        "gradients": "are no gradients",
+        "weights": "are no weights",
+    }
     return absent.get(component, f"is no {component}")
-
-
-def _specific(key: str, backend: str, value: object, changed: Plan, kind: str) -> str:
-    if backend == "jax" and kind == "cpu" and key == "optimize.precision":
-        return "XLA on a CPU computes and stores 16-bit types in 32 bits"
-    if key == "optimize.sharding" and changed.device.count == 1:
-        return "one device: there is nothing to split over"
-    if kind == "cpu" and key == "optimize.optimizer_offload" and value in ("cpu", "pinned"):
-        return "on a CPU the state already waits in host memory"
-    if key == "optimize.compile" and kind == "cpu":
-        return "the compiler takes more in the trainer than compiled blocks save"
-    if key == "optimize.compile":
-        return "at the peak, compiled blocks hold as much as without, with adapters more"
-    if key == "optimize.lora_rank" and value == 0:
-        return "without adapters the whole model has gradients and optimizer state"
-    return ""
 
 
 def _host(before: MemoryTable, after: MemoryTable) -> str:

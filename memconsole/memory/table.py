@@ -100,7 +100,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """What changing one toggle to one value would do to the whole estimate."""
 
     key: str
-    value: str | int | bool
+    value: str | int | bool | None
+    """None where the setting may be left out, as the rows of an evaluation batch may."""
     saves_bytes: int
     """Device bytes of this plan less those of the changed plan; negative when it costs."""
     time_factor: float

@@ -10,7 +10,7 @@ import re
 
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.conflicts import check_conflicts
+from memconsole.plan.optimizations import check_conflicts
 from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
 from memconsole.plan.tasks import task_of
 from memconsole.plan.tokenizer_file import tokenizer_vocab_size

@@ -1,4 +1,4 @@
-"""`make accuracy`: every estimate against every truth that can be asked here, as one table, in the README too.
+"""`make accuracy`: every estimate against every truth that can be asked here, as one table, in docs/estimates.md too.
 
     python tests/accuracy/accuracy.py [PART ...]     all parts, or those named
     python tests/accuracy/accuracy.py --print        the table of what is stored, measuring nothing
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.accuracy.results import UNAVAILABLE, into_readme, stored, table
+from tests.accuracy.results import UNAVAILABLE, into_page, stored, table
 
 PARTS = {
     "torch-formula": "torch_formula.py",
@@ -47,7 +47,7 @@ def main() -> None:
     parts = stored()
     print(table(parts))
     if not options.print:
-        into_readme(parts)
+        into_page(parts)
     missed = [row.estimate for part in parts for row in part.rows if not row.met]
     if missed:
         print(f"\nbars missed: {', '.join(missed)}")

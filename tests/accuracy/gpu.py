@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.estimate import table_of
-from memconsole.memory.exact.timeline import Answer, Exact, Question
+from memconsole.memory.exact.timeline import Exact, TracerAnswer, TracerQuestion
 from memconsole.memory.table import MemoryTable
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
@@ -115,7 +115,7 @@ def card_bytes(device: str) -> int:
 
 def ask(plan: Plan, kind: str) -> Exact | None:
     """The backend's own tracer, for one question; None where it has no answer."""
-    question = Question(id=1, plan=dumps(plan), kind=kind)
+    question = TracerQuestion(id=1, plan=dumps(plan), kind=kind)
     command = [sys.executable, "-m", f"memconsole_{plan.backend}.trace"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if plan.backend == "jax":
@@ -136,7 +136,7 @@ def ask(plan: Plan, kind: str) -> Exact | None:
         tracer.kill()
     if not line:
         return None
-    answer = msgspec.json.decode(line, type=Answer)
+    answer = msgspec.json.decode(line, type=TracerAnswer)
     if answer.problem:
         print(f"  {plan.backend}: {answer.problem}", file=sys.stderr)
     return answer.exact

@@ -20,9 +20,10 @@ from typing import NoReturn
 import msgspec
 
 FOLDER = Path(__file__).with_name("results")
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "estimates.md"
+"""The page that shows the table."""
 BEGIN, END = "<!-- accuracy -->", "<!-- /accuracy -->"
-"""The README's section between these is written by `into_readme`."""
+"""The section of the page between these is written by `into_page`."""
 UNAVAILABLE = 3
 """Exit status of a part whose truth cannot be asked here."""
 MIB = 2**20
@@ -138,7 +139,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     versions: dict[str, str] = {}
     note: str = ""
-    """One sentence the README puts under the table."""
+    """One sentence the page puts under the table."""
 
 
 HEAD = ("estimate", "truth", "over", "median", "worst under", "worst over", "bar", "met")
@@ -146,7 +147,7 @@ HEAD = ("estimate", "truth", "over", "median", "worst under", "worst over", "bar
 
 def write(part: Part, packages: Iterable[str] = (), machine: str = "") -> None:
     """Store `part` with today's date, this machine and the versions of `packages`; print its rows and put the
-    table of all parts into the README."""
+    table of all parts into the page."""
     versions = {name: metadata.version(name) for name in packages}
     here = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     part = msgspec.structs.replace(
@@ -159,7 +160,7 @@ def write(part: Part, packages: Iterable[str] = (), machine: str = "") -> None:
     text = msgspec.json.format(msgspec.json.encode(part), indent=1)
     (FOLDER / f"{part.name}.json").write_bytes(text + b"\n")
     print(table([part]))
-    into_readme(stored())
+    into_page(stored())
 
 
 def unavailable(what: str) -> NoReturn:
@@ -183,7 +184,7 @@ def table(parts: Iterable[Part]) -> str:
 
 
 def section(parts: Iterable[Part]) -> str:
-    """The README's section: the table, and where and with what each part was measured."""
+    """The page's section: the table, and where and with what each part was measured."""
     parts = list(parts)
     lines = [table(parts), ""]
     for part in parts:
@@ -193,12 +194,12 @@ def section(parts: Iterable[Part]) -> str:
     return "\n".join(lines)
 
 
-def into_readme(parts: Iterable[Part], readme: Path | None = None) -> None:
-    """Put the section between the README's markers. Raises `ValueError` where they are missing."""
-    readme = readme or README
-    text = readme.read_text(encoding="utf-8")
+def into_page(parts: Iterable[Part], page: Path | None = None) -> None:
+    """Put the section between the markers of `page` (`PAGE` if None). Raises `ValueError` where they are missing."""
+    page = page or PAGE
+    text = page.read_text(encoding="utf-8")
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    readme.write_text(f"{text[:begin]}\n{section(parts)}\n{text[end:]}", encoding="utf-8")
+    page.write_text(f"{text[:begin]}\n{section(parts)}\n{text[end:]}", encoding="utf-8")
 
 
 def _word(met: bool) -> str:

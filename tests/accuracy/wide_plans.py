@@ -13,8 +13,8 @@ import msgspec
 
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.conflicts import conflict
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.optimizations import conflict
+from memconsole.plan.plan import Plan, get, replace
 
 OPTIMIZERS = ("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd")
 FAMILIES = ("gpt2", "llama", "llama", "qwen", "gemma", "gemma3")
@@ -152,6 +152,5 @@ def _plan(
 def without_conflicts(plan: Plan) -> Plan:
     """`plan` with the default in place of every setting that cannot stand beside the others."""
     while found := conflict(plan):
-        key = found[0]
-        plan = replace(plan, {f"optimize.{key}": getattr(Plan().optimize, key)})
+        plan = replace(plan, {found[0]: get(Plan(), found[0])})
     return plan

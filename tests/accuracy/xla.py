@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from memconsole.memory import coefficients
 from memconsole.memory.activations import jax_step
-from memconsole.memory.state.step_sizes import Step, step_of
+from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
@@ -261,12 +261,12 @@ def estimated_bytes(seed: int, target: str) -> int:
     return peak(_step(seed, target))
 
 
-def _step(seed: int, target: str) -> Step:
+def _step(seed: int, target: str) -> StepSizes:
     architecture, plan = draw(seed, kind_of(target))
     return step_of(replace(plan, {"device.name": target}), architecture, kind_of(target))
 
 
-def peak(step: Step) -> int:
+def peak(step: StepSizes) -> int:
     """The largest moment of the training step, as far as XLA plans it."""
     return max(m.total for m in jax_step.moments(step) if m.phase in TRAINING)
 

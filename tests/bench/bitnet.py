@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT))
 from tests.bench.trained import BACKENDS, Settings, machine, markdown, trained
 
 RESULTS = Path(__file__).with_name("results") / "bitnet.json"
+PAGE = ROOT / "docs" / "training.md"
+"""Quotes `sentence`."""
 COMMAND = (sys.executable, "-m", "memconsole")
 SMALL: Settings = {
     "model.name": "stories",
@@ -54,7 +56,7 @@ def measured(backend: str) -> dict[str, Any]:
 
 
 def sentence(results: dict[str, Any]) -> str:
-    """What the README says of both."""
+    """What docs/training.md says of both."""
     before, after = (
         [results[backend]["validation"][when]["bits_per_byte"] for backend in BACKENDS]
         for when in ("before", "after")

@@ -4,9 +4,9 @@
 
 Memory is what the run itself reports (on a CPU, growth of anonymous memory since just before the model was
 built), speed the middle of its last steps, relative to the plain run of the same backend. What a row saves
-is held against measurements of the same model in hand-written training loops, which `REFERENCE` keeps: these began
-behind the making of the model (JAX: of the optimizer's state, too), which is therefore taken off for that.
-Results go to results/optimizations.json and the README's table.
+is held against measurements of the same model in hand-written training loops, which `REFERENCE` keeps. These loops
+began to count after the model was made (in JAX: after the optimizer state too), so that those bytes are subtracted first.
+Results go to results/optimizations.json and the table in docs/optimizations.md.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from tests.bench.trained import (
     BACKENDS,
     RefusedError,
     Settings,
-    into_readme,
+    into_page,
     machine,
     markdown,
     run,
 )
 
 RESULTS = Path(__file__).with_name("results") / "optimizations.json"
+PAGE = ROOT / "docs" / "optimizations.md"
+"""Shows the table."""
 MIB = 2**20
 STEPS = 6
 
@@ -346,7 +348,7 @@ def main() -> None:
     text = table(results)
     print(text)
     if not options.print:
-        into_readme("optimizations", text)
+        into_page(PAGE, "optimizations", text)
     missed = [f"saves too little: {line}" for line in short(results)]
     for backend, (times, apart) in all_on(results).items():
         print(f"all on, {backend}: {times:.1f} times less above start, loss {apart:.4%} apart")

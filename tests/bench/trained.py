@@ -69,13 +69,12 @@ def markdown(rows: list[list[str]], left: int = 1) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], rule, *rows[1:]])
 
 
-def into_readme(name: str, text: str) -> None:
-    """Put `text` between the README's markers of `name`. Raises `ValueError` where they are missing."""
-    readme = Path(__file__).resolve().parents[2] / "README.md"
-    whole = readme.read_text(encoding="utf-8")
+def into_page(page: Path, name: str, text: str) -> None:
+    """Put `text` between the markers of `name` in `page`. Raises `ValueError` where they are missing."""
+    whole = page.read_text(encoding="utf-8")
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     head, tail = whole.index(begin) + len(begin), whole.index(end)
-    readme.write_text(f"{whole[:head]}\n{text}\n{whole[tail:]}", encoding="utf-8")
+    page.write_text(f"{whole[:head]}\n{text}\n{whole[tail:]}", encoding="utf-8")
 
 
 def _word(value: object) -> str:

@@ -13,7 +13,7 @@ import os, sys
 from pathlib import Path
 os.environ["XDG_STATE_HOME"] = sys.argv[1]
 from memconsole.plan.plan import Plan
-from memconsole.runs import events, files
+from memconsole.runs.record import events, files
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.eventlog import EventReader

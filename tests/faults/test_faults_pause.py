@@ -36,7 +36,7 @@ def test_a_run_is_paused_seen_paused_and_goes_on(story: Story) -> None:
     story.wait_training()
     follower = Follower(story.run)
     assert accepted(story, control.request_pause(story.run, "me"))
-    story.wait(lambda: follower.poll().phase == "paused")
+    story.wait(lambda: follower.poll().facts.phase == "paused")
     seen, held = follower.poll(), story.step
     assert (seen.state, seen.pause_requested) == ("running", True)
     assert follower.status().phase == "paused"
@@ -52,7 +52,7 @@ def test_a_pause_outlives_the_supervisor_and_a_new_one_ends_it(story: Story) -> 
     story.wait_training()
     assert accepted(story, control.request_pause(story.run, "me"))
     follower = Follower(story.run)
-    story.wait(lambda: follower.poll().phase == "paused")
+    story.wait(lambda: follower.poll().facts.phase == "paused")
     os.kill(story.supervisor, signal.SIGKILL)
     story.wait(lambda: story.state == "unsupervised")
     held = story.step
@@ -65,7 +65,7 @@ def test_a_paused_run_stops_when_asked_and_its_next_attempt_is_not_paused(story:
     story.wait_training()
     control.request_pause(story.run, "me")
     follower = Follower(story.run)
-    story.wait(lambda: follower.poll().phase == "paused")
+    story.wait(lambda: follower.poll().facts.phase == "paused")
     control.request_stop(story.run, "me")
     story.wait(lambda: settled(story.run).state == "stopped")
     story.start(script=PAUSING)

@@ -346,5 +346,5 @@ def test_state_json_lets_a_reader_attach_without_the_log(story: Story) -> None:
     story.wait_training()
     story.wait(lambda: story.run.state_path.exists())
     snapshot = Follower(story.run).poll()
-    assert snapshot.step > 0
+    assert snapshot.facts.step > 0
     assert snapshot.state == "running"

@@ -18,8 +18,8 @@ from test_optimizer_offload import moving
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import parameters
 from memconsole.plan.check import check
-from memconsole.plan.conflicts import conflict
-from memconsole.plan.optimizations import BY_KEY, check_trainable
+from memconsole.plan.optimization import Reach
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, check_trainable, conflict
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
@@ -202,6 +202,11 @@ def taken(backend: str, choices: dict[str, int]) -> Taken:
 def plain(backend: str, numbers: tuple[int, ...]) -> Taken:
     """The same three of a plan that has nothing but what decides its numbers."""
     return taken(backend, dict.fromkeys(ROWS, 0) | dict(zip(NUMBERS, numbers, strict=True)))
+
+
+def test_every_optimization_of_a_step_that_is_trained_is_among_the_rows() -> None:
+    of_a_step = (Reach.STEP, Reach.UPDATE)
+    assert {r.key for r in OPTIMIZATIONS if r.reach in of_a_step and r.trains} <= set(ROWS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

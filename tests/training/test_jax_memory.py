@@ -16,7 +16,7 @@ from test_jax_decoder import equations
 
 from memconsole.plan.plan import Plan, replace
 from memconsole_jax.stacking import stacks
-from memconsole_jax.step import Trained, train_step
+from memconsole_jax.step import TrainState, train_step
 from memconsole_jax.techniques import fused_loss
 from memconsole_jax.techniques.fused_loss import chunked_nats, plain_nats
 from memconsole_jax.techniques.optimizers import transformation
@@ -68,7 +68,7 @@ def _one_step(checkpointing: str, fused: bool, dtype: str, cut: tuple[int, int])
     source = InitialWeights(ARCHITECTURE, 0)
     weights = {n: jnp.asarray(s.gather(source.tensor)) for n, s in found.items()}
     update = transformation(plan, ARCHITECTURE)
-    state = Trained(weights, update.init(weights))
+    state = TrainState(weights, update.init(weights))
     batch = tiny_models.batch(steps, rows, LENGTH, masked=0.2)
     arguments = (state, {}, batch["inputs"], batch["targets"], np.float32([1.0, 0.0]))
     traced = train_step(plan, ARCHITECTURE, update).trace(*arguments)
@@ -206,7 +206,7 @@ def test_an_fp16_step_that_may_be_skipped_branches_around_no_weights_and_no_stat
     plan = replace(Plan(), {"backend": "jax", "optimize.precision": "fp16"})
     update = transformation(plan, ARCHITECTURE)
     weights = {n: jnp.zeros(s.shape) for n, s in stacks(ARCHITECTURE).items()}
-    state = Trained(weights, update.init(weights), jnp.asarray(loss_scale.start()))
+    state = TrainState(weights, update.init(weights), jnp.asarray(loss_scale.start()))
     batch = tiny_models.batch(1, ROWS, LENGTH)
     arguments = (state, {}, batch["inputs"], batch["targets"], np.float32([1.0, 0.0]))
     program = train_step(plan, ARCHITECTURE, update).trace(*arguments).jaxpr

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.memory.exact.timeline import Answer, Question
+from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, dumps, replace
 from memconsole_jax.engine import create
@@ -54,9 +54,9 @@ def test_what_is_planned_is_what_the_engine_compiles(plan: Plan) -> None:
 def test_the_process_answers_lines_with_lines() -> None:
     plan = a_plan()
     questions = [
-        Question(id=7, plan=dumps(plan), kind="cpu"),
-        Question(id=8, plan=dumps(plan), kind="apple", target="m2-16gb", urgent=False),
-        Question(id=9, plan=dumps(replace(plan, {"optimize.sharding": "fsdp"})), kind="cpu", urgent=False),
+        TracerQuestion(id=7, plan=dumps(plan), kind="cpu"),
+        TracerQuestion(id=8, plan=dumps(plan), kind="apple", target="m2-16gb", urgent=False),
+        TracerQuestion(id=9, plan=dumps(replace(plan, {"optimize.sharding": "fsdp"})), kind="cpu", urgent=False),
     ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "memconsole_jax.tracing.trace"],
@@ -70,7 +70,7 @@ def test_the_process_answers_lines_with_lines() -> None:
     for question in questions:
         process.stdin.write(msgspec.json.encode(question) + b"\n")
         process.stdin.flush()
-        answers.append(msgspec.json.decode(process.stdout.readline(), type=Answer))
+        answers.append(msgspec.json.decode(process.stdout.readline(), type=TracerAnswer))
     process.stdin.close()
     assert process.wait(30) == 0
     exact = answers[0].exact
@@ -90,7 +90,7 @@ def test_a_missing_compiler_is_named_with_what_installs_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(trace_targets, "_cuda_plugin", lambda: None)
     plan = a_plan(device__name=device)
-    question = Question(id=1, plan=dumps(plan), kind="any", target=device)
+    question = TracerQuestion(id=1, plan=dumps(plan), kind="any", target=device)
     answer = trace.answer(question, lambda: None)
     assert answer.exact is None
     assert extra in answer.problem

@@ -27,7 +27,7 @@ from memconsole_trainer.engine import Batch, WeightsError
 from memconsole_trainer.randomness import drawn, generator
 from memconsole_trainer.techniques import adapters
 from memconsole_trainer.weights.initialize import InitialWeights
-from memconsole_trainer.weights.trained import Trained
+from memconsole_trainer.weights.trained import TrainedModel
 
 torch.set_num_threads(1)
 MODELS = {
@@ -306,7 +306,7 @@ def test_what_a_run_trained_is_sampled_and_exported_with_its_adapters() -> None:
     for step in range(3):
         engine.train_step(batch(plan, step))
     state: Any = State(engine)
-    found = Trained(plan, architecture, state, Path("tokenizer.json"))
+    found = TrainedModel(plan, architecture, state, Path("tokenizer.json"))
     found.check_base()
     again = torch_engine.create(plan, None)
     found.build(again)
@@ -317,6 +317,6 @@ def test_what_a_run_trained_is_sampled_and_exported_with_its_adapters() -> None:
     )
     assert merged.evaluate([rows]).loss == pytest.approx(engine.evaluate([rows]).loss, rel=1e-5)
     assert merged.evaluate([rows]).loss != built(plan, weights=start).evaluate([rows]).loss
-    other = Trained(plans.replace(plan, {"train.seed": 1}), architecture, state, Path())
+    other = TrainedModel(plans.replace(plan, {"train.seed": 1}), architecture, state, Path())
     with pytest.raises(WeightsError, match="base model's weights have changed"):
         other.check_base()

@@ -90,7 +90,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
 def ended(run: RunDirectory, meanwhile: Callable[[], object] = lambda: None) -> RunSnapshot:
     follower, deadline = Follower(run), time.monotonic() + 240
     while (seen := follower.poll()).state in LIVE:
-        assert time.monotonic() < deadline, (seen.state, seen.phase, seen.log_tail)
+        assert time.monotonic() < deadline, (seen.state, seen.facts.phase, seen.log_tail)
         meanwhile()
         time.sleep(0.02)
     return seen
@@ -113,7 +113,7 @@ def test_a_model_larger_than_what_is_left_ends_its_build_with_an_error(launch: L
     run = launch("torch", build_bytes=100 * MIB, **changes)
     seen = ended(run)
     assert seen.verdict is not None
-    assert (seen.verdict.reason, seen.phase) == ("out_of_memory", "build"), seen.verdict
+    assert (seen.verdict.reason, seen.facts.phase) == ("out_of_memory", "build"), seen.verdict
     assert not rungs(run), "no micro-batch is small enough for it"
 
 

@@ -15,7 +15,7 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import BY_KEY, check_trainable
+from memconsole.plan.optimizations import BY_KEY, check_trainable, press
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.tracing.trace_liveness import Liveness
@@ -155,7 +155,7 @@ def test_what_needs_every_gradient_is_refused_with_the_reason(
         check(plan)
     assert error.value.key == KEY
     with pytest.raises(PlanError, match=reason):
-        BY_KEY[KEY].press(plans.replace(plan, {KEY: False}), True)
+        press(BY_KEY[KEY], plans.replace(plan, {KEY: False}), True)
 
 
 def test_jax_says_why_it_has_no_such_toggle() -> None:

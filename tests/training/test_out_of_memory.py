@@ -97,7 +97,7 @@ def test_a_step_that_needs_more_than_the_plan_allows_ends_with_what_it_lacked(
     lacked = receipt.shortfall
     assert lacked is not None
     # The thread that reads data may meet the limit first: its library ends the process without a word of ours.
-    if seen.error is not None:
+    if seen.facts.error is not None:
         assert lacked.requested_bytes is not None
         assert lacked.requested_bytes > MIB
         assert lacked.needed_bytes > 60 * MIB
@@ -114,7 +114,7 @@ def test_a_model_larger_than_the_plan_allows_is_told_before_the_first_step(
     pytest.importorskip(backend)
     seen = ended(launch(backend, allowed_bytes=5 * MIB))
     assert seen.verdict is not None
-    assert (seen.verdict.reason, seen.step) == ("out_of_memory", 0)
+    assert (seen.verdict.reason, seen.facts.step) == ("out_of_memory", 0)
     assert "device.memory_fraction" in seen.verdict.evidence
 
 
@@ -125,7 +125,7 @@ def test_memory_that_runs_out_late_leaves_the_last_checkpoint_to_resume_from(
 ) -> None:
     pytest.importorskip(backend)
     run = launch(backend, train__checkpoint_every=5, train__batch_size=4)
-    wait(run, lambda seen: seen.checkpoint is not None and seen.checkpoint.step >= 5)
+    wait(run, lambda seen: seen.facts.checkpoint is not None and seen.facts.checkpoint.step >= 5)
     number = run.newest_attempt()
     record = run.attempt_record(number or 0)
     assert record is not None
@@ -139,4 +139,4 @@ def test_memory_that_runs_out_late_leaves_the_last_checkpoint_to_resume_from(
     step = int(saved.name.removeprefix("step-"))
     assert step >= 5
     resume(run)
-    wait(run, lambda seen: seen.attempt == 2 and seen.step > step and seen.state == "running")
+    wait(run, lambda seen: seen.attempt == 2 and seen.facts.step > step and seen.state == "running")

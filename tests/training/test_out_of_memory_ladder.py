@@ -48,7 +48,7 @@ def trained(plan: Plan) -> tuple[RunDirectory, RunSnapshot]:
     run = start(plan, None, None)
     follower, deadline = Follower(run), time.monotonic() + 240
     while (seen := follower.poll()).state in LIVE:
-        assert time.monotonic() < deadline, (seen.state, seen.phase, seen.log_tail)
+        assert time.monotonic() < deadline, (seen.state, seen.facts.phase, seen.log_tail)
         time.sleep(0.05)
     return run, seen
 
@@ -154,7 +154,7 @@ def test_only_what_ran_out_is_halved() -> None:
 
 
 def test_a_ladder_and_an_optimizer_in_the_backward_pass_exclude_each_other() -> None:
-    from memconsole.plan.conflicts import check_conflicts
+    from memconsole.plan.optimizations import check_conflicts
 
     changes = {
         "train.on_out_of_memory": "halve",

@@ -62,7 +62,7 @@ def state_of(engine: TorchEngine) -> dict[str, np.ndarray]:
     return {name: array.copy() for name, array in engine.state()}
 
 
-class Stored:
+class CheckpointInMemory:
     """A checkpoint in memory."""
 
     def __init__(self, tensors: dict[str, np.ndarray]) -> None:
@@ -221,7 +221,7 @@ def test_resuming_continues_bit_for_bit(optimizer: str) -> None:
     for batch in batches[:3]:
         whole.train_step(batch)
     whole.take_metrics()
-    saved = Stored(state_of(whole))
+    saved = CheckpointInMemory(state_of(whole))
     for batch in batches[3:]:
         whole.train_step(batch)
 

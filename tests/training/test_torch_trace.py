@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from memconsole.memory.exact import affine
-from memconsole.memory.exact.timeline import Answer, Question
+from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
 from memconsole.memory.table import COMPONENTS, PHASES
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
@@ -162,7 +162,7 @@ def test_a_real_model_is_answered_with_reserved_bytes_and_no_weights_in_memory()
         Plan(), {"model.name": "gpt2", "data.sequence_length": 1024, "train.batch_size": 8}
     )
     tracer = trace.Tracer()
-    answer = tracer.answer(Question(id=7, plan=dumps(plan), kind="gpu"))
+    answer = tracer.answer(TracerQuestion(id=7, plan=dumps(plan), kind="gpu"))
     assert (answer.id, answer.problem) == (7, "")
     exact, timeline = answer.exact, answer.timeline
     assert exact is not None
@@ -177,7 +177,7 @@ def test_a_real_model_is_answered_with_reserved_bytes_and_no_weights_in_memory()
     other = replace(plan, {"train.batch_size": 16})
     assert affine.covers(timeline, other, catalog.architecture(other), "gpu")
     before = len(tracer._recordings)
-    tracer.answer(Question(id=8, plan=dumps(other), kind="gpu"))
+    tracer.answer(TracerQuestion(id=8, plan=dumps(other), kind="gpu"))
     assert len(tracer._recordings) == before
 
 
@@ -205,7 +205,7 @@ def test_every_model_of_the_catalog_has_sizes_that_tell(model: str) -> None:
 )
 def test_what_is_priced_but_not_trained_is_refused_by_name(changes: dict[str, object]) -> None:
     plan = replace(Plan(), changes)
-    answer = trace.Tracer().answer(Question(id=1, plan=dumps(plan), kind="gpu"))
+    answer = trace.Tracer().answer(TracerQuestion(id=1, plan=dumps(plan), kind="gpu"))
     assert answer.exact is None
     assert next(iter(changes)) in answer.problem
 
@@ -230,14 +230,14 @@ def test_the_process_answers_until_its_input_closes_and_drops_neighbours() -> No
         assert process.stdin is not None
         assert process.stdout is not None
         text = dumps(Plan())
-        questions = [Question(id=i, plan=text, kind="cpu", urgent=False) for i in (1, 2, 3)]
-        questions.append(Question(id=4, plan=text, kind="cpu"))
+        questions = [TracerQuestion(id=i, plan=text, kind="cpu", urgent=False) for i in (1, 2, 3)]
+        questions.append(TracerQuestion(id=4, plan=text, kind="cpu"))
         lines = b"".join(msgspec.json.encode(question) + b"\n" for question in questions)
         process.stdin.write(b"not json\n" + lines)
         process.stdin.flush()
         answers = {}
         while 4 not in answers:
-            answer = msgspec.json.decode(process.stdout.readline(), type=Answer)
+            answer = msgspec.json.decode(process.stdout.readline(), type=TracerAnswer)
             answers[answer.id] = answer
         process.stdin.close()
         assert process.wait(30) == 0

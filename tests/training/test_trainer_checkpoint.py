@@ -46,7 +46,7 @@ def save(checkpoints: Checkpoints, step: int, **changes: Any) -> checkpoint.Save
     return checkpoints.save(step, **(arguments | changes))
 
 
-def newest(checkpoints: Checkpoints) -> tuple[checkpoint.Stored | None, list[str]]:
+def newest(checkpoints: Checkpoints) -> tuple[checkpoint.LoadedCheckpoint | None, list[str]]:
     said: list[str] = []
     return checkpoints.newest(said.append, lambda: None), said
 

@@ -538,7 +538,7 @@ def test_the_plan_fingerprint_ignores_only_what_cannot_change_the_weights(text: 
 
 def test_a_directory_with_weights_is_where_training_starts(text: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from memconsole_trainer.weights.checkpoint import Stored
+    from memconsole_trainer.weights.checkpoint import LoadedCheckpoint
 
     config = transformers.LlamaConfig(
         vocab_size=300,
@@ -562,7 +562,7 @@ def test_a_directory_with_weights_is_where_training_starts(text: Path, tmp_path:
         )
     )
     assert attempt(run) == 0
-    trained = Stored(run.committed_checkpoints()[-1])
+    trained = LoadedCheckpoint(run.committed_checkpoints()[-1])
     ours = trained.tensor("model.layers.1.attention.key.weight")
     theirs = model.model.layers[1].self_attn.k_proj.weight.detach().numpy()
     np.testing.assert_allclose(ours, theirs, atol=1e-8)

@@ -12,10 +12,11 @@ import pytest
 from memconsole.devices.reading import DeviceReading, Devices, Missing, Process
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan.plan import Plan
+from memconsole.runs.read.facts import RunFacts
 from memconsole.runs.read.snapshot import Curve, GaugeCurves, RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.app import ConsoleApp
+from memconsole.tui.app.console import ConsoleApp
 
 GIB = 2**30
 
@@ -131,7 +132,9 @@ def snapshot(step: int = 340, total: int = 1200, **changes: Any) -> RunSnapshot:
         "sample": events.Sample(step=300, prompt="def main(", text="self):\n    return 1\n"),
         "log_tail": tuple(f"step {s} loss {v:.3f}" for s, v in zip(steps, losses, strict=True)),
     }
-    return RunSnapshot(**(values | changes))
+    values |= changes
+    told = {name: values.pop(name) for name in RunFacts.__struct_fields__ if name in values}
+    return RunSnapshot(facts=RunFacts(**told), **values)
 
 
 def finished(**changes: Any) -> RunSnapshot:

@@ -9,9 +9,9 @@ from conftest import GIB, Console, cpu_reading, finished, readings, screen_text,
 
 from memconsole.devices.reading import Devices, Missing
 from memconsole.plan.plan import Plan
+from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.ink import plain, width_of
 from memconsole.tui.draw.readings import device_lines
-from memconsole.tui.messages import SnapshotArrived
 
 
 def text(devices: Devices, width: int, height: int) -> list[str]:

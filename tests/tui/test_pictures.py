@@ -1,4 +1,4 @@
-"""The pictures in screenshots/ are what the console shows now, and the README leads to each of them."""
+"""The pictures in screenshots/ are what the console shows, and README.md and docs/ lead to each of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "screenshots"
 sys.path.insert(0, str(FOLDER))
 
+from make import SHOWN
 from picture import SIZES, name_of, rows_of, settle, svg_of
 from scenes import SCENES, console, play
 from stories import PICTURES
@@ -114,12 +115,15 @@ def test_a_picture_is_read_back_as_its_screen_was() -> None:
     assert any(re.search(r"power n/a — .*\[NVML 999\]", row) for row in rows)
 
 
-def test_every_picture_of_the_readme_exists_and_it_leads_to_every_picture() -> None:
-    named = set(PICTURE.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+def test_every_picture_of_the_pages_exists_and_they_lead_to_every_picture() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {n for page in pages for n in PICTURE.findall(page.read_text(encoding="utf-8"))}
     assert not sorted(name for name in named if not (FOLDER / name).is_file())
-    reached = {Path(name).stem for name in named}
-    assert {path.stem for path in FOLDER.glob("*.png")} == reached
-    assert {path.stem for path in FOLDER.glob("*.svg")} == reached
+    kept = {path.name for suffix in ("png", "svg") for path in FOLDER.glob(f"*.{suffix}")}
+    assert {path.stem for path in map(Path, kept)} == {path.stem for path in map(Path, named)}
+    shown = {path.name for path in FOLDER.glob("*.png")}
+    assert shown == {name for name in named if name.endswith(".png")}
+    assert shown == {f"{name}.png" for name in SHOWN}
 
 
 def test_every_picture_has_a_scene_or_a_story_that_makes_it() -> None:

@@ -14,7 +14,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act.control import request_kill
 from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.app import ConsoleApp
+from memconsole.tui.app.console import ConsoleApp
 from memconsole.tui.screens.pick import PickScreen
 from tests.tui.conftest import snapshot
 

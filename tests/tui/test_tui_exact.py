@@ -247,15 +247,15 @@ def test_what_changed_is_shown_at_one_tier() -> None:
     """The ± column never subtracts a formula's number from an exact one."""
     from memconsole.devices.budget import budget
     from memconsole.memory.estimate import estimate
-    from memconsole.memory.exact.sharpen import Known
+    from memconsole.memory.exact.sharpen import KnownExact
     from memconsole.memory.exact.timeline import Exact, ExactPhase
     from memconsole.tui.draw.ink import plain
     from memconsole.tui.plan.memory_table import table_lines
-    from memconsole.tui.views import PlanView
+    from memconsole.tui.views.plan_view import PlanView
 
     device = budget(CARD, None)
     phases = {"backward": ExactPhase(total_bytes=9 << 30, components={"weights": 1 << 30})}
-    known = Known(exact=Exact(phases=phases, source="a test"))
+    known = KnownExact(exact=Exact(phases=phases, source="a test"))
     formula, exact = estimate(CARD, device), estimate(CARD, device, lambda *_: known)
     for now, before in ((formula, exact), (exact, formula), (exact, exact)):
         view = PlanView(CARD, estimate=now, before=before.table, stale=False)

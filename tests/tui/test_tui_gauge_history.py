@@ -12,11 +12,11 @@ from textual.geometry import Region
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import Curve, GaugeCurves, RunSnapshot
+from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.ink import plain
-from memconsole.tui.messages import SnapshotArrived
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.run.gauge import MemoryGauges, memory_lines
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 
 MIB = 2**20
 
@@ -29,12 +29,13 @@ def estimate() -> Estimate:
 
 
 def on_gpu(run: RunSnapshot) -> RunSnapshot:
-    assert run.started is not None
-    assert run.memory is not None
-    started = msgspec.structs.replace(run.started, device_kind="gpu", memory_label="VRAM")
-    memory = msgspec.structs.replace(run.memory, device_bytes=900 * MIB)
+    assert run.facts.started is not None
+    assert run.facts.memory is not None
+    started = msgspec.structs.replace(run.facts.started, device_kind="gpu", memory_label="VRAM")
+    memory = msgspec.structs.replace(run.facts.memory, device_bytes=900 * MIB)
     gauges = msgspec.structs.replace(run.gauges, device=run.gauges.host)
-    return msgspec.structs.replace(run, started=started, memory=memory, gauges=gauges)
+    facts = msgspec.structs.replace(run.facts, started=started, memory=memory)
+    return msgspec.structs.replace(run, facts=facts, gauges=gauges)
 
 
 def drawn(run: RunSnapshot, estimate: Estimate | None, height: int) -> list[str]:

@@ -20,11 +20,11 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.draw.wire import Wire
-from memconsole.tui.messages import RunsListed, SnapshotArrived
+from memconsole.tui.app.messages import SnapshotArrived
+from memconsole.tui.app.wire import Wire
 from memconsole.tui.runs.compare import CompareRunsScreen, RunsRead
-from memconsole.tui.runs.screen import RunsScreen
-from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+from memconsole.tui.runs.screen import RunsListed, RunsScreen
+from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.screens.prompt import PromptScreen
 
@@ -146,7 +146,7 @@ async def test_hostile_text_shows_as_text_and_does_nothing(make_console: Make, p
         for modal in (
             PickScreen(texts[5], [Choice(t, t, t) for t in texts], texts[6], texts[7]),
             PromptScreen(texts[8], texts[9], texts[10], lambda word: texts[11]),
-            ConfirmScreen(texts[12], tuple(Answer(t, t) for t in texts[:2])),
+            ConfirmScreen(texts[12], tuple(ConfirmAnswer(t, t) for t in texts[:2])),
         ):
             app.push_screen(modal)
             await settle(pilot)

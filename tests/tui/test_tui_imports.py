@@ -17,13 +17,13 @@ def loaded(statement: str) -> set[str]:
 
 
 def test_the_console_loads_nothing_heavy() -> None:
-    modules = loaded("import memconsole.tui.app, memconsole.tui.run.screen")
+    modules = loaded("import memconsole.tui.app.console, memconsole.tui.run.screen")
     assert not {name for name in HEAVY if name in modules}
     assert "memconsole_trainer" not in modules
 
 
 def test_screens_are_loaded_when_opened() -> None:
-    modules = loaded("import memconsole.tui.app")
+    modules = loaded("import memconsole.tui.app.console")
     assert "memconsole.tui.plan.screen" in modules
     assert "memconsole.runs.read.follow" not in modules
     for later in ("run.screen", "runs.screen", "screens.devices", "screens.help", "screens.pick"):

@@ -18,12 +18,12 @@ from textual.widgets import Input
 from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan
 from memconsole.runs.record.states import Verdict
+from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.keys.keymap import ALL, EDITING, Keymap, dumps, keymap_path, parse, read_keymap
 from memconsole.tui.keys.names import character_name, key_name, printed, written
 from memconsole.tui.keys.rows import ALL_SCREENS, EXCLUDING, KEYS, RESERVED, for_screen
 from memconsole.tui.keys.table import KeyTable
-from memconsole.tui.messages import SnapshotArrived
 from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.plan.toggles import detail_lines
 from memconsole.tui.run.header import header_lines
@@ -31,7 +31,8 @@ from memconsole.tui.run.output_pane import closed_lines
 from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.help import HelpScreen
 from memconsole.tui.screens.pick import PickScreen
-from memconsole.tui.views import PlanView, RunView
+from memconsole.tui.views.plan_view import PlanView
+from memconsole.tui.views.run_view import RunView
 
 Make = Callable[..., Console]
 

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from memconsole.plan.optimizations import OPTIMIZATIONS
-from memconsole.tui.app import ConsoleApp
+from memconsole.tui.app.console import ConsoleApp
 from memconsole.tui.draw.ink import plain, width_of
 from memconsole.tui.keys.rows import (
     EXCLUDING,

@@ -17,7 +17,7 @@ from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan
 from memconsole.tui.draw.ink import width_of
 from memconsole.tui.plan.document_lengths import brief, whole
-from memconsole.tui.views import RowLengths
+from memconsole.tui.views.plan_view import RowLengths
 from memconsole.units import format_bytes
 
 Make = Callable[..., Console]

@@ -10,14 +10,14 @@ import pytest
 from conftest import Console, paste, readings, screen_text, settle
 
 from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.optimizations import OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.command import command_of
 from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
 from memconsole.tui.screens.prompt import PromptScreen
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 
 Make = Callable[..., Console]
 BIG = plans.apply_settings(
@@ -65,7 +65,7 @@ async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make) -
             assert app.plan_screen.view.row is row
             refused = ""
             try:
-                row.press(plan, wanted)
+                press(row, plan, wanted)
             except PlanError as error:
                 refused = str(error)[:100]
             if refused:
@@ -118,8 +118,8 @@ async def test_a_number_is_never_stale_without_a_mark(make_console: Make) -> Non
 
 
 async def test_an_answer_to_an_older_question_is_ignored(make_console: Make) -> None:
-    from memconsole.tui.messages import PriceReady
     from memconsole.tui.plan.pricing import price
+    from memconsole.tui.plan.screen import PriceReady
 
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:

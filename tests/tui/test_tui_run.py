@@ -16,15 +16,15 @@ from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.messages import SnapshotArrived
-from memconsole.tui.parting import parting_words
+from memconsole.tui.app.messages import SnapshotArrived
+from memconsole.tui.app.parting import parting_words
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.confirm import ConfirmScreen
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 
 Make = Callable[..., Console]
 
@@ -200,7 +200,7 @@ async def test_a_slow_link_begins_with_the_log_closed_and_sends_none_of_it(
         app.post_message(SnapshotArrived(snapshot(360, warnings=("the disk is slow",))))
         await settle(pilot)
         assert app.run_view.snapshot is not None
-        assert app.run_view.snapshot.step == 360
+        assert app.run_view.snapshot.facts.step == 360
         assert not drawn
         monkeypatch.undo()
         await pilot.press("o")

@@ -26,8 +26,8 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.messages import SnapshotArrived
-from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+from memconsole.tui.app.messages import SnapshotArrived
+from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.screens.prompt import PromptScreen
 
@@ -315,7 +315,7 @@ async def test_hostile_text_is_shown_and_does_nothing(make_console: Make, text: 
         for modal in (
             PickScreen(text, [Choice(text, text, text)], text, text),
             PromptScreen(text, text, text, lambda word: text),
-            ConfirmScreen(text, (Answer(text, text),)),
+            ConfirmScreen(text, (ConfirmAnswer(text, text),)),
         ):
             app.push_screen(modal)
             await settle(pilot)

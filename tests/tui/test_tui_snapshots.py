@@ -32,7 +32,7 @@ from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.messages import SnapshotArrived
+from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.plan.pricing import Priced
 from memconsole.tui.runs import screen as runs_screen
 

@@ -11,9 +11,9 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.draw.summary import summary_rows
 from memconsole.tui.plan.pricing import price
-from memconsole.tui.views import RunView
+from memconsole.tui.run.summary import summary_rows
+from memconsole.tui.views.run_view import RunView
 
 MIB = 2**20
 
@@ -68,7 +68,7 @@ def test_the_peak_of_a_live_run_is_only_a_lower_bound() -> None:
 
 
 def test_a_graphics_card_has_a_row_for_what_its_driver_charges() -> None:
-    started = msgspec.structs.replace(snapshot().started, device_kind="gpu")
+    started = msgspec.structs.replace(snapshot().facts.started, device_kind="gpu")
     rows = memory_of(
         finished(started=started, peak_device_bytes=185 * MIB),
         Tier.EXACT,

@@ -15,7 +15,7 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.geometry import Region
 from textual.strip import Strip
 
-from memconsole.tui.draw.wire import Wire, look_of
+from memconsole.tui.app.wire import Wire, look_of
 
 COLUMNS, ROWS = 30, 8
 TEXTS = ("memory", "~4.02 MiB", " ", "   ", "█▌┃", "⣿⡇", "日本", "a日", "é", "x", "−12", "e\u0301z")

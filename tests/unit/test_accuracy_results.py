@@ -1,4 +1,4 @@
-"""The accuracy table: what meets a bar, what is stored, and that the README quotes it."""
+"""The accuracy table: what meets a bar, what is stored, and that its page quotes it."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_under_and_over_are_told_apart() -> None:
     assert row(Bar(), 2).cells()[4] == "none"
 
 
-def test_a_part_is_stored_and_put_between_the_readmes_markers(
+def test_a_part_is_stored_and_put_between_the_markers_of_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
+    page = tmp_path / "estimates.md"
+    page.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
     monkeypatch.setattr(results, "FOLDER", tmp_path / "results")
-    monkeypatch.setattr(results, "README", readme)
+    monkeypatch.setattr(results, "PAGE", page)
     part = Part(name="one", command="python one.py", rows=(row(Bar(within=0.1), 5),))
     results.write(part, packages=("msgspec",))
-    results.into_readme(results.stored(), readme)
-    text = readme.read_text()
+    results.into_page(results.stored(), page)
+    text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "old" not in text
@@ -61,8 +61,8 @@ def test_a_part_is_stored_and_put_between_the_readmes_markers(
     assert stored.versions.keys() == {"python", "msgspec"}
 
 
-def test_the_readme_quotes_what_is_stored() -> None:
-    text = results.README.read_text(encoding="utf-8")
+def test_the_page_quotes_what_is_stored() -> None:
+    text = results.PAGE.read_text(encoding="utf-8")
     for part in results.stored():
         for one in part.rows:
             assert "| " + " | ".join(one.cells()) + " |" in text, part.name

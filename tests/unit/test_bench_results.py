@@ -1,27 +1,25 @@
-"""What `make bench` stored meets its bars, is whole, and is what the README quotes."""
+"""What `make bench` stored meets its bars, is whole, and is what the pages of docs/ quote."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from memconsole.plan.check import check
-from memconsole.plan.conflicts import check_conflicts
-from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.optimizations import check_conflicts, check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
 from tests.bench import agreement, bitnet, optimizations
 from tests.bench.trained import BACKENDS
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PAGE = optimizations.PAGE.read_text(encoding="utf-8")
 RESULTS = json.loads(optimizations.RESULTS.read_text())["results"]
 BITNET = json.loads(bitnet.RESULTS.read_text())["results"]
 AGREEMENT = json.loads(agreement.RESULTS.read_text())["results"]
 
 
-def test_the_readme_quotes_the_table_of_optimizations() -> None:
-    assert f"\n{optimizations.table(RESULTS)}\n" in README
+def test_the_page_quotes_the_table_of_optimizations() -> None:
+    assert f"\n{optimizations.table(RESULTS)}\n" in PAGE
 
 
 def test_every_row_was_measured_in_both_backends_or_is_refused_in_one() -> None:
@@ -45,7 +43,7 @@ def test_no_row_falls_short_and_all_together_save_what_they_should() -> None:
         assert times >= optimizations.TIMES[backend]
         assert apart <= optimizations.SAME_LOSS
     assert set(found) == set(BACKENDS)
-    words = " ".join(README.split())
+    words = " ".join(PAGE.split())
     torch, jax = (f"{found[backend][0]:.1f} times less" for backend in BACKENDS)
     assert f"All on together hold {torch} above start than plain in torch and {jax} in JAX" in words
     apart = max(apart for _, apart in found.values())
@@ -64,12 +62,13 @@ def test_both_backends_agree_in_every_row_that_both_train() -> None:
     differences = {name: one["largest_difference"] for name, one in AGREEMENT.items()}
     assert max(differences.values()) <= agreement.BAR
     lion = differences.pop("Lion")
-    assert f"{lion:.1%} apart in every row".replace("%", " %") in " ".join(README.split())
+    assert f"{lion:.1%} apart in every row".replace("%", " %") in " ".join(PAGE.split())
     assert max(differences.values()) <= 0.0003
 
 
-def test_the_readme_quotes_what_bitnet_codes_cost_and_both_backends_tell_the_same() -> None:
-    assert bitnet.sentence(BITNET) in " ".join(README.split())
+def test_the_page_quotes_what_bitnet_codes_cost_and_both_backends_tell_the_same() -> None:
+    words = " ".join(bitnet.PAGE.read_text(encoding="utf-8").split())
+    assert bitnet.sentence(BITNET) in words
     torch, jax = (BITNET[backend]["validation"] for backend in BACKENDS)
     for when in ("before", "after"):
         assert jax[when]["loss"] == pytest.approx(torch[when]["loss"], rel=agreement.BAR)

@@ -15,8 +15,7 @@ from memconsole.plan import catalog, stdlib
 from memconsole.plan.architecture import parameter_count
 from memconsole.plan.catalog import sources
 from memconsole.plan.check import check, device_kind
-from memconsole.plan.conflicts import conflict
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.optimizations import OPTIMIZATIONS, conflict
 from memconsole.plan.plan import DataChoice, Plan, PlanError, replace
 
 PUBLISHED_PARAMETERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memconsole.memory.answers.advice import remedies
-from memconsole.memory.answers.correction import Died, correction
+from memconsole.memory.answers.correction import OutOfMemoryRun, correction
 from memconsole.memory.estimate import table_of
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -29,7 +29,7 @@ def device(usable: int) -> Budget:
 def test_a_run_that_needed_half_as_much_again_raises_every_saving_by_that() -> None:
     budget = device(12 * GIB)
     table = table_of(PLAN, budget)
-    ran = Died(needed_bytes=table.peak_bytes * 3 // 2, held_bytes=11 * GIB)
+    ran = OutOfMemoryRun(needed_bytes=table.peak_bytes * 3 // 2, held_bytes=11 * GIB)
     plain = {r.label: r for r in remedies(PLAN, budget)}
     corrected = {r.label: r for r in remedies(PLAN, budget, ran)}
     shared = set(plain) & set(corrected)
@@ -47,7 +47,7 @@ def test_a_run_that_needed_half_as_much_again_raises_every_saving_by_that() -> N
 def test_fitting_means_the_corrected_need_within_the_room(factor: float) -> None:
     budget = device(12 * GIB)
     table = table_of(PLAN, budget)
-    ran = Died(needed_bytes=int(table.peak_bytes * factor), held_bytes=10 * GIB)
+    ran = OutOfMemoryRun(needed_bytes=int(table.peak_bytes * factor), held_bytes=10 * GIB)
     for remedy in remedies(PLAN, budget, ran):
         after = table_of(plans.replace(PLAN, remedy.changes), budget)
         need = after.peak_bytes * factor + after.device_bytes - after.peak_bytes
@@ -59,11 +59,11 @@ def test_a_run_that_died_with_room_in_the_budget_shows_that_the_room_is_not_ther
     budget = device(80 * GIB)
     table = table_of(PLAN, budget)
     assert table.fits
-    by = correction(table, Died(needed_bytes=10 * GIB, held_bytes=9 * GIB))
+    by = correction(table, OutOfMemoryRun(needed_bytes=10 * GIB, held_bytes=9 * GIB))
     assert by.room_bytes == 9 * GIB + table.device_bytes - table.peak_bytes
     assert by.factor == 1.0, "it died below its estimate, which says nothing against it"
     assert not by.fits(table)
-    found = remedies(PLAN, budget, Died(needed_bytes=10 * GIB, held_bytes=9 * GIB))
+    found = remedies(PLAN, budget, OutOfMemoryRun(needed_bytes=10 * GIB, held_bytes=9 * GIB))
     assert any(r.fits for r in found)
     assert any(not r.fits for r in found)
 
@@ -74,7 +74,7 @@ def test_a_budget_that_the_estimate_exceeds_explains_the_death_however_little_wa
     budget = device(12 * GIB)
     table = table_of(PLAN, budget)
     assert not table.fits
-    by = correction(table, Died(needed_bytes=GIB, held_bytes=GIB))
+    by = correction(table, OutOfMemoryRun(needed_bytes=GIB, held_bytes=GIB))
     assert by.room_bytes == budget.usable_bytes
 
 

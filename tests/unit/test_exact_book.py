@@ -16,12 +16,12 @@ import pytest
 
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.tracers.exact_book import ExactBook
-from memconsole.memory.tracers.question import matter_of, neighbours
-from memconsole.memory.tracers.store import ExactStore, Stored, fingerprint
+from memconsole.memory.tracers.question import neighbours, traced_plan
+from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
 from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
 
 GIB = 2**30
@@ -345,9 +345,9 @@ def _alive(pid: int) -> bool:
 # The store
 
 
-def stored(key: str, size: int = 1) -> Stored:
+def stored(key: str, size: int = 1) -> StoredAnswer:
     exact = Exact(phases={"forward": ExactPhase(total_bytes=size)}, source="s" * 2000)
-    return Stored(key=key, exact=exact)
+    return StoredAnswer(key=key, exact=exact)
 
 
 def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
@@ -423,17 +423,17 @@ def test_changed_code_is_another_fingerprint(
 
 
 def test_keys_tell_apart_what_needs_another_answer() -> None:
-    base = matter_of(plan(), DEVICE)
+    base = traced_plan(plan(), DEVICE)
     card = msgspec.structs.replace(DEVICE, name="another card")
-    assert matter_of(plan(), card).key != base.key
+    assert traced_plan(plan(), card).key != base.key
     for changes in (
         {"train.batch_size": 8}, {"data.sequence_length": 64}, {"optimize.precision": "bf16"},
         {"optimize.accumulation_steps": 4}, {"train.grad_clip": 0.0}, {"backend": "jax"},
         {"model.target_params": 2_000_000}, {"optimize.lora_rank": 8},
     ):  # fmt: skip
-        assert matter_of(plans.replace(plan(), changes), DEVICE).key != base.key, changes
+        assert traced_plan(plans.replace(plan(), changes), DEVICE).key != base.key, changes
     for changes in ({"train.seed": 1}, {"train.max_steps": 3}, {"data.max_examples": 5}):
-        assert matter_of(plans.replace(plan(), changes), DEVICE).key == base.key, changes
+        assert traced_plan(plans.replace(plan(), changes), DEVICE).key == base.key, changes
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -444,7 +444,7 @@ def test_every_value_of_every_optimization_is_another_structure(backend: str) ->
             continue
         base = plan(backend=backend)
         values = row.values(base)[:2] if row.key.endswith("_steps") else row.values(base)
-        found = {matter_of(row.apply(base, v), DEVICE).structure for v in values}
+        found = {traced_plan(row.apply(base, v), DEVICE).structure for v in values}
         assert len(found) == len(values), row.key
 
 
@@ -457,7 +457,7 @@ def test_neighbours_are_the_next_key_presses_the_selected_row_first() -> None:
     for other in OPTIMIZATIONS:
         value = other.next_value(Plan())
         try:
-            pressed = other.press(Plan(), value)
+            pressed = press(other, Plan(), value)
         except PlanError:
             continue  # the key does nothing but say why
         assert (pressed in found) == (other.refusal(Plan(), value) is None)

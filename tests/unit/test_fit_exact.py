@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memconsole.cli.fit_exact import fit_exactly
 from memconsole.memory.answers.solve import fit
 from memconsole.memory.estimate import table_of
-from memconsole.memory.exact.sharpen import Known
+from memconsole.memory.exact.sharpen import KnownExact
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.tracers.exact_book import ExactBook, Progress
 from memconsole.plan import plan as plans
@@ -49,14 +49,14 @@ class Oracle(ExactBook):
         self._mute = mute
         self.asked: list[Plan] = []
 
-    def truth(self, plan: Plan, budget: Budget) -> Known:
+    def truth(self, plan: Plan, budget: Budget) -> KnownExact:
         table = table_of(plan, budget)
         low = table.band_bytes[0] / table.device_bytes
         factor = random.Random(f"{self._seed}{plan}").uniform(low + 0.01, 1.15)
         phases = {n: ExactPhase(total_bytes=int(t * factor)) for n, t in table.phases.items()}
-        return Known(exact=Exact(phases=phases, source="oracle"))
+        return KnownExact(exact=Exact(phases=phases, source="oracle"))
 
-    def lookup(self, plan: Plan, budget: Budget) -> Known | None:
+    def lookup(self, plan: Plan, budget: Budget) -> KnownExact | None:
         known = plan in self.asked and not self._mute
         return self.truth(plan, budget) if known else None
 

@@ -102,16 +102,16 @@ def test_polls_see_only_what_was_added_and_the_whole_story(
 ) -> None:
     live(monkeypatch)
     follower = Follower(run)
-    assert follower.poll().phase == "starting"
+    assert follower.poll().facts.phase == "starting"
     trainer = Trainer(run, clock)
     trainer.start()
     trainer.steps(10, 100)
     first = follower.poll()
-    assert (first.step, first.total_steps, first.state) == (100, 1000, "running")
+    assert (first.facts.step, first.facts.total_steps, first.state) == (100, 1000, "running")
     trainer.steps(110, 200)
     second = follower.poll()
     assert second.train.steps == tuple(range(10, 201, 10))
-    assert second.loss == pytest.approx(5.0 / 201 + 1.0)
+    assert second.facts.loss == pytest.approx(5.0 / 201 + 1.0)
     assert second.recent_train == second.train
 
 
@@ -139,7 +139,7 @@ def test_resumed_attempts_are_one_story_and_replace_the_abandoned_steps(
     first.say(events.Epoch(epoch=2, train_loss=9.0, validation_loss=9.0, minutes=1.0))
     first.say(events.Error(cause="crashed", message="boom"))
     follower = Follower(run)
-    assert follower.poll().error is not None
+    assert follower.poll().facts.error is not None
     second = Trainer(run, clock)
     second.start(resumed_step=100)
     resumed = follower.poll()
@@ -147,7 +147,7 @@ def test_resumed_attempts_are_one_story_and_replace_the_abandoned_steps(
     assert [e.step for e in resumed.evaluations] == [100]
     assert [e.epoch for e in resumed.epochs] == [1]
     assert resumed.validation.steps == (100,)
-    assert resumed.error is None
+    assert resumed.facts.error is None
     assert resumed.gauges.allocated == Curve((100,), (12.0,))
     second.steps(110, 150)
     second.say(memory("train", 11, 13, step=150))
@@ -185,7 +185,7 @@ def test_a_clock_set_back_gives_no_negative_times(
     trainer.steps(60, 90, seconds=-3.0)
     snapshot = Follower(run).poll()
     assert snapshot.elapsed_seconds >= 0
-    assert seconds_per_step(Follower(run).state) is None or snapshot.step == 90
+    assert seconds_per_step(Follower(run).state) is None or snapshot.facts.step == 90
     live(monkeypatch)
     eta = Follower(run).poll().eta_seconds
     assert eta is None or eta >= 0
@@ -247,7 +247,7 @@ def test_attaching_from_the_saved_state_equals_reading_everything(
     quick = attached.poll()
     run.state_path.unlink()
     assert Follower(run).poll() == quick
-    assert quick.step == 400
+    assert quick.facts.step == 400
     assert max(quick.gauges.allocated.values) == 1300
 
 
@@ -259,7 +259,7 @@ def test_a_damaged_saved_state_is_ignored(run: RunDirectory, clock: Clock, conte
     trainer.start()
     trainer.steps(10, 50)
     run.state_path.write_bytes(content)
-    assert Follower(run).poll().step == 50
+    assert Follower(run).poll().facts.step == 50
 
 
 def test_a_saved_state_beyond_the_log_is_ignored(run: RunDirectory, clock: Clock) -> None:
@@ -269,7 +269,7 @@ def test_a_saved_state_beyond_the_log_is_ignored(run: RunDirectory, clock: Clock
     Follower(run).save_state()
     (log,) = trainer.path.glob("events-*.log")
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:7]))
-    assert Follower(run).poll().step == 50
+    assert Follower(run).poll().facts.step == 50
 
 
 def test_damage_costs_one_record_and_is_counted(run: RunDirectory, clock: Clock) -> None:

@@ -20,7 +20,7 @@ def loaded_after(code: str) -> set[str]:
 @pytest.mark.parametrize(
     "module",
     [
-        "memconsole.tui.app",
+        "memconsole.tui.app.console",
         "memconsole.start",
         "memconsole.cli.plan",
         "memconsole.cli.train",

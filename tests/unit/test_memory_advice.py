@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -14,6 +17,7 @@ from memconsole.memory.answers.advice import (
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
+from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan
 
 GIB = 2**30
@@ -49,7 +53,7 @@ def test_every_remedy_saves_what_it_says_and_comes_in_the_troubleshooting_order(
         after = table_of(plans.replace(plan, remedy.changes), budget)
         assert remedy.saves_bytes == before.device_bytes - after.device_bytes > 0
         assert remedy.fits == after.fits
-    places = [min(ORDER.index(key) for key in r.changes if key in ORDER) for r in found]
+    places = [ORDER.index(r.key) for r in found]
     assert places == sorted(places)
 
 
@@ -64,6 +68,68 @@ def test_a_remedy_that_fits_changes_no_more_than_it_must() -> None:
         "train.batch_size": 2 * split.changes["train.batch_size"],
     }
     assert not table_of(plans.replace(PLAN, half), budget).fits
+
+
+def test_every_optimization_that_saves_memory_and_is_trained_is_offered_or_says_why_not() -> None:
+    """Not offered: sharding, which nothing trains; compiling, which is meant to save time; and what a smaller
+    micro-batch or longer strides would do is done by accumulation and by less work."""
+    assert {row.key for row in OPTIMIZATIONS if row.remedy is None} == {
+        "optimize.sharding", "optimize.compile", "train.batch_size", "data.stride",
+    }  # fmt: skip
+    assert set(ORDER) == {row.key for row in OPTIMIZATIONS if row.remedy} | {"model.target_params"}
+
+
+def test_offloads_and_an_update_in_the_backward_pass_are_remedies() -> None:
+    found = {r.key: r for r in remedies(PLAN, device(12 * GIB))}
+    assert found["optimize.activation_offload"].result == ""
+    assert found["optimize.optimizer_offload"].result == ""
+    roomy = plans.replace(PLAN, {"train.batch_size": 1, "data.sequence_length": 128})
+    found = {r.key: r for r in remedies(roomy, device(2 * GIB))}
+    updating = found["optimize.optimizer_in_backward"]
+    assert updating.changes == {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
+    assert updating.result == "no clipping of gradients"
+    unclipped = plans.replace(roomy, {"train.grad_clip": 0.0})
+    found = {r.key: r for r in remedies(unclipped, device(2 * GIB))}
+    assert found["optimize.optimizer_in_backward"].changes == {
+        "optimize.optimizer_in_backward": True
+    }
+    assert found["optimize.optimizer_in_backward"].result == ""
+
+
+def test_adapters_are_offered_on_loaded_weights_alone_and_say_what_they_change(
+    tmp_path: Path,
+) -> None:
+    """Adapters on a base of new weights learn little: models of the catalog begin with such."""
+    budget = device(4 * GIB)
+    new = plans.replace(PLAN, {"train.batch_size": 1, "data.sequence_length": 128})
+    assert "optimize.lora_rank" not in {r.key for r in remedies(new, budget)}
+    config = {
+        "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": True, "hidden_act": "silu",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = plans.replace(new, {"model.name": str(tmp_path)})
+    found = {r.key: r for r in remedies(loaded, device(2 * GIB))}
+    adapters = found["optimize.lora_rank"]
+    assert adapters.result == "adapters instead of the whole model"
+    assert adapters.changes["optimize.freeze_base"] is True
+    assert adapters.saves_bytes > GIB // 2
+    adapted = plans.replace(loaded, {"optimize.lora_rank": 16, "optimize.freeze_base": True})
+    found = {r.key: r for r in remedies(adapted, device(GIB // 4))}
+    assert found["optimize.lora_rank"].changes["optimize.lora_rank"] == 8
+    assert found["optimize.base_storage"].result == "quantized frozen weights"
+
+
+def test_an_evaluation_that_is_the_peak_is_made_smaller_without_changing_the_result() -> None:
+    plan = plans.replace(PLAN, {"train.batch_size": 1, "train.evaluation_batch_size": 4096})
+    budget = device(12 * GIB)
+    assert table_of(plan, budget).peak_phase == "evaluation"
+    first = remedies(plan, budget)[0]
+    assert first.key == "train.evaluation_batch_size"
+    assert first.fits
+    assert first.result == ""
 
 
 def test_a_sized_model_can_be_made_smaller() -> None:

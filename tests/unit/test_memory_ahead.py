@@ -51,5 +51,5 @@ def test_it_stops_between_any_two_plans_and_begins_with_the_selected_row(
     for _ in range(3):
         next(work)
     work.close()
-    made = {key[12] for key in torch_step._moments}
-    assert made == {"selective"}
+    assert torch_step._moments
+    assert all("selective" in key for key in torch_step._moments)

@@ -16,8 +16,7 @@ from memconsole.memory.table import PHASES, Saving
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import parameter_count
 from memconsole.plan.budget import Budget
-from memconsole.plan.conflicts import conflict
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, conflict
 from memconsole.plan.plan import Plan
 
 GIB = 2**30

@@ -5,6 +5,7 @@ import msgspec
 from memconsole.cli.progress import ProgressLines, summary
 from memconsole.cli.train import exit_code
 from memconsole.plan.plan import Plan
+from memconsole.runs.read.facts import RunFacts
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.events import Ended, Epoch, Evaluation
 from memconsole.runs.record.states import Verdict
@@ -22,7 +23,8 @@ def evaluation(step: int) -> Evaluation:
 
 
 def changed(**fields: object) -> RunSnapshot:
-    return msgspec.structs.replace(RUN, **fields)
+    told = {name: fields.pop(name) for name in RunFacts.__struct_fields__ if name in fields}
+    return msgspec.structs.replace(RUN, facts=RunFacts(**told), **fields)  # type: ignore[arg-type]
 
 
 def test_each_evaluation_and_epoch_is_told_once_though_the_lists_are_capped() -> None:

@@ -10,7 +10,7 @@ import pytest
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act.environment import device_kind, trainer_environment
-from memconsole.runs.act.pace import LONGEST_SECONDS, Pace, StopDeadline
+from memconsole.runs.act.stop_deadline import LONGEST_SECONDS, SeenDurations, StopDeadline
 from memconsole.runs.read.verdict import Evidence, classify
 from memconsole.runs.record.failure import ExitCode, cause_of, exit_code_of, words_of_memory
 from memconsole.runs.record.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
@@ -195,21 +195,21 @@ def test_oom_kills_are_read_from_either_kind_of_cgroup(tmp_path: Path) -> None:
 
 
 def test_a_stop_may_take_as_long_as_steps_and_saves_have_taken() -> None:
-    pace = Pace()
+    durations = SeenDurations()
     now = 0.0
     for step in range(1, 4):
         now += 50.0
-        pace.see(Heartbeat(step, 0, step, 0, "train"), now)
+        durations.see(Heartbeat(step, 0, step, 0, "train"), now)
     for written in (1, 2, 3):
         now += 10.0
-        assert pace.see(Heartbeat(9, 0, 3, written, "checkpoint"), now)
+        assert durations.see(Heartbeat(9, 0, 3, written, "checkpoint"), now)
     now += 10.0
-    pace.see(Heartbeat(10, 0, 3, 3, "train"), now)
-    assert pace.slow_step_seconds == 50.0
-    assert pace.save_seconds == 30.0
-    assert pace.patience_seconds() == 3 * 30.0 + 2 * 50.0
-    assert pace.patience_seconds(urgent=True) == 90.0
-    assert Pace().patience_seconds() == 60.0
+    durations.see(Heartbeat(10, 0, 3, 3, "train"), now)
+    assert durations.slow_step_seconds == 50.0
+    assert durations.save_seconds == 30.0
+    assert durations.patience_seconds() == 3 * 30.0 + 2 * 50.0
+    assert durations.patience_seconds(urgent=True) == 90.0
+    assert SeenDurations().patience_seconds() == 60.0
 
 
 def test_a_deadline_moves_with_the_bytes_but_not_for_ever() -> None:

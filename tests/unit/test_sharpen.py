@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from memconsole.memory.coefficients import Certainty, runtime
 from memconsole.memory.estimate import estimate, table_of
-from memconsole.memory.exact.sharpen import STEP, Known, alike, saved, sharpened
+from memconsole.memory.exact.sharpen import STEP, KnownExact, alike, saved, sharpened
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable, Tier
-from memconsole.memory.tracers.question import matter_of
+from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
@@ -61,7 +61,7 @@ TRACED = {
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "rocm", "apple"])
 def test_traced_phases_stand_beside_formula_ones_each_with_its_tier(kind: str) -> None:
     before = table_of(PLAN, device(kind))
-    after = sharpened(before, Known(exact=exact(TRACED, reserved_bytes=5 * GIB)))
+    after = sharpened(before, KnownExact(exact=exact(TRACED, reserved_bytes=5 * GIB)))
     consistent(after)
     workspace = running_bytes(before)
     assert after.phases["backward"] == 4 * GIB + workspace
@@ -80,17 +80,19 @@ def test_traced_phases_stand_beside_formula_ones_each_with_its_tier(kind: str) -
 
 def test_reserved_is_exact_where_it_was_replayed_and_device_is_not_where_a_driver_charges() -> None:
     before = table_of(PLAN, device("gpu"))
-    replayed = sharpened(before, Known(exact=exact(TRACED, reserved_bytes=5 * GIB)))
+    replayed = sharpened(before, KnownExact(exact=exact(TRACED, reserved_bytes=5 * GIB)))
     assert (replayed.reserved_bytes, replayed.reserved_tier) == (5 * GIB, Tier.EXACT)
     assert replayed.device_bytes == 5 * GIB + runtime("torch", "gpu").context_bytes
     assert replayed.device_tier == Tier.FORMULA
-    shared = sharpened(before, Known(exact=exact(TRACED, reserved_bytes=5 * GIB), replayed=False))
+    shared = sharpened(
+        before, KnownExact(exact=exact(TRACED, reserved_bytes=5 * GIB), replayed=False)
+    )
     assert shared.reserved_tier == Tier.FORMULA
     assert shared.tier == Tier.EXACT
-    plain = sharpened(before, Known(exact=exact(TRACED)))
+    plain = sharpened(before, KnownExact(exact=exact(TRACED)))
     assert plain.reserved_tier == Tier.FORMULA
     assert plain.reserved_bytes > plain.peak_bytes
-    on_cpu = sharpened(table_of(PLAN, device("cpu")), Known(exact=exact(TRACED)))
+    on_cpu = sharpened(table_of(PLAN, device("cpu")), KnownExact(exact=exact(TRACED)))
     assert on_cpu.reserved_bytes == on_cpu.device_bytes == on_cpu.peak_bytes
     assert on_cpu.device_tier == Tier.EXACT
 
@@ -102,7 +104,7 @@ def test_with_torch_compile_the_trace_without_is_moved_by_the_formulas_differenc
     """Without a trace of compiled blocks no number of the peak may pass for exact."""
     eager = plans.replace(PLAN, {"model.name": "smollm2-135m", "optimize.fused_loss": True})
     fused = plans.replace(eager, {"optimize.compile": True})
-    known = Known(exact=exact(TRACED, reserved_bytes=5 * GIB))
+    known = KnownExact(exact=exact(TRACED, reserved_bytes=5 * GIB))
     plain, by_formula = table_of(eager, device(kind)), table_of(fused, device(kind))
     traced = table_of(eager, device(kind), lambda plan, budget: known)
     moved = table_of(fused, device(kind), lambda plan, budget: known)
@@ -119,13 +121,13 @@ def test_with_torch_compile_the_trace_without_is_moved_by_the_formulas_differenc
 
 def test_plans_with_and_without_torch_compile_are_one_matter() -> None:
     fused = plans.replace(PLAN, {"optimize.compile": True})
-    one, other = (matter_of(plan, device("gpu")) for plan in (PLAN, fused))
+    one, other = (traced_plan(plan, device("gpu")) for plan in (PLAN, fused))
     assert one == other
 
 
 def test_on_a_cpu_the_host_holds_the_tensors() -> None:
     before = table_of(PLAN, device("cpu"))
-    after = sharpened(before, Known(exact=exact(TRACED)))
+    after = sharpened(before, KnownExact(exact=exact(TRACED)))
     assert after.host_bytes - before.host_bytes == after.peak_bytes - before.peak_bytes
     assert after.host_tier == Tier.FORMULA
 
@@ -148,7 +150,7 @@ def test_a_whole_programs_one_number_is_shared_out_and_never_exceeded(
         program_phase="backward",
         out_of_memory=refused,
     )
-    after = sharpened(before, Known(exact=found))
+    after = sharpened(before, KnownExact(exact=found))
     consistent(after)
     step = max(after.phases[p] for p in STEP)
     assert step == total + running_bytes(before)
@@ -170,20 +172,20 @@ def test_any_answer_makes_a_consistent_table(phases: dict[str, tuple[int, int]])
     found = exact(
         {n: (a + b, {"weights": a, "an unknown part": 0}) for n, (a, b) in phases.items()}
     )
-    consistent(sharpened(table_of(PLAN, device("gpu")), Known(exact=found)))
+    consistent(sharpened(table_of(PLAN, device("gpu")), KnownExact(exact=found)))
 
 
-def lookup_of(known: dict[Plan, Known]) -> Any:
+def lookup_of(known: dict[Plan, KnownExact]) -> Any:
     return lambda plan, budget: known.get(plan)
 
 
 def test_a_saving_is_exact_only_where_both_plans_are() -> None:
     other = plans.replace(PLAN, {"optimize.fused_loss": True})
-    now = Known(exact=exact(TRACED, reserved_bytes=5 * GIB))
-    then = Known(exact=exact({"backward": (3 * GIB, PARTS)}, reserved_bytes=4 * GIB))
+    now = KnownExact(exact=exact(TRACED, reserved_bytes=5 * GIB))
+    then = KnownExact(exact=exact({"backward": (3 * GIB, PARTS)}, reserved_bytes=4 * GIB))
     budget = device("gpu")
 
-    def saving(known: dict[Plan, Known]) -> Any:
+    def saving(known: dict[Plan, KnownExact]) -> Any:
         found = estimate(PLAN, budget, lookup_of(known))
         return next(s for s in found.savings if s.key == "optimize.fused_loss")
 
@@ -200,17 +202,17 @@ def test_a_saving_is_exact_only_where_both_plans_are() -> None:
 
 def test_an_allocators_share_of_other_sizes_does_not_pass_for_a_saving() -> None:
     base = table_of(PLAN, device("gpu"))
-    now = sharpened(base, Known(exact=exact(TRACED, reserved_bytes=int(4.4 * GIB))))
+    now = sharpened(base, KnownExact(exact=exact(TRACED, reserved_bytes=int(4.4 * GIB))))
     # The same live bytes; the share came from other sizes.
     after = sharpened(
-        base, Known(exact=exact(TRACED, reserved_bytes=int(4.2 * GIB)), replayed=False)
+        base, KnownExact(exact=exact(TRACED, reserved_bytes=int(4.2 * GIB)), replayed=False)
     )
     assert saved(now, after) == (0, Tier.FORMULA)
 
 
 def test_tables_are_compared_at_the_tier_of_the_less_exact_one() -> None:
     base = table_of(PLAN, device("gpu"))
-    sharp = sharpened(base, Known(exact=exact(TRACED)))
+    sharp = sharpened(base, KnownExact(exact=exact(TRACED)))
     assert alike(sharp, base) == (base, base)
     assert alike(base, sharp) == (base, base)
     assert alike(sharp, sharp) == (sharp, sharp)
@@ -220,7 +222,7 @@ def test_the_band_is_the_formulas_until_exact_numbers_were_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base = table_of(PLAN, device("gpu"))
-    known = Known(exact=exact(TRACED, reserved_bytes=5 * GIB))
+    known = KnownExact(exact=exact(TRACED, reserved_bytes=5 * GIB))
     monkeypatch.setattr("memconsole.memory.exact.sharpen.certainty", lambda backend, kind: None)
     wide = sharpened(base, known)
     costs = runtime("torch", "gpu")
@@ -242,7 +244,7 @@ def test_the_band_is_the_formulas_until_exact_numbers_were_measured(
 
 
 def test_a_table_with_all_its_tiers_is_read_back_from_json() -> None:
-    after = sharpened(table_of(PLAN, device("gpu")), Known(exact=exact(TRACED)))
+    after = sharpened(table_of(PLAN, device("gpu")), KnownExact(exact=exact(TRACED)))
     assert msgspec.json.decode(msgspec.json.encode(after), type=MemoryTable) == after
 
 

@@ -18,13 +18,11 @@ from memconsole.memory.answers.advice import (
     largest_sequence_length,
 )
 from memconsole.memory.answers.solve import (
-    _LAST,
-    RESULT_CLASSES,
-    SIZES,
+    FREE,
+    HARM,
     fit,
     least_bytes,
     planned_on,
-    result_class,
     smallest_device,
     smallest_device_fitted,
 )
@@ -32,14 +30,13 @@ from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
-from memconsole.plan.conflicts import conflict
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.plan.optimization import Reach, Result
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, conflict
 from memconsole.plan.plan import Plan, PlanError
 
 MANY = frozenset({"optimize.precision", "optimize.optimizer", "optimize.optimizer_offload"})
 """Pinned where the product of all toggles would take long and prove no more."""
 KINDS = {"torch": ("cpu", "gpu", "rocm", "apple"), "jax": ("cpu", "gpu", "rocm", "tpu")}
-FREE = [row for row in OPTIMIZATIONS if row.key not in SIZES]
 ALTERING = (
     "optimize.precision",
     "optimize.optimizer",
@@ -106,18 +103,18 @@ def everything(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...], 
             continue
         if any(plans.get(changed, key) != plans.get(plan, key) for key in keep):
             continue
-        classes = {result_class(row.key, row.value(plan), value) for row, value in chosen}
+        classes = {row.result_of(row.value(plan), value) for row, value in chosen}
         places = [row.values(plan).index(value) for row, value in chosen]
         found.append(
             (
                 (
-                    sum(2**n for n in classes if n is not None),
+                    sum(2**n for n, result in enumerate(HARM) if result in classes),
                     sum(value != row.value(plan) for row, value in chosen),
                     [
                         p
                         for last in (False, True)
                         for (row, _), p in zip(chosen, places, strict=True)
-                        if (row.key in _LAST) == last
+                        if (row.reach is Reach.UPDATE) == last
                     ],
                 ),
                 changed,
@@ -152,8 +149,8 @@ def test_the_fit_is_what_trying_everything_finds(
     assert found.fits
     assert found.plan == best
     assert found.after == table_of(best, budget)
-    assert {RESULT_CLASSES.index(words) for words in found.result_changes} == {
-        n for n in range(len(RESULT_CLASSES)) if number & 1 << n
+    assert set(found.result_changes) == {
+        result.value for n, result in enumerate(HARM) if number & 1 << n
     }
     assert least_bytes(plan, budget, keep) == sizes[0]
     hopeless = fit(plan, device(kind, sizes[0] - 1), keep)
@@ -287,15 +284,13 @@ def test_the_smallest_device_is_the_first_of_the_catalog_that_fits(
     assert (devices[found].usable_bytes if found else None) == min(working, default=None)
 
 
-def test_every_toggle_is_known_to_change_the_result_or_not() -> None:
-    """A new optimization must be placed here, and in `result_class` where it changes the result."""
-    harmless = {
-        "optimize.gradient_checkpointing", "optimize.accumulation_steps", "optimize.fused_loss",
-        "optimize.activation_offload", "optimize.sharding", "optimize.compile",
-        "optimize.optimizer_in_backward",
-    }  # fmt: skip
-    assert {row.key for row in OPTIMIZATIONS} == {*harmless, *ALTERING, *SIZES}
+def test_the_solver_leaves_alone_what_is_trained_on() -> None:
+    """Every other row is its to change."""
+    sizes = {row.key for row in OPTIMIZATIONS if row.size}
+    trained_on = {"data.streaming", "data.isolate_documents"}
+    assert {row.key for row in OPTIMIZATIONS} == {*(row.key for row in FREE), *sizes, *trained_on}
     for row in FREE:
         values = row.values(Plan())
-        classes = {result_class(row.key, a, b) for a in values for b in values}
-        assert (classes == {None}) == (row.key in harmless)
+        classes = {row.result_of(a, b) for a in values for b in values} - {Result.SAME}
+        assert bool(classes) == (row.key in ALTERING)
+        assert Result.DATA not in classes

@@ -31,7 +31,7 @@ def compute_dtype(plan: Plan) -> Any:
 
 
 def adapted(state: Array | None, finite: Array | None) -> Array | None:
-    """What becomes of `step.Trained.precision` in a step: the loss scale's state (3,) where gradients were `finite`, or
+    """What becomes of `step.TrainState.precision` in a step: the loss scale's state (3,) where gradients were `finite`, or
     not; the next step's number; None where there is neither."""
     if state is None:
         return None

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import msgspec
 
-from memconsole.memory.exact.timeline import Answer, Exact, ExactPhase, Question
+from memconsole.memory.exact.timeline import Exact, ExactPhase, TracerAnswer, TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
@@ -33,7 +33,7 @@ STEP = "backward"
 """The phase under which the whole step's one number stands."""
 
 
-def answer(question: Question, interrupt: tracing.Interrupt) -> Answer:
+def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnswer:
     """XLA's memory plan of the question's plan, or why there is none."""
     started = time.monotonic()
     try:
@@ -45,9 +45,9 @@ def answer(question: Question, interrupt: tracing.Interrupt) -> Answer:
         place = trace_targets.target(question.target, question.kind)
         exact = planned(plan, catalog.architecture(plan), place, interrupt)
     except PlanError as error:
-        return Answer(id=question.id, problem=str(error))
+        return TracerAnswer(id=question.id, problem=str(error))
     seconds = time.monotonic() - started
-    return Answer(id=question.id, exact=msgspec.structs.replace(exact, seconds=seconds))
+    return TracerAnswer(id=question.id, exact=msgspec.structs.replace(exact, seconds=seconds))
 
 
 def planned(

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memconsole_torch.techniques.optimizers import Several
+from memconsole_torch.techniques.optimizers import CombinedOptimizer
 from memconsole_torch.techniques.rounding import norm_of
 
 
 class InBackward:
     """The hooks of one decoder's weights, each of which has an optimizer of its own."""
 
-    def __init__(self, optimizer: Several) -> None:
+    def __init__(self, optimizer: CombinedOptimizer) -> None:
         self._optimizer = optimizer
         self._norms: list[Tensor] = []
         for part in optimizer.parts:

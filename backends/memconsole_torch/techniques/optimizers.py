@@ -29,7 +29,7 @@ from memconsole_trainer.techniques.compressed import is_compressed
 from memconsole_trainer.techniques.muon import is_orthogonalized
 
 
-class Several:
+class CombinedOptimizer:
     """Optimizers of different weights, stepped and kept as one; their states may wait on a host."""
 
     def __init__(self, parts: Sequence[Optimizer], host: offload.HostState | None = None) -> None:
@@ -62,7 +62,7 @@ class Several:
             part.zero_grad(set_to_none)
 
 
-Updating: TypeAlias = Optimizer | Several
+Updating: TypeAlias = Optimizer | CombinedOptimizer
 
 
 def create(plan: Plan, module: nn.Module) -> Updating:
@@ -73,13 +73,17 @@ def create(plan: Plan, module: nn.Module) -> Updating:
     waits = plan.optimize.optimizer_offload != "none" and not offload.same_memory(device)
     if waits or is_compressed(plan) or plan.optimize.optimizer_in_backward:
         host = _host(plan, device) if waits else None
-        return Several([_alone(plan, module, p, i, host) for i, p in enumerate(trained)], host)
+        return CombinedOptimizer(
+            [_alone(plan, module, p, i, host) for i, p in enumerate(trained)], host
+        )
     if name != "muon":
         return _over(plan, module, trained, name)
     rules: dict[OptimizerName, list[Parameter]] = {}
     for p in trained:
         rules.setdefault(_rule(name, p), []).append(p)
-    return Several([_over(plan, module, weights, rule) for rule, weights in rules.items()])
+    return CombinedOptimizer(
+        [_over(plan, module, weights, rule) for rule, weights in rules.items()]
+    )
 
 
 def _host(plan: Plan, device: torch.device) -> offload.HostState:
@@ -187,7 +191,9 @@ def norm(gradients: Sequence[Tensor]) -> Tensor:
 def step_if(optimizer: Updating, finite: Tensor) -> None:
     """One update, or one that changes nothing where `finite`, a bool device scalar, is false."""
     live = finite.float()
-    several = optimizer if isinstance(optimizer, Several) else Several([optimizer])
+    several = (
+        optimizer if isinstance(optimizer, CombinedOptimizer) else CombinedOptimizer([optimizer])
+    )
     for part in several.parts:
         if "live" in part.defaults:
             for group in part.param_groups:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from memconsole.plan.plan import Plan
 from memconsole_torch.techniques.compressed import Compressed
 from memconsole_torch.techniques.muon import Muon
-from memconsole_torch.techniques.optimizers import Adafactor, Several, Updating
+from memconsole_torch.techniques.optimizers import Adafactor, CombinedOptimizer, Updating
 from memconsole_torch.techniques.quantized_adam import Buffers, QuantizedAdamW
 from memconsole_torch.techniques.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
 from memconsole_trainer.techniques.blockwise import BLOCK as QUANTIZED
@@ -64,11 +64,11 @@ class _WideRows(torch.autograd.Function):
         return whole, None
 
 
-class Rounded(Several):
+class Rounded(CombinedOptimizer):
     """Any optimizers over weights of which some are stored in bf16."""
 
     def __init__(self, plan: Plan, module: nn.Module, inner: Updating) -> None:
-        several = inner if isinstance(inner, Several) else Several([inner])
+        several = inner if isinstance(inner, CombinedOptimizer) else CombinedOptimizer([inner])
         super().__init__(several.parts, several.host)
         self._seed = plan.train.seed
         own = dict(module.named_parameters())

@@ -2,7 +2,7 @@
 
     python -m memconsole_torch.tracing.trace
 
-Reads `Question` and writes `Answer` records, a line of JSON each, until standard input closes. A new urgent
+Reads `TracerQuestion` and writes `TracerAnswer` records, a line of JSON each, until standard input closes. A new urgent
 question ends the trace of a neighbour and drops the neighbours that wait.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.exact import affine, allocator
-from memconsole.memory.exact.timeline import Answer, Exact, Question, Timeline
+from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
@@ -65,7 +65,9 @@ class Tracer:
     def __init__(self) -> None:
         self._recordings: dict[tuple[str, tuple[int, int] | None], Recording] = {}
 
-    def answer(self, question: Question, interrupt: Callable[[], None] | None = None) -> Answer:
+    def answer(
+        self, question: TracerQuestion, interrupt: Callable[[], None] | None = None
+    ) -> TracerAnswer:
         """The exact memory of the question's plan, or why there is none. Passes on what `interrupt` raises."""
         started = time.monotonic()
         try:
@@ -80,13 +82,13 @@ class Tracer:
             recording = self.recording(plan, architecture, question.kind, interrupt)
             exact = _exact(recording, plan, question.kind, interrupt)
         except PlanError as error:
-            return Answer(id=question.id, problem=str(error))
+            return TracerAnswer(id=question.id, problem=str(error))
         seconds = time.monotonic() - started
         timeline = recording.timeline
         if exact.reserved_bytes is not None:
             peak = max(phase.total_bytes for phase in exact.phases.values())
             timeline = msgspec.structs.replace(timeline, reserved_share=exact.reserved_bytes / peak)
-        return Answer(
+        return TracerAnswer(
             id=question.id,
             exact=msgspec.structs.replace(exact, seconds=seconds),
             timeline=timeline,

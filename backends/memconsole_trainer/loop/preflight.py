@@ -22,7 +22,7 @@ from memconsole_trainer.loop import saving
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job, StopRequestedError
 from memconsole_trainer.loop.watch import Watch
-from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, Stored
+from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, LoadedCheckpoint
 
 PHASE = "preflight"
 FOLDER = "preflight"
@@ -82,7 +82,9 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checkpoint(attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: Path) -> Stored:
+def _checkpoint(
+    attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: Path
+) -> LoadedCheckpoint:
     """The untouched state, written as any checkpoint and read back whole; tells where room is short for the next."""
     keep = job.plan.train.keep_checkpoints
     with _part(watch, CHECKPOINT, str(folder)):

@@ -26,7 +26,7 @@ from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.schedule import warmup_steps
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData
-from memconsole_trainer.weights.checkpoint import Checkpoints, Stored, step_of
+from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint, step_of
 from memconsole_trainer.weights.huggingface import has_weights
 from memconsole_trainer.weights.starting import starting_weights, weights_directory
 
@@ -141,7 +141,7 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
     return reading.allocated_bytes, reading.peak_bytes
 
 
-def resumed(stored: Stored, fingerprints: dict[str, str]) -> Progress:
+def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
     """Progress of a checkpoint. Raises `PlanError` or `DataError` when it belongs to something else."""
     before = stored.state["fingerprints"]
     if before["plan"] != fingerprints["plan"]:
@@ -206,7 +206,7 @@ def _at(attempt: Attempt, checkpoint: Path | None) -> None:
     attempt.checkpoint = str(checkpoint) if checkpoint else None
 
 
-def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: Stored | None) -> None:
+def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: LoadedCheckpoint | None) -> None:
     lines = engine.platform_lines()
     device = engine.device
     attempt.emit(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole_trainer.engine import WeightsError
-from memconsole_trainer.weights.huggingface import Stored, stored, taken, tensor_files
+from memconsole_trainer.weights.huggingface import ParameterPlace, stored, taken, tensor_files
 
 SCALE = "_scale"
 """What the name of a matrix's scale ends in."""
@@ -123,5 +123,5 @@ class BitNetWeights:
         return self._files[name].tensor(name, widen=True)
 
 
-def _rows(shape: tuple[int, ...], place: Stored) -> int:
+def _rows(shape: tuple[int, ...], place: ParameterPlace) -> int:
     return shape[1] if place.transpose else shape[0] * place.parts

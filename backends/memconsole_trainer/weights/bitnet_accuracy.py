@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from memconsole.plan.optimizations import only_evaluating
 from memconsole.plan.plan import PlanError, replace
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.documents import DataError
@@ -18,30 +19,16 @@ from memconsole_trainer.data.validation import Validation
 from memconsole_trainer.engine import LossSum, WeightSource
 from memconsole_trainer.weights.bitnet import CONFIG, BitNetWeights, Packing
 from memconsole_trainer.weights.export import export
-from memconsole_trainer.weights.trained import Trained
+from memconsole_trainer.weights.trained import TrainedModel
 
 REPORT = "bitnet.json"
-_PLAIN: dict[str, Any] = {
-    "train.ema_decay": 0.0,
-    "train.beta1": 0.0,
-    "optimize.optimizer": "sgd",
-    "optimize.optimizer_offload": "none",
-    "optimize.optimizer_in_backward": False,
-    "optimize.activation_offload": False,
-    "optimize.accumulation_steps": 1,
-    "optimize.freeze_base": False,
-    "optimize.lora_rank": 0,
-    "optimize.base_storage": "bf16",
-    "optimize.compile": False,
-}
-"""Settings that only training needs, off; without momentum there is no optimizer state."""
 
 
 class NotMeasuredError(ValueError):
     """There is nothing to measure on; the message says why."""
 
 
-def export_bitnet(found: Trained, out: Path) -> list[str]:
+def export_bitnet(found: TrainedModel, out: Path) -> list[str]:
     """Write what was trained into `out`, with `bitnet.json`, and return lines that say what it cost.
 
     Raises what `export` raises.
@@ -71,7 +58,7 @@ def export_bitnet(found: Trained, out: Path) -> list[str]:
     return lines
 
 
-def compared(found: Trained, quantized: WeightSource) -> dict[str, Any]:
+def compared(found: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
     """Validation loss of what was trained and of `quantized`. Raises `NotMeasuredError`, `DataError`, `PlanError`."""
     plan = found.plan
     source = open_source(plan, found.architecture.vocab_size)
@@ -97,11 +84,9 @@ def compared(found: Trained, quantized: WeightSource) -> dict[str, Any]:
 
 
 def _evaluated(
-    found: Trained, weights: WeightSource, validation: Validation, shape: BatchShape
+    found: TrainedModel, weights: WeightSource, validation: Validation, shape: BatchShape
 ) -> LossSum:
-    precision = found.plan.optimize.precision
-    changes = _PLAIN | {"optimize.precision": "bf16" if precision == "bf16-sr" else precision}
-    plan = replace(found.plan, changes)
+    plan = replace(only_evaluating(found.plan), {"train.ema_decay": 0.0})
     engine = engine_factory(plan.backend)(plan, None)
     engine.build(plan, found.architecture, 1, weights)
     return engine.evaluate(validation.batches(shape, plan.train.evaluation_batches))
@@ -117,7 +102,7 @@ def _lines(measured: dict[str, Any]) -> list[str]:
     return [*words, f"over {measured['tokens']:,} held-out tokens, activations not rounded"]
 
 
-def _whole_bytes(found: Trained) -> int:
+def _whole_bytes(found: TrainedModel) -> int:
     """Bytes of the same tensors in fp32."""
     from memconsole_trainer.weights.huggingface import exported
 

@@ -56,7 +56,7 @@ class Saved:
     seconds: float
 
 
-class Stored:
+class LoadedCheckpoint:
     """A verified checkpoint: its state and, one at a time, its tensors (a `StateSource`)."""
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class Checkpoints:
 
     def newest(
         self, say: Callable[[str], None], beat: Callable[[], None], *, owned: bool = True
-    ) -> Stored | None:
+    ) -> LoadedCheckpoint | None:
         """The newest checkpoint whose every byte is as it was written.
 
         A damaged one is told through `say` and passed over; one who holds the run's lock (`owned`) renames it to
@@ -111,7 +111,7 @@ class Checkpoints:
         for path in self.committed():
             problem = verify(path, beat)
             if problem is None:
-                return Stored(path)
+                return LoadedCheckpoint(path)
             say(f"{path.name} is damaged ({problem}); using the checkpoint before it")
             if not owned:
                 continue

@@ -21,7 +21,7 @@ from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
 
 
 @dataclass(frozen=True)
-class Stored:
+class ParameterPlace:
     """Where one canonical parameter lies: rows `part` of `parts` equal ones of `name`'s outputs."""
 
     name: str
@@ -72,26 +72,26 @@ _BUFFER = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 _OTHER_TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.")
 
 
-def stored(parameter: Parameter, architecture: Architecture) -> Stored | None:
+def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace | None:
     """Where `parameter` lies in a Hugging Face checkpoint of this family; None where it never does."""
     if parameter.role == "auxiliary" or parameter.name.startswith("diagnostic_head"):
         return None
     stem, _, kind = parameter.name.rpartition(".")
     gpt2 = architecture.family == "gpt2"
     if parameter.layer is None:
-        return Stored(f"{(_GPT2_TOP if gpt2 else _LLAMA_TOP)[stem]}.{kind}")
+        return ParameterPlace(f"{(_GPT2_TOP if gpt2 else _LLAMA_TOP)[stem]}.{kind}")
     inner = stem.removeprefix(f"layers.{parameter.layer}.")
     if gpt2:
         matrix = kind == "weight" and parameter.role == "matrix"
         fused = inner in _GPT2_PART
-        return Stored(
+        return ParameterPlace(
             f"transformer.h.{parameter.layer}.{_GPT2_LAYER[inner]}.{kind}",
             transpose=matrix,
             part=_GPT2_PART.get(inner, 0),
             parts=3 if fused else 1,
         )
     table = _GEMMA3_LAYER if architecture.post_norms else _LLAMA_LAYER
-    return Stored(f"model.layers.{parameter.layer}.{table[inner]}.{kind}")
+    return ParameterPlace(f"model.layers.{parameter.layer}.{table[inner]}.{kind}")
 
 
 class HuggingFaceWeights:
@@ -106,7 +106,7 @@ class HuggingFaceWeights:
         self._files = tensor_files(directory)
         self._named = _prefixes_removed(self._files, architecture)
         self._parameters = {p.name: p for p in parameters(architecture)}
-        self._places: dict[str, Stored] = {}
+        self._places: dict[str, ParameterPlace] = {}
         used = set()
         for parameter in self._parameters.values():
             place = stored(parameter, architecture)
@@ -132,7 +132,7 @@ class HuggingFaceWeights:
         file, original = self._named[place.name]
         return taken(file.tensor(original, widen=True), place)
 
-    def _check(self, parameter: Parameter, place: Stored) -> None:
+    def _check(self, parameter: Parameter, place: ParameterPlace) -> None:
         if place.name not in self._named:
             raise WeightsError(f"{self._directory}: no tensor {place.name}")
         file, original = self._named[place.name]
@@ -146,7 +146,7 @@ class HuggingFaceWeights:
             )
 
 
-def taken(whole: NDArray[np.generic], place: Stored) -> NDArray[np.generic]:
+def taken(whole: NDArray[np.generic], place: ParameterPlace) -> NDArray[np.generic]:
     """The canonical tensor at `place` of the stored tensor `whole`."""
     if place.transpose:
         whole = whole.T

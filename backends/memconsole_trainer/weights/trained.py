@@ -18,7 +18,7 @@ from memconsole_trainer.data.tokenizer import Tokenizer, load
 from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged
-from memconsole_trainer.weights.checkpoint import Checkpoints, Stored
+from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.starting import starting_weights
 
 
@@ -27,12 +27,12 @@ class NothingTrainedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A run's plan, model and checkpoint. Also a `WeightSource`."""
 
     plan: Plan
     architecture: Architecture
-    checkpoint: Stored
+    checkpoint: LoadedCheckpoint
     tokenizer_file: Path
 
     @property
@@ -92,7 +92,7 @@ class Trained:
         return load(self.tokenizer_file, self.architecture.vocab_size)
 
 
-def read(path: Path) -> Trained:
+def read(path: Path) -> TrainedModel:
     """What the run at `path` has trained. Raises `NothingTrainedError`, `PlanError`."""
     run = RunDirectory(path)
     plan = run.read_plan()
@@ -101,4 +101,4 @@ def read(path: Path) -> Trained:
     )
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
-    return Trained(plan, catalog.architecture(plan), stored, path / "tokenizer.json")
+    return TrainedModel(plan, catalog.architecture(plan), stored, path / "tokenizer.json")

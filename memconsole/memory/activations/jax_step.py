@@ -13,7 +13,7 @@ import msgspec
 
 from memconsole.memory.activations.jax_block import jax_block
 from memconsole.memory.coefficients import Overlap, xla
-from memconsole.memory.state.step_sizes import Moment, Step
+from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.plan.processor import wide_vectors
 
 CHUNK_TOKENS = 1024
@@ -47,7 +47,7 @@ SPLIT_BYTES = 64 * 2**20
 """Most that is counted for them; more was not measured."""
 
 
-def moments(step: Step) -> Iterator[Moment]:
+def moments(step: StepSizes) -> Iterator[Moment]:
     """Every moment of a step, an evaluation and a checkpoint that can be the largest of its phase."""
     a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
     overlap = xla(step.kind, step.plan.device.name)
@@ -117,7 +117,7 @@ def moments(step: Step) -> Iterator[Moment]:
     )
 
 
-def _rounded_blocks(step: Step, overlap: Overlap) -> int:
+def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
     """Bytes of a 16-bit copy of matrices that are stored in fp32."""
     o = step.plan.optimize
     narrow = step.frozen and (step.compute == 2 or o.base_storage != "bf16")
@@ -126,7 +126,7 @@ def _rounded_blocks(step: Step, overlap: Overlap) -> int:
     return int(overlap.rounded_blocks * 2 * step.sizes.layers * step.sizes.block_matrices)
 
 
-def _rotations(step: Step, tokens: int) -> int:
+def _rotations(step: StepSizes, tokens: int) -> int:
     """fp32 cosines and sines of every token of so many, of global layers and of local ones: positions begin anew in
     each row where documents are isolated."""
     a = step.architecture
@@ -135,12 +135,12 @@ def _rotations(step: Step, tokens: int) -> int:
     return 8 * a.head_size * tokens * (1 if a.sliding_window is None else 2)
 
 
-def _own_rotations(step: Step) -> int:
+def _own_rotations(step: StepSizes) -> int:
     """The same, chosen by each layer for itself where there are two kinds, which it keeps."""
     return 0 if step.architecture.sliding_window is None else _rotations(step, step.tokens) // 2
 
 
-def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
+def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     """Bytes of the logits with what else the head needs, and of its gradient while the blocks run backwards."""
     a, t = step.architecture, step.tokens
     narrow = step.compute == 2 and step.kind != "cpu"
@@ -163,7 +163,7 @@ def _loss(step: Step, overlap: Overlap) -> tuple[int, int]:
     return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
 
 
-def library_bytes(step: Step) -> int:
+def library_bytes(step: StepSizes) -> int:
     """What XLA's matrix libraries on a CPU take for themselves at most, beside what XLA plans.
 
     Eigen packs slices of both operands of a product, two of up to 296 of the elements that are summed over
@@ -186,14 +186,14 @@ def library_bytes(step: Step) -> int:
     return int(max(4 * head, attention))
 
 
-def _score_copies(step: Step, overlap: Overlap, rows: int) -> float:
+def _score_copies(step: StepSizes, overlap: Overlap, rows: int) -> float:
     """Bytes of scores, shares, their gradients and what of them is turned: on a CPU a single row, which gives
     products one axis less, has its gradients turned both ways."""
     once_more = step.kind == "cpu" and rows == 1
     return (overlap.scores + once_more) * score_bytes(step, rows)
 
 
-def score_bytes(step: Step, rows: int) -> int:
+def score_bytes(step: StepSizes, rows: int) -> int:
     """fp32 attention scores of one chunk of queries of so many rows; none where cuDNN's fused attention takes them."""
     a, length = step.architecture, step.sequence
     masked = a.windowed(length) or step.plan.data.isolate_documents
@@ -207,14 +207,14 @@ def score_bytes(step: Step, rows: int) -> int:
     return row * -(-length // chunks)
 
 
-def _chunk(step: Step, tokens: int) -> int:
+def _chunk(step: StepSizes, tokens: int) -> int:
     """Tokens whose logits exist at a time: equal chunks of at most so many."""
     most = CPU_CHUNK_TOKENS if step.kind == "cpu" else CHUNK_TOKENS
     chunks = -(-tokens // most)
     return -(-tokens // chunks)
 
 
-def _largest_array(step: Step) -> int:
+def _largest_array(step: StepSizes) -> int:
     s = step.sizes
     if step.kind != "cpu":
         return 0

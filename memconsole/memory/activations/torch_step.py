@@ -22,7 +22,8 @@ from memconsole.memory.activations.torch_block import (
 from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
 from memconsole.memory.activations.torch_operations import Kernels, updating_bytes
 from memconsole.memory.activations.torch_tape import Live
-from memconsole.memory.state.step_sizes import Moment, Step
+from memconsole.memory.state.step_sizes import Moment, StepSizes
+from memconsole.memory.step_key import step_settings
 
 CHUNK_TOKENS = 512
 """`memconsole_torch.techniques.fused_loss.CHUNK_TOKENS`."""
@@ -37,7 +38,7 @@ NORM_CHUNK = 65_536
 class _Blocks:
     """So many blocks that run the same program, and its bytes at one batch and length."""
 
-    def __init__(self, step: Step, kernels: Kernels, count: int) -> None:
+    def __init__(self, step: StepSizes, kernels: Kernels, count: int) -> None:
         a, tokens = step.architecture, step.tokens
         scores = tokens * step.sequence
         self.count = count
@@ -58,7 +59,7 @@ class _Blocks:
         self.copies = self.program.cast + self.kept_copies
 
 
-def moments(step: Step) -> Iterator[Moment]:
+def moments(step: StepSizes) -> Iterator[Moment]:
     """The largest moment of each phase of a step, of an evaluation and of a checkpoint."""
     weights, resident, data = step.weights + step.gathered, step.state.resident, step.data
     for m in _remembered(step):
@@ -79,7 +80,7 @@ def moments(step: Step) -> Iterator[Moment]:
     yield Moment("checkpoint", weights=step.weights, state=resident)
 
 
-def _update(step: Step) -> Moment:
+def _update(step: StepSizes) -> Moment:
     """The step behind the backward pass."""
     return Moment(
         "optimizer step",
@@ -91,7 +92,7 @@ def _update(step: Step) -> Moment:
     )
 
 
-def prepare(step: Step) -> None:
+def prepare(step: StepSizes) -> None:
     """Make what `moments` would have to make first, so that it is remembered."""
     _remembered(step)
 
@@ -100,18 +101,19 @@ _moments: dict[tuple[object, ...], tuple[Moment, ...]] = {}
 MOST_REMEMBERED = 8192
 
 
-def structure(step: Step) -> tuple[object, ...]:
+def structure(step: StepSizes) -> tuple[object, ...]:
     """What decides every moment that the optimizer takes no part in, but for weights, state and data."""
-    o = step.plan.optimize
     return (
-        step.architecture, step.kind, step.tokens, step.evaluation_tokens, step.sequence, step.compute, step.frozen,
-        step.accumulates, step.rounded, step.state.average > 0, step.shards, o.lora_rank, o.gradient_checkpointing, o.fused_loss,
-        o.activation_offload, o.base_storage, o.optimizer_in_backward and o.optimizer,
-        o.optimizer_in_backward and o.optimizer_offload, step.plan.data.isolate_documents, o.compile,
-    )  # fmt: skip
+        step.architecture,
+        step.tokens,
+        step.evaluation_tokens,
+        step.sequence,
+        step.kind,
+        *step_settings(step.plan, step.kind, update=step.plan.optimize.optimizer_in_backward),
+    )
 
 
-def _remembered(step: Step) -> tuple[Moment, ...]:
+def _remembered(step: StepSizes) -> tuple[Moment, ...]:
     """The phases that the optimizer takes no part in, without weights, state and data: those are the same in
     all of their moments, and many toggles change nothing else."""
     key = structure(step)
@@ -131,7 +133,7 @@ def _remembered(step: Step) -> tuple[Moment, ...]:
 class _Timeline:
     """The sizes around the blocks of one plan, and its moments without stored weights, state and data."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: StepSizes) -> None:
         self.step = step
         a = step.architecture
         self.tokens, self.scores = step.tokens, step.tokens * step.sequence
@@ -364,7 +366,7 @@ def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
     return max(moments, key=lambda live: live.total.bytes(tokens, scores))
 
 
-def kernels_of(step: Step) -> Kernels:
+def kernels_of(step: StepSizes) -> Kernels:
     """What decides the operations of a plan's blocks."""
     o = step.plan.optimize
     return Kernels(
@@ -406,7 +408,7 @@ def _evaluating(kernels: Kernels) -> Kernels:
     )
 
 
-def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
+def _blocks(step: StepSizes, kernels: Kernels) -> list[_Blocks]:
     """The kinds of blocks: those behind a mask and the others. Where nothing below the first is trained it keeps
     less, see `_Timeline`: only where it is the only one is it a kind of its own."""
     a = step.architecture
@@ -425,7 +427,7 @@ def _blocks(step: Step, kernels: Kernels) -> list[_Blocks]:
     return found
 
 
-def _tables(step: Step, tokens: int) -> tuple[int, int]:
+def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
     """Rotary cosines and sines of global and of local layers, and additive masks, of `tokens` tokens: in the forward
     pass, and what of it layers keep."""
     a, length = step.architecture, step.sequence
@@ -449,12 +451,12 @@ def _tables(step: Step, tokens: int) -> tuple[int, int]:
     return 2 * rope * length + mask + padded, used + (mask if local else 0) + padded
 
 
-def _pads_mask(step: Step) -> bool:
+def _pads_mask(step: StepSizes) -> bool:
     """Whether CUDA's kernel copies masks of this length into longer rows."""
     return step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
 
 
-def _mask_making(step: Step, tokens: int) -> int:
+def _mask_making(step: StepSizes, tokens: int) -> int:
     """Two truth values and one more element for each of the sliding window's mask; one value for each of a mask of
     every row, and one for each of the order."""
     length = step.sequence
@@ -463,7 +465,7 @@ def _mask_making(step: Step, tokens: int) -> int:
     return (2 + step.compute) * length * length if step.architecture.windowed(length) else 0
 
 
-def _norm_workspace(step: Step) -> int:
+def _norm_workspace(step: StepSizes) -> int:
     """Partial norms of each chunk of each gradient on CUDA, as many for all as for the largest."""
     if step.kind not in ("gpu", "rocm"):
         return 0

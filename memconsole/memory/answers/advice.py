@@ -7,29 +7,22 @@ from typing import Any
 
 import msgspec
 
-from memconsole.memory.answers.correction import Correction, Died, correction
+from memconsole.memory.answers.correction import Correction, OutOfMemoryRun, correction
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import BY_KEY
+from memconsole.plan.optimization import Optimization, Result
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.sections import EIGHT_BIT
 
-ORDER = (
-    "data.streaming",
-    "optimize.accumulation_steps",
-    "optimize.precision",
-    "optimize.optimizer",
-    "optimize.fused_loss",
-    "optimize.gradient_checkpointing",
-    "data.sequence_length",
-    "model.target_params",
-    "data.max_examples",
-)
-"""What costs the result least comes first."""
+SMALLER_MODEL = "model.target_params"
+"""The one remedy that is no optimization."""
+_RANKS = {row.key: row.remedy.rank for row in OPTIMIZATIONS if row.remedy} | {SMALLER_MODEL: 80}
+ORDER = tuple(sorted(_RANKS, key=_RANKS.__getitem__))
+"""The order to try: each optimization's own rank, and a smaller model after shorter rows."""
 
 LARGEST_BATCH = 65_536
 CHUNK_TOKENS = 1024
@@ -45,9 +38,13 @@ Price = Callable[[Plan, Budget], MemoryTable]
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """One change to a plan that lowers its memory."""
 
+    key: str
+    """Of `ORDER`."""
     changes: dict[str, Any]
     """Settings for `memconsole.plan.plan.replace`."""
     label: str
+    result: str
+    """What it changes in the training result; empty where that stays the same."""
     saves_bytes: int
     """Device bytes; on a CPU, where data shares the device's memory, host bytes."""
     fits: bool
@@ -55,7 +52,21 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     time_factor: float
 
 
-def remedies(plan: Plan, budget: Budget, died: Died | None = None) -> tuple[Remedy, ...]:
+class _Way(msgspec.Struct, frozen=True):
+    """One way to take a remedy."""
+
+    changes: dict[str, Any]
+    label: str
+    result: Result
+    along_costs: str = ""
+
+    @property
+    def costs(self) -> str:
+        """What it changes in the training result."""
+        return ", ".join(words for words in (self.result.value, self.along_costs) if words)
+
+
+def remedies(plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None) -> tuple[Remedy, ...]:
     """Everything that lowers this plan's memory and that its backend can train, in the order to try.
 
     With what a run of the plan measured that ran out of memory, in bytes of that run.
@@ -65,52 +76,54 @@ def remedies(plan: Plan, budget: Budget, died: Died | None = None) -> tuple[Reme
     fits = died is None and by.fits(before)
     found: list[Remedy] = []
     for key in ORDER:
-        best = [r for c, label in _changes(plan, key) if (r := _remedy(plan, before, by, c, label))]
-        fitting = [r for r in best if r.fits]
-        if fitting and not fits:
-            found.append(min(fitting, key=lambda r: r.saves_bytes))
-        elif best:
-            found.append(max(best, key=lambda r: r.saves_bytes))
+        ways = _smaller_models(plan) if key == SMALLER_MODEL else _ways(plan, BY_KEY[key])
+        helpful = [(way.result, r) for way in ways if (r := _remedy(plan, before, by, key, way))]
+        if helpful:
+            found.append(_best(helpful, enough=not fits))
     return tuple(found)
 
 
-def _changes(plan: Plan, key: str) -> list[tuple[dict[str, Any], str]]:
-    """The ways one remedy can be taken, as settings and a label."""
-    if key == "model.target_params":
-        size = plan.model.target_params
-        return [
-            ({key: max(100_000, size // n)}, f"a model of {max(100_000, size // n):,} parameters")
-            for n in (2, 4, 8)
-        ] if size else []  # fmt: skip
-    if key == "data.max_examples":
-        limit = plan.data.max_examples
-        if plan.data.streaming:
-            return []
-        return [
-            ({key: n}, f"only {n:,} documents") for n in (50_000, 10_000) if not limit or n < limit
-        ]
-    row = BY_KEY[key]
-    present = row.value(plan)
-    values = [v for v in row.values(plan) if v != present and row.refusal(plan, v) is None]
-    if key == "data.sequence_length":
-        values = [v for v in values if v < present]
-    if key == "optimize.accumulation_steps":
-        values = [v for v in values if v > present]
-    if key == "optimize.optimizer":
-        values = [v for v in values if v in (*EIGHT_BIT, "adafactor")]
-    found = []
-    for value in values:
-        changes = row.changes(plan, value) if row.changes else {key: value}
-        found.append((changes, f"{row.label}: {value}"))
-    return found
+def _best(helpful: list[tuple[Result, Remedy]], *, enough: bool) -> Remedy:
+    """Of the ways that fit, or of all where none does, those that harm the result least; of these the one that saves
+    `enough` and no more, or else most."""
+    harm = list(Result)
+    fitting = [way for way in helpful if enough and way[1].fits]
+    sign = 1 if fitting else -1
+    return min(
+        fitting or helpful,
+        key=lambda way: (harm.index(way[0]), sign * way[1].saves_bytes, way[1].time_factor),
+    )[1]
 
 
-def _remedy(
-    plan: Plan, before: MemoryTable, by: Correction, changes: dict[str, Any], label: str
-) -> Remedy | None:
+def _smaller_models(plan: Plan) -> list[_Way]:
+    size = plan.model.target_params
+    if size is None:
+        return []
+    sizes = [max(100_000, size // n) for n in (2, 4, 8)]
+    return [_Way({SMALLER_MODEL: n}, f"a model of {n:,} parameters", Result.MODEL) for n in sizes]
+
+
+def _ways(plan: Plan, row: Optimization) -> list[_Way]:
+    """The values of one optimization that its row offers and its backend trains."""
+    rule, present = row.remedy, row.value(plan)
+    assert rule is not None
+    along = {key: value for key, value in rule.along.items() if plans.get(plan, key) != value}
+    return [
+        _Way(
+            {**row.settings_for(plan, value), **along},
+            f"{row.label}: {f'{value:,}' if type(value) is int else value}",
+            row.result_of(present, value),
+            rule.along_costs if along else "",
+        )
+        for value in (rule.values or row.values)(plan)
+        if value != present and row.refusal(plan, value) is None
+    ]
+
+
+def _remedy(plan: Plan, before: MemoryTable, by: Correction, key: str, way: _Way) -> Remedy | None:
     budget = before.budget
     try:
-        changed = plans.replace(plan, changes)
+        changed = plans.replace(plan, way.changes)
         check(changed)
         after = table_of(changed, budget)
     except PlanError:
@@ -123,7 +136,13 @@ def _remedy(
     now = step_seconds(plan, architecture_of(plan), budget) / plan.tokens_per_step
     then = step_seconds(changed, architecture_of(changed), budget) / changed.tokens_per_step
     return Remedy(
-        changes=changes, label=label, saves_bytes=saves, fits=by.fits(after), time_factor=then / now
+        key=key,
+        changes=way.changes,
+        label=way.label,
+        result=way.costs,
+        saves_bytes=saves,
+        fits=by.fits(after),
+        time_factor=then / now,
     )
 
 

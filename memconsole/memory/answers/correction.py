@@ -7,7 +7,7 @@ import msgspec
 from memconsole.memory.table import MemoryTable
 
 
-class Died(msgspec.Struct, frozen=True, kw_only=True):
+class OutOfMemoryRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a run measured that ran out of memory, in bytes of the allocated column."""
 
     needed_bytes: int
@@ -33,7 +33,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
         return self.device_bytes(table) <= self.room_bytes and not table.out_of_memory
 
 
-def correction(table: MemoryTable, died: Died | None) -> Correction:
+def correction(table: MemoryTable, died: OutOfMemoryRun | None) -> Correction:
     """By a run of `table`'s own plan; by the budget alone without one.
 
     The estimate is raised where the run needed more than was estimated for the phase it died in. Where the

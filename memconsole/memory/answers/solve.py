@@ -5,7 +5,7 @@ pinned, and never a size: rows per step and tokens per row stay, micro-batches s
 makes up for it. Which combination wins, in this order:
 
 1. Changes that leave the training result alone (up to rounding order) come before those that do not. The
-   latter are allowed one class at a time, the least harmful first, `RESULT_CLASSES`: a set of classes is read
+   latter are allowed one class at a time, the least harmful first, `HARM`: a set of classes is read
    as a binary number, the worst class its highest digit, and the smallest number with a plan that fits wins.
 2. Among those plans, the least seconds per token.
 3. Equal there, the fewest changed settings; then the values listed first in `plan.optimizations`.
@@ -28,44 +28,25 @@ from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.conflicts import conflict
-from memconsole.plan.optimizations import OPTIMIZATIONS, Optimization
+from memconsole.plan.optimization import Optimization, Reach, Result
+from memconsole.plan.optimizations import OPTIMIZATIONS, conflict
 from memconsole.plan.plan import Plan
-from memconsole.plan.sections import EIGHT_BIT
 
 Price = Callable[[Plan, Budget], MemoryTable]
 
-RESULT_CLASSES = (
-    "16-bit arithmetic",
-    "16-bit optimizer state",
-    "8-bit optimizer state",
-    "another optimizer",
-    "quantized frozen weights",
-    "adapters instead of the whole model",
-)
+HARM = tuple(result for result in Result if result is not Result.SAME)
 """What a change may do to the training result, the least first."""
 
-SIZES = (
-    *(row.key for row in OPTIMIZATIONS if row.size),
-    "data.streaming",
-    "data.isolate_documents",
-)
-"""Never changed: they say what is trained on, or cost host memory alone."""
+
+def _may_change(row: Optimization) -> bool:
+    values = row.values(Plan())
+    return not row.size and all(
+        row.result_of(a, b) is not Result.DATA for a in values for b in values
+    )
 
 
-def result_class(key: str, before: Any, after: Any) -> int | None:
-    """The index in `RESULT_CLASSES` of a changed toggle; None if the result stays the same."""
-    if before == after:
-        return None
-    if key == "optimize.precision":
-        return 0
-    if key == "optimize.optimizer_offload":
-        return 1 if "compressed" in (before, after) else None
-    if key == "optimize.optimizer":
-        return 2 if {before, after} <= {"adamw", *EIGHT_BIT} else 3
-    if key == "optimize.base_storage":
-        return 4
-    return 5 if key == "optimize.lora_rank" else None
+FREE = tuple(row for row in OPTIMIZATIONS if _may_change(row))
+"""The rows that may change. Never a size, nor what is trained on."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +65,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
     changes: tuple[Change, ...]
     result_changes: tuple[str, ...]
-    """Of `RESULT_CLASSES`, what the training result is changed by."""
+    """What the training result is changed by, in the words of `Result`."""
     before: MemoryTable
     after: MemoryTable
     time_factor: float
@@ -220,19 +201,19 @@ def _by_size(devices: Mapping[str, Budget]) -> list[tuple[str, Budget]]:
     return sorted(devices.items(), key=lambda d: (d[1].usable_bytes, d[1].total_bytes, d[0]))
 
 
-_LAST = ("optimize.optimizer", "optimize.optimizer_offload")
-"""What bears on nothing but the update and its state: tried last, where the rest leaves room."""
+def _is_last(row: Optimization) -> bool:
+    """What changes nothing but the update and its state is tried last, where the rest leaves room."""
+    return row.reach is Reach.UPDATE
 
 
 class _Space:
-    """Every combination of the toggles' values: a choice of all but `_LAST`, and one of those."""
+    """Every combination of the toggles' values: a choice of those that are not last, and one of the last."""
 
     def __init__(self, plan: Plan, budget: Budget, keep: frozenset[str]) -> None:
         self._plan = plan
         self._budget = budget
-        rows = [row for row in OPTIMIZATIONS if row.key not in SIZES]
-        first = [_options(plan, row, keep) for row in rows if row.key not in _LAST]
-        last = [_options(plan, row, keep) for row in rows if row.key in _LAST]
+        first = [_options(plan, row, keep) for row in FREE if not _is_last(row)]
+        last = [_options(plan, row, keep) for row in FREE if _is_last(row)]
         self._first = [_merged(chosen) for chosen in itertools.product(*first)]
         self._last = [_merged(chosen) for chosen in itertools.product(*last)]
         self._floors: dict[int, int] = {}
@@ -252,7 +233,7 @@ class _Space:
                 yield changed, self._first[a].changes + self._last[b].changes
 
     def floor(self, first: int) -> int:
-        """Device bytes that a plan with a choice of all but `_LAST` needs at the very least."""
+        """Device bytes that a plan with one of the first choices needs at the very least."""
         found = self._floors.get(first)
         if found is None:
             found = training_floor(_combined(self._plan, self._first[first]), self._budget)
@@ -272,23 +253,27 @@ def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Optio
     present, values = row.value(plan), row.values(plan)
     options = []
     for value in values if present in values else (present, *values):
-        changes = row.changes(plan, value) if row.changes else {row.key: value}
+        changes = row.settings_for(plan, value)
         pinned = [key for key in changes if key in keep]
         if any(changes[key] != plans.get(plan, key) for key in pinned):
             continue
         if row.refusal(plan, value) is not None and not (value == present and pinned):
             continue
-        kind = result_class(row.key, present, value)
         options.append(
             _Option(
                 value,
                 _section(changes, "optimize"),
                 _section(changes, "train"),
                 value != present,
-                0 if kind is None else 1 << kind,
+                _bit(row.result_of(present, value)),
             )
         )
     return options
+
+
+def _bit(result: Result) -> int:
+    """The digit of a class among those that harm; 0 where the result stays the same."""
+    return 0 if result is Result.SAME else 1 << HARM.index(result)
 
 
 def _section(changes: dict[str, Any], name: str) -> dict[str, Any]:
@@ -331,18 +316,17 @@ def seconds_per_token(plan: Plan, budget: Budget) -> float:
 def _solution(
     plan: Plan, budget: Budget, solved: Plan, before: MemoryTable, after: MemoryTable
 ) -> Fit:
-    changed = [row for row in OPTIMIZATIONS if row.key not in SIZES]
     changes = tuple(
         Change(key=row.key, label=row.label, before=row.value(plan), after=row.value(solved))
-        for row in changed
+        for row in FREE
         if row.value(plan) != row.value(solved)
     )
-    kinds = {result_class(change.key, change.before, change.after) for change in changes}
+    results = {row.result_of(row.value(plan), row.value(solved)) for row in FREE}
     return Fit(
         plan=solved,
         fits=after.fits,
         changes=changes,
-        result_changes=tuple(words for n, words in enumerate(RESULT_CLASSES) if n in kinds),
+        result_changes=tuple(result.value for result in HARM if result in results),
         before=before,
         after=after,
         time_factor=seconds_per_token(solved, budget) / seconds_per_token(plan, budget),

@@ -15,6 +15,7 @@ import msgspec
 
 from memconsole.memory.activations.torch_step import CHUNK_TOKENS, MASK_ALIGNMENT
 from memconsole.memory.exact.timeline import Exact, ExactPhase, Moment, Timeline
+from memconsole.memory.step_key import step_settings
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
@@ -51,22 +52,11 @@ def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
 
     Versions and the backend's code are not in it; whoever stores timelines adds them.
     """
-    o, batch, length = plan.optimize, plan.train.batch_size, plan.data.sequence_length
+    batch, length = plan.train.batch_size, plan.data.sequence_length
     parts = (
         kind,
         architecture_hash(architecture),
-        o.precision,
-        o.gradient_checkpointing,
-        o.optimizer,
-        f"fused_loss={o.fused_loss}",
-        f"freeze={o.freeze_base}",
-        f"rank={o.lora_rank} base={o.base_storage}",
-        f"offload={o.optimizer_offload},{o.activation_offload} backward={o.optimizer_in_backward}",
-        f"sharding={o.sharding},{plan.device.count}",
-        # A CPU holds the whole step's rows; elsewhere all micro-batches after the first are alike.
-        f"accumulation={o.accumulation_steps if kind == 'cpu' else min(2, o.accumulation_steps)}",
-        f"momentum={plan.train.beta1 > 0}",
-        f"ema={plan.train.ema_decay > 0}",
+        repr(step_settings(plan, kind)),
         *_regime(architecture, kind, batch, length, plan.data.isolate_documents),
         *_evaluated(plan),
     )
@@ -159,8 +149,6 @@ def _regime(a: Architecture, kind: str, batch: int, length: int, isolated: bool)
     tokens, cut = batch * length, a.windowed(length)
     parts = [f"rows={'one' if batch == 1 else 'many'}", f"chunks={chunks(tokens)}"]
     parts.append(f"windowed={cut}")
-    if isolated:
-        parts.append("isolated")
     if kind in ("gpu", "rocm"):
         parts.append(f"embedding={'rows' if tokens <= a.vocab_size else 'vocabulary'}")
         if cut or isolated:

@@ -17,7 +17,7 @@ _PROGRAM = "one number for the whole step: parts and phases marked ~ are the for
 _COMPILED = "without torch.compile, whose effect is the formula's"
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownExact(msgspec.Struct, frozen=True, kw_only=True):
     """What is known exactly of one plan."""
 
     exact: Exact
@@ -26,7 +26,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     at another micro-batch or length."""
 
 
-def sharpened(table: MemoryTable, known: Known) -> MemoryTable:
+def sharpened(table: MemoryTable, known: KnownExact) -> MemoryTable:
     """`table`, which is by formula, with the numbers of `known` in place of its own."""
     exact = known.exact
     costs = runtime(table.backend, table.budget.kind)

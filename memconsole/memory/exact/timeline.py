@@ -60,7 +60,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     caveat: str = ""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class TracerQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a tracer's standard input (JSON)."""
 
     id: int
@@ -74,7 +74,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """False for neighbours of the present plan: they wait, and a newer urgent question drops them."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TracerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a tracer's standard output (JSON)."""
 
     id: int

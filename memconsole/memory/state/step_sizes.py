@@ -37,7 +37,7 @@ class Moment(msgspec.Struct, frozen=True):
         )
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
     """One plan's sizes. `T` below is the tokens of a micro-batch."""
 
     plan: Plan
@@ -80,7 +80,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return self.gradients if self.accumulates else 0
 
 
-def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
+def step_of(plan: Plan, architecture: Architecture, kind: str) -> StepSizes:
     """The sizes of `plan` on a `kind` of device."""
     o, s = plan.optimize, sizes(architecture)
     compute = 4 if o.precision == "fp32" else 2
@@ -114,7 +114,7 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> Step:
     kept = _state(rule, architecture, o.lora_rank, frozen)
     if plan.train.ema_decay:
         kept = kept.with_average(-(-4 * trained.elements // shards))
-    return Step(
+    return StepSizes(
         plan=plan,
         architecture=architecture,
         kind=kind,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from memconsole.memory.activations import torch_step
 from memconsole.memory.estimate import architecture_of
 from memconsole.memory.seconds import step_seconds
-from memconsole.memory.state.step_sizes import Step, step_of
+from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.memory.tracers.question import neighbours
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import OPTIMIZATIONS
@@ -54,5 +54,5 @@ def _make(plan: Plan, budget: Budget) -> None:
     step_seconds(plan, step.architecture, budget)
 
 
-def _step(plan: Plan, budget: Budget) -> Step:
+def _step(plan: Plan, budget: Budget) -> StepSizes:
     return step_of(plan, architecture_of(plan), budget.kind)

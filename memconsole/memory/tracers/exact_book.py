@@ -1,6 +1,6 @@
 """The exact tier: looks up what is known of a plan at once, and has the backend's tracer find out the rest.
 
-Nothing is traced in this process: see `tracing.Desk`, whose thread minds the tracers and the store on disk.
+Nothing is traced in this process: a `TracerThread` minds the tracers and the store on disk.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from memconsole.memory.exact import affine
-from memconsole.memory.exact.sharpen import Known
+from memconsole.memory.exact.sharpen import KnownExact
 from memconsole.memory.exact.timeline import Exact, Timeline
-from memconsole.memory.tracers.question import Matter, matter_of
-from memconsole.memory.tracers.thread import Desk, Patience, Wish
+from memconsole.memory.tracers.question import TracedPlan, traced_plan
+from memconsole.memory.tracers.thread import ExactRequest, Patience, TracerThread
 from memconsole.memory.tracers.tracer import tracer_modules
 from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
@@ -33,50 +33,50 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Why there will be none, in one sentence."""
 
 
-class Knowledge:
-    """What was found out, in memory. Read from any thread, written by the desk's."""
+class ExactCache:
+    """What was found out, in memory. Read from any thread, written by the tracers' thread."""
 
     def __init__(self) -> None:
         self._points: dict[str, Exact] = {}
         self._timelines: dict[tuple[str, tuple[int, int] | None], Timeline] = {}
-        self._evaluated: dict[str, Known] = {}
+        self._evaluated: dict[str, KnownExact] = {}
         self.problems: dict[str, str] = {}
-        """By `Matter.key`."""
+        """By `TracedPlan.key`."""
 
-    def keep(self, matter: Matter, exact: Exact | None, timeline: Timeline | None) -> None:
+    def keep(self, traced: TracedPlan, exact: Exact | None, timeline: Timeline | None) -> None:
         """Remember an answer, or what the store had of one."""
         if timeline is not None:
-            self._timelines[matter.structure, timeline.only] = timeline
+            self._timelines[traced.structure, timeline.only] = timeline
             self._evaluated = {}
         if exact is not None:
-            self._points[matter.key] = exact
+            self._points[traced.key] = exact
 
-    def known(self, matter: Matter) -> Known | None:
+    def known(self, traced: TracedPlan) -> KnownExact | None:
         """Its own answer, else one of its structure's timeline."""
-        exact = self._points.get(matter.key)
+        exact = self._points.get(traced.key)
         if exact is not None:
-            return Known(exact=exact)
+            return KnownExact(exact=exact)
         evaluated = self._evaluated
-        known = evaluated.get(matter.key)
+        known = evaluated.get(traced.key)
         if known is not None:
             return known
-        batch, length = matter.plan.train.batch_size, matter.plan.data.sequence_length
+        batch, length = traced.plan.train.batch_size, traced.plan.data.sequence_length
         for only in (None, (batch, length)):
-            timeline = self._timelines.get((matter.structure, only))
+            timeline = self._timelines.get((traced.structure, only))
             if timeline is not None and affine.covers(
-                timeline, matter.plan, matter.architecture, matter.kind
+                timeline, traced.plan, traced.architecture, traced.kind
             ):
-                exact = affine.evaluate(timeline, batch, length, matter.plan.evaluation_batch)
-                known = Known(exact=exact, replayed=exact.reserved_bytes is None)
-                evaluated[matter.key] = known
+                exact = affine.evaluate(timeline, batch, length, traced.plan.evaluation_batch)
+                known = KnownExact(exact=exact, replayed=exact.reserved_bytes is None)
+                evaluated[traced.key] = known
                 return known
         return None
 
-    def settled(self, matter: Matter, *, loosely: bool = False) -> bool:
+    def settled(self, traced: TracedPlan, *, loosely: bool = False) -> bool:
         """Whether there is nothing more to find out; `loosely`: but for the allocator's share."""
-        if matter.key in self._points or matter.key in self.problems:
+        if traced.key in self._points or traced.key in self.problems:
             return True
-        known = self.known(matter)
+        known = self.known(traced)
         return known is not None and (known.replayed or loosely)
 
 
@@ -98,70 +98,70 @@ class ExactBook:
     ) -> None:
         """`folder` holds the store; None is the person's cache folder. `environment` is the tracers'."""
         self._on_news = on_news
-        self._knowledge = Knowledge()
-        self._desk = Desk(
-            self._knowledge,
+        self._cache = ExactCache()
+        self._tracing = TracerThread(
+            self._cache,
             self._tell,
             folder=folder,
             tracers=tracers,
             environment=environment,
             patience=patience or Patience(),
         )
-        self._wish: Wish | None = None
+        self._request: ExactRequest | None = None
         self._changed = threading.Condition()
         self._news = 0
 
-    def lookup(self, plan: Plan, budget: Budget) -> Known | None:
+    def lookup(self, plan: Plan, budget: Budget) -> KnownExact | None:
         """What is known exactly of `plan` on the device of `budget`."""
         try:
-            return self._knowledge.known(matter_of(plan, budget))
+            return self._cache.known(traced_plan(plan, budget))
         except PlanError:
             return None
 
     def ask(
         self, plan: Plan, budget: Budget, neighbours: Iterable[Plan] = (), *, trace: bool = True
     ) -> None:
-        """From now on find out about `plan`, then about `neighbours` in their order; older wishes end.
+        """From now on find out about `plan`, then about `neighbours` in their order; older requests end.
 
         `neighbours` are made on the book's thread. Without `trace` only the store is read, and what a tracer
         is at work on goes on.
         """
         try:
-            matter = matter_of(plan, budget)
+            traced = traced_plan(plan, budget)
         except PlanError:
             return
-        old = self._wish
-        same = old is not None and old.trace and old.matter.key == matter.key
+        old = self._request
+        same = old is not None and old.trace and old.traced.key == traced.key
         since = old.since if old is not None and same else time.monotonic()
-        self._wish = Wish(matter, budget, neighbours, trace, since)
-        if not self._desk.running:
-            self._desk.start()
+        self._request = ExactRequest(traced, budget, neighbours, trace, since)
+        if not self._tracing.running:
+            self._tracing.start()
             atexit.register(self.close)
-        self._desk.take(self._wish)
+        self._tracing.take(self._request)
 
     def progress(self, plan: Plan, budget: Budget) -> Progress:
         """How far `plan` is, of what was asked last."""
         try:
-            matter = matter_of(plan, budget)
+            traced = traced_plan(plan, budget)
         except PlanError:
             return Progress()
-        problem = self._knowledge.problems.get(matter.key, "")
-        wish = self._wish
-        if problem or wish is None or not wish.trace or wish.matter.key != matter.key:
+        problem = self._cache.problems.get(traced.key, "")
+        request = self._request
+        if problem or request is None or not request.trace or request.traced.key != traced.key:
             return Progress(problem=problem)
-        if self._knowledge.settled(matter):
+        if self._cache.settled(traced):
             return Progress()
-        return Progress(pending=True, seconds=time.monotonic() - wish.since)
+        return Progress(pending=True, seconds=time.monotonic() - request.since)
 
     def forget_problems(self) -> None:
         """Let what went wrong be asked again."""
-        self._knowledge.problems.clear()
+        self._cache.problems.clear()
 
     def rest(self) -> None:
         """End the tracers until the next `ask`."""
-        self._wish = None
-        if self._desk.running:
-            self._desk.rest()
+        self._request = None
+        if self._tracing.running:
+            self._tracing.rest()
 
     def wait(self, timeout_seconds: float) -> None:
         """Until there is news since the last wait, or for so long."""
@@ -172,7 +172,7 @@ class ExactBook:
     def close(self) -> None:
         """Kill the tracers and end the thread."""
         atexit.unregister(self.close)
-        self._desk.close()
+        self._tracing.close()
 
     def _tell(self) -> None:
         with self._changed:

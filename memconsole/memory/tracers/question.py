@@ -11,11 +11,12 @@ from memconsole.memory.exact import affine
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
+from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError, uncompiled
 
 
-class Matter(msgspec.Struct, frozen=True, kw_only=True):
+class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One plan on one kind of device."""
 
     plan: Plan
@@ -29,25 +30,22 @@ class Matter(msgspec.Struct, frozen=True, kw_only=True):
     """Plans of one structure may share a timeline."""
 
 
-def matter_of(plan: Plan, budget: Budget) -> Matter:
+def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
     """What to ask about `plan` on the device of `budget`: as it runs without torch.compile. Raises `PlanError`."""
     plan = uncompiled(plan)
     architecture = architecture_of(plan)
     structure = f"{plan.backend} {affine.structure_key(plan, architecture, budget.kind)}"
     target = "" if budget.local else plan.device.name
-    train = plan.train
     key = " ".join(
         (
             structure,
             f"device={target},{budget.name}",
-            f"rows={train.batch_size}",
+            f"rows={plan.train.batch_size}",
             f"tokens={plan.data.sequence_length}",
             f"steps={plan.optimize.accumulation_steps}",
-            f"decay={train.weight_decay > 0}",
-            f"clip={bool(train.grad_clip)}",
         )
     )
-    return Matter(
+    return TracedPlan(
         plan=plan,
         architecture=architecture,
         kind=budget.kind,

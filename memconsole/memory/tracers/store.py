@@ -36,7 +36,7 @@ _DISTRIBUTIONS = (
 _SHARED = ("memconsole_trainer",)
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one file."""
 
     key: str
@@ -86,13 +86,13 @@ class ExactStore:
         self._most_bytes = most_bytes
         self._writes = 0
 
-    def read(self, key: str) -> Stored | None:
+    def read(self, key: str) -> StoredAnswer | None:
         """What was stored under `key`; None where nothing is, or it is damaged."""
         path = self._path(key)
         try:
             if path.stat().st_size > FILE_BYTES:
                 return None
-            stored = typed_json.decode(path.read_bytes(), Stored)
+            stored = typed_json.decode(path.read_bytes(), StoredAnswer)
             if stored.key != key:
                 return None
             os.utime(path)
@@ -100,7 +100,7 @@ class ExactStore:
             return None
         return stored
 
-    def write(self, stored: Stored) -> None:
+    def write(self, stored: StoredAnswer) -> None:
         """Replace what is stored under the key, whole or not at all."""
         content = msgspec.json.encode(stored)
         if len(content) > FILE_BYTES:

@@ -15,9 +15,9 @@ from typing import Protocol
 import msgspec
 
 from memconsole.cache import cache_folder
-from memconsole.memory.exact.timeline import Answer, Exact, Question, Timeline
-from memconsole.memory.tracers.question import Matter, matter_of
-from memconsole.memory.tracers.store import ExactStore, Stored, fingerprint
+from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, TracerQuestion
+from memconsole.memory.tracers.question import TracedPlan, traced_plan
+from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
 from memconsole.memory.tracers.tracer import Ended, Tracer
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -42,10 +42,10 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """No further neighbour of a plan is asked for after it."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ExactRequest(msgspec.Struct, frozen=True):
     """What a person looks at."""
 
-    matter: Matter
+    traced: TracedPlan
     budget: Budget
     neighbours: Iterable[Plan]
     trace: bool
@@ -54,19 +54,19 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Found(Protocol):
-    """What is known already, and where answers go (see `exact.Knowledge`)."""
+    """What is known already, and where answers go (see `exact_book.ExactCache`)."""
 
     problems: dict[str, str]
 
-    def keep(self, matter: Matter, exact: Exact | None, timeline: Timeline | None) -> None: ...
+    def keep(self, traced: TracedPlan, exact: Exact | None, timeline: Timeline | None) -> None: ...
 
-    def settled(self, matter: Matter, *, loosely: bool = False) -> bool: ...
+    def settled(self, traced: TracedPlan, *, loosely: bool = False) -> bool: ...
 
 
 class _Asked(msgspec.Struct):
     """A question that a tracer has and has not answered."""
 
-    matter: Matter
+    traced: TracedPlan
     tracer: Tracer
     at: float
     superseded_at: float | None = None
@@ -79,10 +79,10 @@ class _Stop:
 
 
 class _Rest:
-    """The end of all tracers, until the next wish."""
+    """The end of all tracers, until the next request."""
 
 
-class Desk:
+class TracerThread:
     """Minds one tracer process per backend, and the store."""
 
     def __init__(
@@ -102,14 +102,16 @@ class Desk:
         self._find_tracers = tracers
         self._environment = environment
         self._patience = patience
-        self._inbox: queue.SimpleQueue[Wish | _Stop | _Rest | tuple[Tracer, Answer | Ended]]
+        self._inbox: queue.SimpleQueue[
+            ExactRequest | _Stop | _Rest | tuple[Tracer, TracerAnswer | Ended]
+        ]
         self._inbox = queue.SimpleQueue()
         self._modules: Mapping[str, str] | None = None
         self._stores: dict[str, ExactStore] = {}
         self._tracers: dict[str, Tracer] = {}
-        self._wish: Wish | None = None
-        self._recalled: Wish | None = None
-        self._neighbours: tuple[Matter, ...] = ()
+        self._request: ExactRequest | None = None
+        self._recalled: ExactRequest | None = None
+        self._neighbours: tuple[TracedPlan, ...] = ()
         self._asked: dict[int, _Asked] = {}
         self._tries: dict[str, int] = {}
         self._read: set[str] = set()
@@ -126,12 +128,12 @@ class Desk:
         self._thread = threading.Thread(target=self._work, name="exact", daemon=True)
         self._thread.start()
 
-    def take(self, wish: Wish) -> None:
-        """From now on this is wished."""
-        self._inbox.put(wish)
+    def take(self, request: ExactRequest) -> None:
+        """Work on this from now on."""
+        self._inbox.put(request)
 
     def rest(self) -> None:
-        """Wish nothing, and end the tracers."""
+        """Work on nothing, and end the tracers."""
         self._inbox.put(_Rest())
 
     def close(self) -> None:
@@ -165,16 +167,16 @@ class Desk:
             if isinstance(item, _Stop):
                 return False
             if isinstance(item, _Rest):
-                self._wish = None
+                self._request = None
                 for tracer in list(self._tracers.values()):
                     self._kill(tracer)
-            elif isinstance(item, Wish):
-                self._wish = item
+            elif isinstance(item, ExactRequest):
+                self._request = item
             else:
                 self._hear(*item)
-        if self._wish is not None and self._wish is not self._recalled:
-            self._recalled = self._wish
-            self._recall(self._wish)
+        if self._request is not None and self._request is not self._recalled:
+            self._recalled = self._request
+            self._recall(self._request)
         return True
 
     def _rest(self, now: float) -> float | None:
@@ -192,28 +194,28 @@ class Desk:
             end = max(end, asked.tracer.started_at + self._patience.starting)
         return end
 
-    def _recall(self, wish: Wish) -> None:
-        """Make a wish's neighbours, and read what the store has of all."""
+    def _recall(self, request: ExactRequest) -> None:
+        """Make a request's neighbours, and read what the store has of all."""
         around = []
-        for neighbour in wish.neighbours:
+        for neighbour in request.neighbours:
             try:
-                around.append(matter_of(neighbour, wish.budget))
+                around.append(traced_plan(neighbour, request.budget))
             except PlanError:
                 continue
         self._neighbours = tuple(around)
-        store, found = self._store(wish.matter.plan.backend), False
-        for matter in (wish.matter, *around):
-            if store is None or matter.key in self._read or self._found.settled(matter):
+        store, found = self._store(request.traced.plan.backend), False
+        for traced in (request.traced, *around):
+            if store is None or traced.key in self._read or self._found.settled(traced):
                 continue
-            self._read.add(matter.key)
-            for stored in (store.read(matter.structure), store.read(matter.key)):
+            self._read.add(traced.key)
+            for stored in (store.read(traced.structure), store.read(traced.key)):
                 if stored is not None:
                     found = True
-                    self._found.keep(matter, stored.exact, stored.timeline)
+                    self._found.keep(traced, stored.exact, stored.timeline)
         if found:
             self._tell()
 
-    def _hear(self, tracer: Tracer, heard: Answer | Ended) -> None:
+    def _hear(self, tracer: Tracer, heard: TracerAnswer | Ended) -> None:
         """An answer, or a tracer's end."""
         self._busy_at = time.monotonic()
         if isinstance(heard, Ended):
@@ -222,30 +224,30 @@ class Desk:
         asked = self._asked.pop(heard.id, None)
         if asked is None:
             return
-        matter = asked.matter
-        self._tries.pop(matter.key, None)
+        traced = asked.traced
+        self._tries.pop(traced.key, None)
         if heard.exact is not None or heard.timeline is not None:
-            self._found.keep(matter, heard.exact, heard.timeline)
-            self._write(matter, heard)
+            self._found.keep(traced, heard.exact, heard.timeline)
+            self._write(traced, heard)
         elif not asked.doubtful:
-            self._found.problems[matter.key] = heard.problem or "the tracer found nothing out"
+            self._found.problems[traced.key] = heard.problem or "the tracer found nothing out"
         self._tell()
 
-    def _write(self, matter: Matter, answer: Answer) -> None:
-        store = self._store(matter.plan.backend)
+    def _write(self, traced: TracedPlan, answer: TracerAnswer) -> None:
+        store = self._store(traced.plan.backend)
         if store is None:
             return
         if answer.exact is not None:
-            store.write(Stored(key=matter.key, exact=answer.exact))
+            store.write(StoredAnswer(key=traced.key, exact=answer.exact))
         if answer.timeline is not None and answer.timeline.only is None:
-            store.write(Stored(key=matter.structure, timeline=answer.timeline))
+            store.write(StoredAnswer(key=traced.structure, timeline=answer.timeline))
 
     def _bury(self, tracer: Tracer, reason: str) -> None:
         """A tracer ended by itself: what it was asked is asked once more, then given up."""
         if self._tracers.get(tracer.backend) is tracer:
             del self._tracers[tracer.backend]
         for asked in self._forget(tracer):
-            key = asked.matter.key
+            key = asked.traced.key
             if asked.superseded_at is not None:
                 continue
             self._tries[key] = self._tries.get(key, 0) + 1
@@ -260,67 +262,67 @@ class Desk:
             if now - asked.at >= self._patience.longest:
                 self._kill(asked.tracer)
                 minutes = self._patience.longest / 60
-                self._found.problems[asked.matter.key] = f"no answer in {minutes:.0f} minutes"
+                self._found.problems[asked.traced.key] = f"no answer in {minutes:.0f} minutes"
                 self._tell()
-        if self._wish is not None and self._wish.trace:
-            self._pursue(self._wish, now)
+        if self._request is not None and self._request.trace:
+            self._pursue(self._request, now)
         if not self._asked and now - self._busy_at >= self._patience.idle:
             for tracer in list(self._tracers.values()):
                 self._kill(tracer)
 
-    def _pursue(self, wish: Wish, now: float) -> None:
-        urgent = not self._found.settled(wish.matter)
-        wanted = wish.matter if urgent else self._next_neighbour(wish, now)
+    def _pursue(self, request: ExactRequest, now: float) -> None:
+        urgent = not self._found.settled(request.traced)
+        wanted = request.traced if urgent else self._next_neighbour(request, now)
         if wanted is None:
             return
         if urgent:
             self._make_way(wanted, now)
         # A neighbour that is being traced when its key is pressed goes on as the present plan.
-        present = any(asked.matter.key == wanted.key for asked in self._asked.values())
+        present = any(asked.traced.key == wanted.key for asked in self._asked.values())
         if not present and (urgent or not self._asked):
             self._send(wanted, urgent, now)
 
-    def _make_way(self, wanted: Matter, now: float) -> None:
+    def _make_way(self, wanted: TracedPlan, now: float) -> None:
         """Mark what is in the way of an urgent question, and kill what has been for too long."""
         for asked in list(self._asked.values()):
-            if asked.matter.key == wanted.key:
+            if asked.traced.key == wanted.key:
                 asked.superseded_at = None
             elif asked.superseded_at is None:
                 asked.superseded_at, asked.doubtful = now, True
             elif now >= self._too_long(asked):
                 self._kill(asked.tracer)
 
-    def _next_neighbour(self, wish: Wish, now: float) -> Matter | None:
-        if now - wish.since > self._patience.neighbours:
+    def _next_neighbour(self, request: ExactRequest, now: float) -> TracedPlan | None:
+        if now - request.since > self._patience.neighbours:
             return None
         for loosely in (True, False):  # What is quite unknown comes before the allocator's share.
-            for matter in self._neighbours:
-                if not self._found.settled(matter, loosely=loosely):
-                    return matter
+            for traced in self._neighbours:
+                if not self._found.settled(traced, loosely=loosely):
+                    return traced
         return None
 
-    def _send(self, matter: Matter, urgent: bool, now: float) -> None:
-        backend = matter.plan.backend
-        tracer = self._tracers.get(backend) or self._start(matter)
+    def _send(self, traced: TracedPlan, urgent: bool, now: float) -> None:
+        backend = traced.plan.backend
+        tracer = self._tracers.get(backend) or self._start(traced)
         if tracer is None:
             self._tell()
             return
         self._last_id += 1
-        self._asked[self._last_id] = _Asked(matter, tracer, now)
+        self._asked[self._last_id] = _Asked(traced, tracer, now)
         self._busy_at = now
         tracer.ask(
-            Question(
+            TracerQuestion(
                 id=self._last_id,
-                plan=plans.dumps(matter.plan),
-                kind=matter.kind,
-                target=matter.target,
+                plan=plans.dumps(traced.plan),
+                kind=traced.kind,
+                target=traced.target,
                 urgent=urgent,
             )
         )
 
-    def _start(self, matter: Matter) -> Tracer | None:
-        """The tracer of the matter's backend, started; None with the problem noted where it cannot be."""
-        backend = matter.plan.backend
+    def _start(self, traced: TracedPlan) -> Tracer | None:
+        """The tracer of the plan's backend, started; None with the problem noted where it cannot be."""
+        backend = traced.plan.backend
         module = self._module(backend)
         problem = f"no tracer is installed for the {backend} backend"
         if module is not None:
@@ -329,10 +331,10 @@ class Desk:
                 return self._tracers[backend]
             except OSError as error:
                 problem = f"the {backend} tracer did not start: {error}"
-        self._found.problems[matter.key] = problem
+        self._found.problems[traced.key] = problem
         return None
 
-    def _heard(self, tracer: Tracer, heard: Answer | Ended) -> None:
+    def _heard(self, tracer: Tracer, heard: TracerAnswer | Ended) -> None:
         self._inbox.put((tracer, heard))
 
     def _kill(self, tracer: Tracer) -> None:

@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 
 from memconsole import typed_json
-from memconsole.memory.exact.timeline import Answer, Question
+from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
 
 GROUP = "memconsole.tracers"
 """Entry points: a backend's name and the module that ``python -m`` runs as its tracer."""
@@ -34,7 +34,7 @@ class Ended(msgspec.Struct, frozen=True):
     """One sentence."""
 
 
-Heard = Callable[["Tracer", Answer | Ended], None]
+Heard = Callable[["Tracer", TracerAnswer | Ended], None]
 
 
 def tracer_modules() -> dict[str, str]:
@@ -79,7 +79,7 @@ class Tracer:
         self._errors.start()
         self._answers.start()
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: TracerQuestion) -> None:
         """Send a question. A tracer that has gone is heard of by `hear`, not here."""
         pipe = self._process.stdin
         assert pipe is not None
@@ -103,7 +103,7 @@ class Tracer:
                 thread.join(timeout_seconds)
 
     def _listen(self, pipe: IO[bytes]) -> None:
-        decoder = typed_json.decoder(Answer)
+        decoder = typed_json.decoder(TracerAnswer)
         reason = ""
         with pipe:
             while line := pipe.readline(LINE_BYTES):

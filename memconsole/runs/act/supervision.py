@@ -13,8 +13,8 @@ from pathlib import Path
 
 from memconsole.plan.plan import PlanError
 from memconsole.runs.act import daemon, family, spawn
-from memconsole.runs.act.pace import Pace, StopDeadline
 from memconsole.runs.act.spawn import TrainerCommand, trainer_command
+from memconsole.runs.act.stop_deadline import SeenDurations, StopDeadline
 from memconsole.runs.read import ladder
 from memconsole.runs.read.verdict import classify, gather
 from memconsole.runs.record import files, identity, locks, requests
@@ -54,7 +54,7 @@ class Supervisor:
         self.status: int | None = None
         """Its wait status."""
         self.handle: ProcessHandle | None = None
-        self.pace = Pace()
+        self.durations = SeenDurations()
         self.deadline: StopDeadline | None = None
         self.stops: list[tuple[str, float]] = []
         """Who asked to stop, and when (boot seconds)."""
@@ -116,7 +116,7 @@ class Supervisor:
         now = boot_seconds()
         self.stops = [(answer.who, now) for answer in given if answer.command == "stop"]
         if self.stops and self.handle is not None:
-            self.deadline = StopDeadline(now, self.pace.patience_seconds())
+            self.deadline = StopDeadline(now, self.durations.patience_seconds())
         return attempt
 
     def watch(self) -> None:
@@ -166,7 +166,7 @@ class Supervisor:
         self._serve_requests()
         now = boot_seconds()
         beat = read_heartbeat(self.path)
-        if beat is not None and self.pace.see(beat, now) and self.deadline is not None:
+        if beat is not None and self.durations.see(beat, now) and self.deadline is not None:
             self.deadline.moved(now)
         if self.deadline is not None and now >= self.deadline.at and not self.killing:
             self._give_up_waiting()
@@ -284,9 +284,9 @@ class Supervisor:
             return f"already asked by {others[0]}"
         self.stops.append((who, now))
         if self.deadline is None:
-            self.deadline = StopDeadline(now, self.pace.patience_seconds())
+            self.deadline = StopDeadline(now, self.durations.patience_seconds())
         else:
-            self.deadline.hurry(now, self.pace.patience_seconds(urgent=True))
+            self.deadline.hurry(now, self.durations.patience_seconds(urgent=True))
         return ""
 
     def _give_up_waiting(self) -> None:

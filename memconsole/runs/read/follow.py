@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.read.facts import facts_of
 from memconsole.runs.read.ladder import rungs
 from memconsole.runs.read.liveness import Liveness, liveness, refusal
 from memconsole.runs.read.log_tail import LogTail
@@ -119,23 +120,9 @@ class Follower:
             plan=self._plan,
             attempt=life.attempt or state.attempt,
             created_wall=self._created,
+            facts=facts_of(state, phase=phase),
             verdict=_clean_verdict(life.verdict),
-            started=state.started,
-            phase=phase,
-            phase_detail=state.phase_detail,
             stalled_seconds=self._stalled(beat, phase) if working else None,
-            parameters=state.parameters,
-            trainable_parameters=state.trainable_parameters,
-            step=state.step,
-            total_steps=state.total_steps,
-            steps_per_epoch=state.steps_per_epoch,
-            epoch=state.epoch,
-            tokens=state.tokens,
-            tokens_per_second=state.tokens_per_second,
-            step_seconds=state.step_seconds,
-            learning_rate=state.learning_rate,
-            gradient_norm=state.gradient_norm,
-            loss=state.loss,
             eta_seconds=eta_seconds(state) if life.live else None,
             elapsed_seconds=_elapsed(state, life),
             recent_train=state.train.recent(),
@@ -143,18 +130,8 @@ class Follower:
             validation=state.validation.whole(),
             epochs=tuple(mark.event for mark in state.epochs),
             evaluations=tuple(state.evaluations),
-            memory=state.memory,
-            peaks_by_phase=dict(state.peaks_by_phase),
-            peak_bytes=state.peak_bytes,
-            peak_reserved_bytes=state.peak_reserved_bytes,
-            peak_device_bytes=state.peak_device_bytes,
-            peak_host_bytes=state.peak_host_bytes,
             gauges=state.gauges.curves(),
-            checkpoint=state.checkpoint,
-            sample=state.sample,
             warnings=(*self._plan_problem, *state.warnings),
-            error=state.error,
-            ended=state.ended,
             log_tail=self._log.poll() if self._log else (),
             stop_requested_by=self._stop_requested_by(life),
             pause_requested=life.live and pause_asked(self.run),

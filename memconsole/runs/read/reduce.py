@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from memconsole.runs.read.facts import FactsSoFar
 from memconsole.runs.read.gauge_history import GaugeHistory
 from memconsole.runs.read.history import History
 from memconsole.runs.record import events
@@ -31,45 +32,20 @@ class EpochMark(msgspec.Struct, array_like=True):
     event: events.Epoch
 
 
-class RunState(msgspec.Struct, kw_only=True):
+class RunState(FactsSoFar, kw_only=True):
     """Everything remembered of the events read so far; what `state.json` stores."""
 
     version: int = STATE_VERSION
     attempt: int = 0
-    started: events.Started | None = None
-    phase: str = "starting"
-    phase_detail: str = ""
-    parameters: int | None = None
-    trainable_parameters: int | None = None
-    step: int = 0
-    total_steps: int | None = None
-    steps_per_epoch: int | None = None
-    epoch: int = 0
-    tokens: int = 0
-    tokens_per_second: float | None = None
-    step_seconds: float | None = None
-    learning_rate: float | None = None
-    gradient_norm: float | None = None
-    loss: float | None = None
     train: History = msgspec.field(default_factory=History)
     validation: History = msgspec.field(default_factory=History)
-    epochs: list[EpochMark] = []
-    evaluations: list[events.Evaluation] = []
-    memory: events.Memory | None = None
-    peaks_by_phase: dict[str, int] = {}
-    peak_bytes: int | None = None
-    peak_device_bytes: int | None = None
-    peak_host_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
+    epochs: list[EpochMark] = msgspec.field(default_factory=list)
+    evaluations: list[events.Evaluation] = msgspec.field(default_factory=list)
     peak_host_anonymous_bytes: int | None = None
     peak_host_shared_bytes: int | None = None
     gauges: GaugeHistory = msgspec.field(default_factory=GaugeHistory)
-    checkpoint: events.Checkpoint | None = None
-    sample: events.Sample | None = None
-    warnings: list[str] = []
-    error: events.Error | None = None
+    warnings: list[str] = msgspec.field(default_factory=list)
     stopped: events.Stopped | None = None
-    ended: events.Ended | None = None
     odd: int = 0
     """Records whose numbers cannot be: negative steps and the like."""
     first_boot: float | None = None
@@ -79,7 +55,7 @@ class RunState(msgspec.Struct, kw_only=True):
     """Length of the attempts before this one."""
     warming: bool = True
     """The next step record includes compilation or warm-up."""
-    step_times: list[tuple[int, float]] = []
+    step_times: list[tuple[int, float]] = msgspec.field(default_factory=list)
     """(steps, seconds per step) of the newest records, warm-up excluded."""
     side_seconds: float = 0.0
     """Evaluating and saving in this attempt, since `side_from_step`."""

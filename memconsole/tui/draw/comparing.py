@@ -21,7 +21,6 @@ from memconsole.tui.draw.words import (
     tokens_word,
     value_word,
 )
-from memconsole.tui.run.line_chart import points
 from memconsole.units import format_bytes
 
 MOST_RUNS = 4
@@ -37,7 +36,7 @@ def curves(
     """The runs' loss curves, and their numbers spread along them, each at other places."""
     lines, numbers = [], []
     for n, run in enumerate(runs[:MOST_RUNS]):
-        found = finite(points(run.validation if validation else run.train))
+        found = finite((run.validation if validation else run.train).points)
         lines.append(Series(tuple(found), ROLES[n]))
         if found:
             parts = _NUMBERS_ON_A_CURVE * MOST_RUNS
@@ -63,7 +62,7 @@ def chart_lines(
 ) -> tuple[list[Line], Axes]:
     """The curves over each other, under a rule that says which they are; and their axes."""
     lines, numbers = curves(runs, validation=validation)
-    total = max((run.total_steps or 0 for run in runs), default=0) or None
+    total = max((run.facts.total_steps or 0 for run in runs), default=0) or None
     axes = choose_axes(lines, total=total, logarithmic=logarithmic, previous=previous)
     what = "validation" if validation else "train"
     head = rule(
@@ -84,12 +83,12 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
     lines = [_row("", heads, cells, roles)]
     figures: list[tuple[str, list[str]]] = [
         ("state", [state_word(run) for run in shown]),
-        ("step", [f"{run.step:,}" for run in shown]),
-        ("train loss", [_loss(run.loss) for run in shown]),
+        ("step", [f"{run.facts.step:,}" for run in shown]),
+        ("train loss", [_loss(run.facts.loss) for run in shown]),
         ("best validation", [_loss(_best(run)) for run in shown]),
-        ("tokens/s", [tokens_word(run.tokens_per_second) for run in shown]),
+        ("tokens/s", [tokens_word(run.facts.tokens_per_second) for run in shown]),
         ("minutes", [minutes_word(run.elapsed_seconds / 60) for run in shown]),
-        ("memory peak", [_bytes(run.peak_bytes) for run in shown]),
+        ("memory peak", [_bytes(run.facts.peak_bytes) for run in shown]),
     ]
     lines += [_row(name, texts, cells) for name, texts in figures]
     lines += difference_rows([run.plan for run in shown], cells, width)

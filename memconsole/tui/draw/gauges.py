@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from memconsole.devices.reading import Missing
 from memconsole.runs.read.snapshot import Curve
 from memconsole.tui.draw.bars import FULL, TICK, bar, sparkline
-from memconsole.tui.draw.chart import horizon
 from memconsole.tui.draw.ink import Line, Span, fit, width_of
-from memconsole.tui.views import RunView
 from memconsole.units import format_bytes
 
 _ZOOM = 0.2
@@ -77,8 +75,7 @@ def history_line(gauge: Gauge, width: int) -> Line:
     words = f" {FULL} = "
     # As long as the bar above it, unless that leaves too little for the words.
     length = max(4, width - 3 - max(len(_end_words(gauge)), len(words + sign)))
-    points = zip(gauge.history.steps, gauge.history.values, strict=False)
-    row = sparkline(points, gauge.last_step, full, length)
+    row = sparkline(gauge.history.points, gauge.last_step, full, length)
     key: Line = [Span("▏", "dim"), Span(words, "dim"), Span(sign, "tick")]
     return [Span("▕", "dim"), *row, *key]
 
@@ -97,71 +94,3 @@ def peak_line(gauge: Gauge, width: int) -> Line:
         text = f"  ┃ predicted ~{format_bytes(gauge.predicted)}"
         line.append(Span(fit(text, width - 6 - len(peak)), "tick"))
     return line
-
-
-def run_gauges(view: RunView) -> list[Gauge]:
-    """The gauges of a watched run: its device, its process tree, then the machine's own account."""
-    run = view.snapshot
-    if run is None:
-        return []
-    table = view.prediction.table if view.prediction else None
-    memory, started = run.memory, run.started
-    label = started.memory_label if started else table.budget.memory_label if table else "device"
-    on_cpu = (started.device_kind if started else table.budget.kind if table else "") == "cpu"
-    waiting = Missing("no reading yet" if view.live else "the run left none")
-    used: int | Missing = waiting
-    if memory is not None:
-        figures = (memory.device_bytes, memory.reserved_bytes, memory.allocated_bytes)
-        used = next((f for f in figures if f is not None), Missing("this device does not tell"))
-    total: int | Missing = Missing("not reported")
-    if memory is not None and memory.device_total_bytes is not None:
-        total = memory.device_total_bytes
-    elif table is not None:
-        total = table.budget.total_bytes
-    last_step = horizon(float(run.step), run.total_steps)
-    gauges: list[Gauge] = []
-    if not on_cpu:
-        predicted = None if table is None else table.device_bytes
-        gauges.append(
-            Gauge(
-                label=label,
-                used=used,
-                total=total,
-                peak=run.peak_device_bytes,
-                predicted=predicted,
-                source="trainer",
-                history=run.gauges.device,
-                last_step=last_step,
-            )
-        )
-        used = memory.allocated_bytes if memory and memory.allocated_bytes is not None else waiting
-    gauges.append(
-        Gauge(
-            label=f"{label} tensors" if on_cpu else "allocated",
-            used=used,
-            total=total,
-            peak=run.peak_bytes,
-            predicted=table.peak_bytes if table is not None else None,
-            source="trainer",
-            history=run.gauges.allocated,
-            last_step=last_step,
-        )
-    )
-    host_total = next(
-        (d.total_bytes for d in (view.devices.devices if view.devices else ()) if d.kind == "cpu"),
-        Missing("not probed yet"),
-    )
-    host_used = memory.host_bytes if memory is not None else None
-    gauges.append(
-        Gauge(
-            label="host RAM process" if on_cpu else "host RAM",
-            used=host_used if host_used is not None else waiting,
-            total=host_total,
-            peak=run.peak_host_bytes,
-            predicted=table.host_bytes if table is not None else None,
-            source="psutil",
-            history=run.gauges.host,
-            last_step=last_step,
-        )
-    )
-    return gauges

@@ -33,7 +33,8 @@ def state_mark(run: RunSnapshot | RunStatus) -> tuple[str, str]:
 
 def paused(run: RunSnapshot | RunStatus) -> bool:
     """Whether the run waits between two steps."""
-    return run.state in ("running", "unsupervised") and run.phase == "paused"
+    phase = run.facts.phase if isinstance(run, RunSnapshot) else run.phase
+    return run.state in ("running", "unsupervised") and phase == "paused"
 
 
 def state_word(run: RunSnapshot | RunStatus) -> str:

@@ -71,27 +71,17 @@ class Key:
 
 
 def _toggle_rows() -> tuple[Key, ...]:
-    names = "1234567890"
-    letters = {"train.batch_size": "b", "data.sequence_length": "x", "data.streaming": "i",
-               "data.shuffle_buffer": "z", "optimize.optimizer_in_backward": "j",
-               "optimize.base_storage": "S", "data.isolate_documents": "p",
-               "train.evaluation_batch_size": "E", "data.stride": "O", "data.max_examples": "A"}  # fmt: skip
-    rows = []
-    digits = iter(names)
-    for row in OPTIMIZATIONS:
-        key = letters.get(row.key) or next(digits, "")
-        if key:
-            rows.append(
-                Key(
-                    id=f"toggle-{row.key}",
-                    keys=key,
-                    action=f"step_row({row.key!r})",
-                    label=row.label,
-                    help=f"Next value of {row.label}.",
-                    screens=("plan",),
-                )
-            )
-    return tuple(rows)
+    return tuple(
+        Key(
+            id=f"toggle-{row.key}",
+            keys=row.keyboard,
+            action=f"step_row({row.key!r})",
+            label=row.label,
+            help=f"Next value of {row.label}.",
+            screens=("plan",),
+        )
+        for row in OPTIMIZATIONS
+    )
 
 
 KEYS: tuple[Key, ...] = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from textual.timer import Timer
 
 from memconsole.plan.plan import Plan
-from memconsole.tui.screens.base import ConsoleScreen
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 
 AHEAD_SECONDS = 0.1
 """Keys that rest so long are followed by some of this work."""
@@ -17,34 +17,43 @@ SLICE_SECONDS = 0.004
 """Of the event loop at a time: a key that comes meanwhile waits no longer."""
 
 
-class PlanAhead(ConsoleScreen, inherit_bindings=False):
-    """The part of `PlanScreen` that prepares pricing the plans that are one key press away."""
+class Timers(Protocol):
+    """What can call back later, as a screen can."""
 
-    looks_ahead = False
-    """Whether something is left to prepare."""
-    _ahead: Iterator[None] = iter(())
-    _ahead_of: tuple[Plan, str] | None = None
-    _ahead_timer: Timer | None = None
+    def set_timer(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Call once."""
 
-    def ahead_follows(self, view: PlanView) -> None:
+
+class LookAhead:
+    """Prepares pricing the plans that are one key press away."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self.busy = False
+        """Whether something is left to prepare."""
+        self._work: Iterator[None] = iter(())
+        self._work_of: tuple[Plan, str] | None = None
+        self._timer: Timer | None = None
+
+    def follow(self, view: PlanView) -> None:
         """After every change of the view: begin anew if the plan or its device is another."""
         if view.estimate is None or view.stale or view.problem:
             return
         budget = view.estimate.table.budget
-        if self._ahead_of == (view.plan, budget.kind):
+        if self._work_of == (view.plan, budget.kind):
             return
         from memconsole.memory.tracers.ahead import prepared
 
-        self._ahead_of = (view.plan, budget.kind)
-        self._ahead, self.looks_ahead = prepared(view.plan, budget, view.row.key), True
-        if self._ahead_timer is not None:
-            self._ahead_timer.stop()
-        self._ahead_timer = self.set_timer(AHEAD_SECONDS, self._ahead_slice)
+        self._work_of = (view.plan, budget.kind)
+        self._work, self.busy = prepared(view.plan, budget, view.row.key), True
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self._timers.set_timer(AHEAD_SECONDS, self._slice)
 
-    def _ahead_slice(self) -> None:
+    def _slice(self) -> None:
         end = time.monotonic() + SLICE_SECONDS
-        for _ in self._ahead:
+        for _ in self._work:
             if time.monotonic() > end:
-                self._ahead_timer = self.set_timer(SLICE_SECONDS, self._ahead_slice)
+                self._timer = self._timers.set_timer(SLICE_SECONDS, self._slice)
                 return
-        self.looks_ahead = False
+        self.busy = False

@@ -9,7 +9,7 @@ from memconsole.tui.draw.bars import stacked
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of, wrap
 from memconsole.tui.draw.words import duration_word, minutes_word, step_word, tokens_word
 from memconsole.tui.plan.memory_table import components_of
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes
 
@@ -85,7 +85,7 @@ def _part(name: str) -> tuple[str, str]:
     return _PARTS.get(name, (name[:1].upper() or "?", "dim"))
 
 
-def pace_lines(view: PlanView, width: int, height: int) -> list[Line]:
+def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
     """Step time, tokens per second, minutes per epoch. Pure in `view`."""
     if view.estimate is None:
         return [rule("speed", width)]
@@ -131,7 +131,7 @@ class BudgetBar(Painted):
         return budget_lines(self._view, width, height) if self._view else []
 
 
-class Pace(Painted):
+class PlannedSpeed(Painted):
     """How long does it take?"""
 
     _view: PlanView | None = None
@@ -141,4 +141,4 @@ class Pace(Painted):
         self.repaint()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        return pace_lines(self._view, width, height) if self._view else []
+        return speed_lines(self._view, width, height) if self._view else []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, width_of
-from memconsole.tui.views import RowLengths
+from memconsole.tui.views.plan_view import RowLengths
 from memconsole.units import format_bytes
 
 if TYPE_CHECKING:

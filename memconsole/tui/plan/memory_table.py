@@ -7,7 +7,7 @@ from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable, Tier
 from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
 from memconsole.tui.draw.words import signed_bytes
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from memconsole.tui.draw.ink import Line, Span, fit, left
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes, format_count
 

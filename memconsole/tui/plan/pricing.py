@@ -14,11 +14,14 @@ from memconsole.plan.plan import Plan, PlanError
 if TYPE_CHECKING:
     from memconsole.calibration import Receipts
     from memconsole.memory.estimate import Lookup
-    from memconsole.tui.views import PlanView
+    from memconsole.tui.views.plan_view import PlanView
 
 ROW_LENGTH = "data.sequence_length"
 LOOP_SECONDS = 0.03
 """Pricing that needs more of the processor leaves the event loop: a key is to be answered within 50 ms."""
+
+NOTICEABLE = 0.01
+"""A budget that moved by less than this share of the device is not priced anew."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,27 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
     return Priced(plan, found, "", time.thread_time() - begun)
 
 
+def budget_moved(view: PlanView) -> bool:
+    """Whether the newest readings give the plan another device, or noticeably more or less of its memory."""
+    from memconsole.devices.budget import budget
+
+    try:
+        now = budget(view.plan, view.devices)
+    except PlanError as error:
+        return str(error) != view.problem
+    if view.estimate is None or view.problem:
+        return True
+    known = view.estimate.table.budget
+    moved = abs(known.usable_bytes - now.usable_bytes)
+    return known.name != now.name or moved > NOTICEABLE * now.total_bytes
+
+
 def with_rows(view: PlanView, lookup: Lookup | None = None) -> PlanView:
     """`view` with the prices of its documents' lengths while the length of rows is selected, else without."""
     rows = None
     if view.row.key == ROW_LENGTH and view.estimate is not None and not view.stale:
         from memconsole.memory.answers.lengths import known_lengths, priced_lengths
-        from memconsole.tui.views import RowLengths
+        from memconsole.tui.views.plan_view import RowLengths
 
         lengths = known_lengths(view.plan)
         try:

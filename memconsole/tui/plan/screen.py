@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
+from textual.message import Message
+from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
-from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
+from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.draw.words import value_word
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
-from memconsole.tui.messages import PriceReady
-from memconsole.tui.plan.budget_bar import BudgetBar, Pace, verdict_words
-from memconsole.tui.plan.files import PlanFiles
+from memconsole.tui.plan.ahead import LookAhead
+from memconsole.tui.plan.budget_bar import BudgetBar, PlannedSpeed, verdict_words
+from memconsole.tui.plan.exact import ExactNumbers
 from memconsole.tui.plan.memory_table import MemoryTableView, PhaseStrip
+from memconsole.tui.plan.pickers import Pickers
+from memconsole.tui.plan.plan_files import PlanFiles
 from memconsole.tui.plan.plan_summary import PlanSummary
-from memconsole.tui.plan.pricing import LOOP_SECONDS, Priced, price, with_rows
+from memconsole.tui.plan.pricing import LOOP_SECONDS, Priced, budget_moved, price, with_rows
+from memconsole.tui.plan.solving import Solver
 from memconsole.tui.plan.toggles import ToggleDetail, Toggles
-from memconsole.tui.views import PlanView
+from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.views.plan_view import ExactState, PlanView, previous_value
 
-_NOTICEABLE = 0.01
-"""A budget that moved by less than this share of the device is not priced anew."""
+if TYPE_CHECKING:
+    from memconsole.memory.estimate import Lookup
 
 
-class PlanScreen(PlanFiles, inherit_bindings=False):
+@dataclass
+class PriceReady(Message, bubble=False):
+    """A plan was priced off the event loop. `generation` tells which request it answers."""
+
+    generation: int
+    priced: Priced
+
+
+class PlanScreen(ConsoleScreen, inherit_bindings=False):
     """Owns the `PlanView`; its widgets mirror it."""
 
     SCREEN = "plan"
@@ -41,6 +55,11 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
         self.view = PlanView(plan, keys=keys)
         self.touched = False
         """Whether a person changed anything yet."""
+        self._exact = ExactNumbers(self)
+        self._ahead = LookAhead(self)
+        self._solver = Solver(self)
+        self._pickers = Pickers(self)
+        self._files = PlanFiles(self)
         self._generation = 0
         self._slow = True
         """The last pricing took longer than a frame (the first one always may)."""
@@ -55,7 +74,7 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
                 yield MemoryTableView(id="memory")
                 yield BudgetBar(id="budget")
                 yield PhaseStrip(id="phases")
-                yield Pace(id="pace")
+                yield PlannedSpeed(id="speed")
 
     def on_mount(self) -> None:
         self.call_after_refresh(self._reprice)
@@ -66,13 +85,13 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
             self._follow_budget()
 
     def on_screen_suspend(self) -> None:
-        self.exact_hidden()
+        self._exact.hidden()
 
     # State
 
     def _show(self, view: PlanView) -> None:
         """The one place where the view changes and the widgets follow."""
-        self.view = view = with_rows(view, self.exact_lookup)
+        self.view = view = with_rows(view, self.lookup)
         if not self.composed or not self.is_current:
             return
         with self.app.batch_update():
@@ -82,10 +101,15 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
             self.query_one(MemoryTableView).show(view)
             self.query_one(BudgetBar).show(view)
             self.query_one(PhaseStrip).show(view)
-            self.query_one(Pace).show(view)
+            self.query_one(PlannedSpeed).show(view)
             self.refresh_frame()
-        self.exact_follows(view)
-        self.ahead_follows(view)
+        self._exact.follow(view)
+        self._ahead.follow(view)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether something is left to prepare for the next key."""
+        return self._ahead.busy
 
     def title_line(self) -> tuple[str, str]:
         note = ""
@@ -123,22 +147,7 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
 
     def _follow_budget(self) -> None:
         """Price anew if the budget moved noticeably."""
-        from memconsole.devices.budget import budget
-
-        try:
-            now = budget(self.view.plan, self.view.devices)
-        except PlanError as error:
-            if str(error) != self.view.problem:
-                self._reprice()
-            return
-        found = self.view.estimate
-        known = found.table.budget if found is not None else None
-        if (
-            known is None
-            or known.name != now.name
-            or self.view.problem
-            or abs(known.usable_bytes - now.usable_bytes) > _NOTICEABLE * now.total_bytes
-        ):
+        if budget_moved(self.view):
             self._reprice()
 
     # Pricing
@@ -150,11 +159,11 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
             self._show(replace(self.view, stale=True))
             self._price_in_worker(self._generation, self.view.plan, self.view.devices)
         else:
-            self._priced(price(self.view.plan, self.view.devices, self.exact_lookup))
+            self._priced(price(self.view.plan, self.view.devices, self.lookup))
 
     @work(thread=True, exclusive=True, group="pricing", exit_on_error=False)
     def _price_in_worker(self, generation: int, plan: Plan, devices: Devices | None) -> None:
-        priced = price(plan, devices, self.exact_lookup)
+        priced = price(plan, devices, self.lookup)
         if not get_current_worker().is_cancelled:
             self.post_message(PriceReady(generation, priced))
 
@@ -193,9 +202,9 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
 
     def _step(self, row: Optimization, direction: int) -> None:
         if direction > 0:
-            self.change(lambda plan: row.press(plan, row.next_value(plan)))
+            self.change(lambda plan: press(row, plan, row.next_value(plan)))
         else:
-            self.change(lambda plan: row.press(plan, _previous_value(row, plan)))
+            self.change(lambda plan: press(row, plan, previous_value(row, plan)))
 
     def action_undo(self) -> None:
         self.notice("")
@@ -207,80 +216,88 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
 
     # Pickers
 
-    def _pick(self, kind: str, key: str) -> None:
-        from memconsole.plan import catalog
-        from memconsole.tui.screens.pick import PickScreen, choices_for
-
-        def picked(value: object) -> None:
-            if isinstance(value, str):
-                self.change(lambda plan: catalog.choose(plan, key, value))
-
-        choices, free = choices_for(kind, self.view.plan, self.view.devices)
-        present = str(plans.get(self.view.plan, key))
-        self.app.push_screen(PickScreen(f"choose the {kind}", choices, present, free), picked)
+    def open(self, screen: Screen[object], done: Callable[[object], None] | None = None) -> None:
+        """Show a dialog; `done` gets what it was left with."""
+        self.app.push_screen(screen, done)
 
     def action_pick_model(self) -> None:
-        self._pick("model", "model.name")
+        self._pickers.pick("model", "model.name")
 
     def action_pick_data(self) -> None:
-        self._pick("dataset", "data.source")
+        self._pickers.pick("dataset", "data.source")
 
     def action_pick_device(self) -> None:
-        self._pick("device", "device.name")
+        self._pickers.pick("device", "device.name")
 
     def action_pick_backend(self) -> None:
-        self._pick("backend", "backend")
+        self._pickers.pick("backend", "backend")
 
     def action_pick_preset(self) -> None:
-        from memconsole.plan import catalog
-        from memconsole.tui.screens.pick import Choice, PickScreen
-
-        choices = [
-            Choice(name, name, f"{entry.label} · {entry.help}")
-            for name, entry in catalog.presets().items()
-        ]
-
-        def picked(value: object) -> None:
-            if isinstance(value, str):
-                self.change(lambda _: catalog.preset(value))
-
-        self.app.push_screen(PickScreen("start from a preset", choices), picked)
+        self._pickers.preset()
 
     def action_settings(self) -> None:
-        """Find a setting, then type its value; the prompt stays until the value is allowed."""
-        from memconsole.tui.screens.pick import Choice, PickScreen
+        self._pickers.setting()
 
-        plan = self.view.plan
-        choices = [
-            Choice(key, key, f"{value_word(plans.get(plan, key))} · {setting.help}", 28)
-            for key, setting in plans.SETTINGS.items()
-        ]
+    # Files
 
-        def picked(value: object) -> None:
-            if isinstance(value, str):
-                self._edit_setting(value)
+    def action_save(self) -> None:
+        self._files.save()
 
-        self.app.push_screen(PickScreen("change a setting", choices), picked)
+    def action_load(self) -> None:
+        self._files.load()
 
-    def _edit_setting(self, key: str) -> None:
-        from memconsole.tui.screens.prompt import PromptScreen
+    def action_command(self) -> None:
+        self._files.command()
 
-        setting = plans.SETTINGS[key]
-        text = plans.written(plans.get(self.view.plan, key))
+    def action_compare(self) -> None:
+        self._files.compare()
 
-        def refusal(word: str) -> str | None:
-            try:
-                plans.replace(self.view.plan, {key: plans.parse_value(key, word)})
-            except PlanError as error:
-                return str(error)
-            return None
+    # Exact numbers
 
-        def entered(word: object) -> None:
-            if isinstance(word, str):
-                self.change(lambda plan: plans.replace(plan, {key: plans.parse_value(key, word)}))
+    @property
+    def lookup(self) -> Lookup | None:
+        """What is known exactly, for pricing."""
+        return self._exact.lookup
 
-        about = f"{setting.help} — {setting.expects}"
-        self.app.push_screen(PromptScreen(key, text, about, refusal), entered)
+    def action_exact(self) -> None:
+        """Stop asking for exact numbers, or ask now."""
+        self.notice(self._exact.toggle())
+
+    def show_exact(self, state: ExactState) -> None:
+        """Show how far the exact numbers are."""
+        self._show(replace(self.view, exact=state))
+
+    def exact_news(self) -> None:
+        """Price anew without a sign of it: the numbers change where they stand."""
+        self._exact.refresh()
+        view = self.view
+        if view.estimate is None or view.stale or view.problem or not self.composed:
+            return
+        self._priced(price(view.plan, view.devices, self.lookup))
+
+    # Solving
+
+    def action_fit(self) -> None:
+        """The fastest settings that fit, as one step that can be undone."""
+        self._solver.fit()
+
+    def action_largest_batch(self) -> None:
+        self._solver.largest_batch()
+
+    def action_largest_length(self) -> None:
+        self._solver.largest_length()
+
+    def action_pin(self) -> None:
+        """Pin the selected optimization, or let go of it."""
+        row = self.view.row
+        pinned = self.view.pinned ^ {row.key}
+        words = (
+            f"pinned: {self.shown_key('fit')} leaves it alone"
+            if row.key in pinned
+            else "not pinned any more"
+        )
+        self._show(replace(self.view, pinned=pinned))
+        self.notice(f"{row.label} is {words}")
 
     # Launch
 
@@ -290,14 +307,14 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
             return
         found = self.view.estimate
         if found is not None and not self.view.stale and not found.table.fits:
-            from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+            from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 
             def answered(value: object) -> None:
                 if value == "launch":
                     self._launch()
 
             question = f"This plan {verdict_words(found.table)} on {found.table.budget.name}."
-            answers = (Answer("launch", "start it all the same"),)
+            answers = (ConfirmAnswer("launch", "start it all the same"),)
             self.app.push_screen(ConfirmScreen(question, answers), answered)
             return
         self._launch()
@@ -305,11 +322,3 @@ class PlanScreen(PlanFiles, inherit_bindings=False):
     def _launch(self) -> None:
         self.notice("launching …")
         self.console.launch(self.view.plan)
-
-
-def _previous_value(row: Optimization, plan: Plan) -> object:
-    """The value before the present one, the last before the first."""
-    values = row.values(plan)
-    present = row.value(plan)
-    found: object = values[values.index(present) - 1] if present in values else values[0]
-    return found

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from memconsole.memory.table import Saving
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
+from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
 from memconsole.tui.draw.words import signed_bytes, value_word
 from memconsole.tui.plan.document_lengths import brief, whole
-from memconsole.tui.views import PlanView
+from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.choice_list import selected, viewport
 from memconsole.tui.widgets.painted import Painted
 
-_SHORT = {
-    "optimize.gradient_checkpointing": "checkpointing",
-    "optimize.accumulation_steps": "accumulation",
-    "optimize.fused_loss": "chunked loss",
-    "optimize.lora_rank": "LoRA adapters",
-}
-"""Labels where the full one does not fit; the catalog of optimizations holds the full ones."""
 NUMBER = 10
 """Cells of a saving: its tier's mark, its sign and up to eight of bytes."""
 
@@ -49,16 +43,14 @@ def toggle_line(view: PlanView, row: Optimization, width: int, current: bool) ->
     plan = view.plan
     value, plain = row.value(plan), row.values(plan)[0]
     refusal = row.refusal(plan)
-    on = not row.size and value != plain
-    if row.key == "data.streaming":
-        on = bool(value)
+    on = value if isinstance(value, bool) else not row.size and value != plain
     mark = "✗" if refusal and on else "●" if on else "·" if row.size else "○"
     role = "bad" if refusal and on else "accent" if on else "dim"
     nexts = width >= 58
     word, saved, factor = 10, 10, 7 if width >= 66 else 0
     keys = view.keys.toggle_width
     label = width - 5 - keys - word - saved - factor - (13 if nexts else 0)
-    name = row.label if len(row.label) <= label else _SHORT.get(row.key, row.label)
+    name = row.label if len(row.label) <= label else row.short
     saving = view.next_saving(row)
     line = [
         Span("›" if current else " ", "accent"),

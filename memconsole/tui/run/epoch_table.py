@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memconsole.tui.draw.ink import Line, Span, right, rule
 from memconsole.tui.draw.words import loss_word, minutes_word
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 
 
@@ -27,7 +27,9 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
     )
     epochs = run.epochs
     if not epochs:
-        running = f" epoch {run.epoch or 1} is running" if view.live else " no epoch was finished"
+        running = (
+            f" epoch {run.facts.epoch or 1} is running" if view.live else " no epoch was finished"
+        )
         return [*lines, [Span(running, "dim")]][:height]
     room = max(1, height - 2 - (1 if len(epochs) > 1 else 0))
     for epoch in epochs[-room:]:

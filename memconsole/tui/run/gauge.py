@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from memconsole.devices.reading import Missing
-from memconsole.tui.draw.gauges import gauge_lines, history_line, peak_line, run_gauges
+from memconsole.tui.draw.gauges import gauge_lines, history_line, peak_line
 from memconsole.tui.draw.ink import Line, Span, fit, left, rule
 from memconsole.tui.draw.words import number_or_reason, step_word, tokens_word
-from memconsole.tui.views import RunView
+from memconsole.tui.run.run_gauges import run_gauges
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes, format_count, format_duration
 
@@ -35,7 +36,7 @@ def _account_lines(view: RunView, width: int) -> list[Line]:
         lines.append([Span(fit(f" prediction n/a — {view.prediction_problem}", width), "dim")])
     run = view.snapshot
     if run is not None and view.devices is not None and view.live:
-        wanted = run.started.device_id if run.started else ""
+        wanted = run.facts.started.device_id if run.facts.started else ""
         for reading in view.devices.devices:
             if reading.id == wanted:
                 total = reading.total_bytes if isinstance(reading.total_bytes, int) else None
@@ -55,25 +56,26 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
     if run is None:
         return []
     evaluated = [e.loss for e in run.evaluations if e.loss is not None]
-    rows: list[tuple[str, str]] = [("tokens/s", tokens_word(run.tokens_per_second))]
+    facts = run.facts
+    rows: list[tuple[str, str]] = [("tokens/s", tokens_word(facts.tokens_per_second))]
     if view.prediction is not None:
         rows[0] = ("tokens/s", f"{rows[0][1]}  (~{tokens_word(view.prediction.tokens_per_second)})")
-        if run.tokens_per_second:
-            share = run.tokens_per_second / view.prediction.peak_tokens_per_second
+        if facts.tokens_per_second:
+            share = facts.tokens_per_second / view.prediction.peak_tokens_per_second
             rows.append(("MFU", f"{share:.1%} of peak"))
     if evaluated:
         rows.append(("best validation", f"{min(evaluated):.3f}"))
-    if run.step_seconds is not None:
-        rows.append(("step", step_word(run.step_seconds)))
-    rows.append(("trained", f"{format_count(run.tokens)} tokens"))
-    if run.learning_rate is not None:
-        rows.append(("learning rate", f"{run.learning_rate:.2e}"))
-    if run.gradient_norm is not None:
-        rows.append(("gradient norm", f"{run.gradient_norm:.3g}"))
-    if run.parameters is not None:
-        rows.append(("parameters", format_count(run.parameters)))
-    if run.checkpoint is not None:
-        rows.append(("checkpoint", f"step {run.checkpoint.step:,}"))
+    if facts.step_seconds is not None:
+        rows.append(("step", step_word(facts.step_seconds)))
+    rows.append(("trained", f"{format_count(facts.tokens)} tokens"))
+    if facts.learning_rate is not None:
+        rows.append(("learning rate", f"{facts.learning_rate:.2e}"))
+    if facts.gradient_norm is not None:
+        rows.append(("gradient norm", f"{facts.gradient_norm:.3g}"))
+    if facts.parameters is not None:
+        rows.append(("parameters", format_count(facts.parameters)))
+    if facts.checkpoint is not None:
+        rows.append(("checkpoint", f"step {facts.checkpoint.step:,}"))
     rows.append(("elapsed", format_duration(run.elapsed_seconds)))
     lines = [rule("speed", width)] if height > 3 else []
     lines += [

@@ -7,7 +7,7 @@ from memconsole.runs.record.states import OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.ink import Line, Span, fit, width_of
 from memconsole.tui.draw.words import duration_word, paused, state_mark, state_word
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 
 
@@ -21,7 +21,7 @@ def header_lines(view: RunView, width: int) -> list[Line]:
         Span(f" {mark} {state_word(run)} ", role),
         Span(f" {run.name or run.id}", "strong"),
     ]
-    device = run.started.device_name if run.started else run.plan.device.name
+    device = run.facts.started.device_name if run.facts.started else run.plan.device.name
     about = f"  {run.plan.model.name} · {run.plan.backend} · {device}"
     if run.attempt > 1:
         about += f" · attempt {run.attempt}"
@@ -39,26 +39,29 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
         return [Span(fit(f" ✗ {view.problem}", width), "bad")]
     if not view.live and run.verdict is not None:
         return _ended_line(view, run, width)
+    facts = run.facts
     if run.stalled_seconds is not None:
-        words = f" ▲ no progress for {duration_word(run.stalled_seconds)} in {run.phase}"
+        words = f" ▲ no progress for {duration_word(run.stalled_seconds)} in {facts.phase}"
         return [Span(fit(words, width), "warn")]
-    steps = f"step {run.step:,}"
-    if run.total_steps:
-        steps += f"/{run.total_steps:,}"
-    if run.epoch:
-        steps += f" · epoch {run.epoch}"
+    steps = f"step {facts.step:,}"
+    if facts.total_steps:
+        steps += f"/{facts.total_steps:,}"
+    if facts.epoch:
+        steps += f" · epoch {facts.epoch}"
         if not run.plan.train.max_steps:
             steps += f"/{run.plan.train.epochs}"
-    phase = run.phase + (f" ({run.phase_detail})" if run.phase_detail and not run.step else "")
+    phase = facts.phase + (
+        f" ({facts.phase_detail})" if facts.phase_detail and not facts.step else ""
+    )
     head: Line = [Span(f" {fit(phase, max(10, width - 50))} ", "accent"), Span(f" {steps}  ")]
-    if not run.total_steps:
+    if not facts.total_steps:
         return head
-    share = min(1.0, run.step / run.total_steps)
+    share = min(1.0, facts.step / facts.total_steps)
     eta = "ETA " + duration_word(run.eta_seconds) if run.eta_seconds is not None else "ETA —"
     tail = f" {share * 100:3.0f} %  {eta} "
     room = width - width_of(head) - len(tail)
     if room >= 6:
-        head += bar(float(run.step), float(run.total_steps), room, role="good")
+        head += bar(float(facts.step), float(facts.total_steps), room, role="good")
     head.append(Span(fit(tail, width - width_of(head))))
     return head
 
@@ -72,8 +75,8 @@ def _ended_line(view: RunView, run: RunSnapshot, width: int) -> Line:
         words += f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
     elif verdict.resumable:
         words += f" — {view.keys.shown('run', 'resume')} resumes it"
-    if role == "bad" and run.error is not None and run.error.message not in words:
-        words += f" · {run.error.message}"
+    if role == "bad" and run.facts.error is not None and run.facts.error.message not in words:
+        words += f" · {run.facts.error.message}"
     return [Span(fit(words, width), role)]
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from memconsole.runs.read.snapshot import Curve, RunSnapshot
+from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, plot
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of
 from memconsole.tui.draw.words import loss_word
-from memconsole.tui.views import RunView
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
-
-
-def points(curve: Curve) -> tuple[tuple[float, float], ...]:
-    """The curve as pairs."""
-    return tuple((float(s), v) for s, v in zip(curve.steps, curve.values, strict=False))
 
 
 def unigram_loss(run: RunSnapshot) -> float | None:
@@ -24,7 +19,9 @@ def unigram_loss(run: RunSnapshot) -> float | None:
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
     """The chart's title row: names, glyphs and last exact values."""
     line: Line = [Span(" loss ", "title")]
-    line.append(Span(f"─ train {loss_word(run.loss) if run.loss is not None else '—'}", "train"))
+    line.append(
+        Span(f"─ train {loss_word(run.facts.loss) if run.facts.loss is not None else '—'}", "train")
+    )
     if run.evaluations:
         last = run.evaluations[-1]
         line.append(Span(f"  ◆ validation {loss_word(last.loss)}", "validation"))
@@ -66,20 +63,20 @@ class LineChart(Painted):
             return [rule("loss", width)]
         view = self._view
         recent = view.recent and bool(run.recent_train.steps)
-        train = Series(points(run.recent_train if recent else run.train), "train")
-        series = (train, Series(points(run.validation), "validation", marker="◆"))
+        train = Series((run.recent_train if recent else run.train).points, "train")
+        series = (train, Series(run.validation.points, "validation", marker="◆"))
         unigram = unigram_loss(run)
         axes = choose_axes(
             series,
-            total=run.total_steps,
+            total=run.facts.total_steps,
             logarithmic=view.logarithmic,
             recent=recent,
             previous=self._axes,
         )
         self._axes = axes
         marks: tuple[float, ...] = ()
-        if run.steps_per_epoch:
-            ends = range(run.steps_per_epoch, int(axes.x_high), run.steps_per_epoch)
+        if run.facts.steps_per_epoch:
+            ends = range(run.facts.steps_per_epoch, int(axes.x_high), run.facts.steps_per_epoch)
             marks = tuple(float(end) for end in ends[:200])
         title = legend(run, view.logarithmic, width)
         if not train.points:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memconsole.tui.draw.ink import Line, Span, fit, rule, wrap
-from memconsole.tui.draw.summary import summary_lines
-from memconsole.tui.views import RunView
+from memconsole.tui.run.summary import summary_lines
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 
 
@@ -14,20 +14,20 @@ def output_lines(view: RunView, width: int) -> list[Line]:
     if run is None:
         return []
     lines: list[Line] = [[Span(fit(f" ▲ {w}", width), "warn")] for w in run.warnings]
-    if not run.log_tail and run.started is not None:
-        lines += [[Span(fit(f" {t}", width), "dim")] for t in run.started.platform_lines]
+    if not run.log_tail and run.facts.started is not None:
+        lines += [[Span(fit(f" {t}", width), "dim")] for t in run.facts.started.platform_lines]
     lines += [[Span(fit(f" {text}", width))] for text in run.log_tail]
-    if run.error is not None:
-        lines += [[Span(t, "bad")] for t in wrap(f" {run.error.message}", width, 4)]
+    if run.facts.error is not None:
+        lines += [[Span(t, "bad")] for t in wrap(f" {run.facts.error.message}", width, 4)]
     return lines or [[Span(" no output yet", "dim")]]
 
 
 def sample_lines(view: RunView, width: int) -> list[Line]:
     """The newest sampled text; the prompt stands out."""
     run = view.snapshot
-    if run is None or run.sample is None:
+    if run is None or run.facts.sample is None:
         return [[Span(" a text is sampled at each evaluation", "dim")]]
-    sample = run.sample
+    sample = run.facts.sample
     lines: list[Line] = [
         [Span(fit(f" step {sample.step:,}: {sample.prompt!r} …", width), "accent")]
     ]

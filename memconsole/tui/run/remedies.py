@@ -33,13 +33,14 @@ def first_that_fits(found: tuple[Remedy, ...]) -> str:
 
 
 def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
-    """A row per remedy: what it would have saved in this run, and what it costs."""
+    """A row per remedy: what it would have saved in this run, and what it costs in time and result."""
     return [
         Choice(
             str(n),
             remedy.label,
             f"saves ~{format_bytes(remedy.saves_bytes)} · ×{remedy.time_factor:.2f} · "
-            + ("✓ fits" if remedy.fits else "✗ short"),
+            + ("✓ fits" if remedy.fits else "✗ short")
+            + (f" · changes: {remedy.result}" if remedy.result else ""),
             label_width=36,
         )
         for n, remedy in enumerate(found)

@@ -18,7 +18,7 @@ from memconsole.tui.run.header import RunHeader
 from memconsole.tui.run.line_chart import LineChart
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.screens.base import ConsoleScreen
-from memconsole.tui.views import PANES, RunView
+from memconsole.tui.views.run_view import PANES, RunView
 
 
 class RunScreen(ConsoleScreen, inherit_bindings=False):
@@ -38,14 +38,14 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 yield OutputPane(id="output")
 
     def on_screen_resume(self) -> None:
-        self.show(self.console.run_view)
+        self.run_changed(self.console.run_view)
 
     def devices_changed(self, devices: Devices) -> None:
         """A live run shows it with its next snapshot; one that ended has none to come."""
         if not self.console.run_view.live:
-            self.show(self.console.run_view)
+            self.run_changed(self.console.run_view)
 
-    def show(self, view: RunView) -> None:
+    def run_changed(self, view: RunView) -> None:
         """Draw `view`; only what changed is sent."""
         if not self.composed or not self.is_current:
             return
@@ -110,7 +110,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     def action_stop(self) -> None:
         """Ask: save and stop, kill, or nothing."""
-        from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+        from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 
         run = self.console.run_view.snapshot
         if run is None:
@@ -123,8 +123,10 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 )
 
         answers = (
-            Answer("stop", f"save a checkpoint, then stop; {self.shown_key('resume')} resumes it"),
-            Answer("kill", "end at once; work since the last checkpoint is lost"),
+            ConfirmAnswer(
+                "stop", f"save a checkpoint, then stop; {self.shown_key('resume')} resumes it"
+            ),
+            ConfirmAnswer("kill", "end at once; work since the last checkpoint is lost"),
         )
         self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.message import Message
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
@@ -15,12 +17,27 @@ from memconsole.tui.draw.comparing import MOST_RUNS
 from memconsole.tui.draw.ink import Line, Span, fit, left, right
 from memconsole.tui.draw.words import age_word, state_mark, state_word
 from memconsole.tui.keys.rows import bindings
-from memconsole.tui.messages import RunDeleted, RunsListed
 from memconsole.tui.runs.runs_list import RunStatus, list_statuses
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
 from memconsole.tui.widgets.text_lines import TextLines
+
+
+@dataclass
+class RunsListed(Message, bubble=False):
+    """Every run, live first."""
+
+    runs: tuple[RunStatus, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class RunDeleted(Message, bubble=False):
+    """A run's files are gone, or `problem` says why not."""
+
+    run_id: str
+    problem: str
 
 
 def _widths(width: int) -> tuple[int, int]:
@@ -235,7 +252,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
     def action_delete(self) -> None:
         """Ask, then remove the run's files in a worker."""
-        from memconsole.tui.screens.confirm import Answer, ConfirmScreen
+        from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 
         run = self._selected()
         if run is None:
@@ -245,7 +262,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             if value == "delete":
                 self._delete(run)
 
-        answer = Answer("delete", "its checkpoints, log and figures are gone for good")
+        answer = ConfirmAnswer("delete", "its checkpoints, log and figures are gone for good")
         question = f"Delete run {run.name or run.id}, {run.state} at step {run.step:,}?"
         self.app.push_screen(ConfirmScreen(question, (answer,)), answered)
 

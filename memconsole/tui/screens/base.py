@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.screen import Screen
 
+from memconsole.devices.reading import Devices
 from memconsole.tui.draw.ink import ROLES, Line, Span, fit, width_of
 from memconsole.tui.keys.rows import Key
+from memconsole.tui.screens.console import Console
+from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.key_bar import KeyBar
 from memconsole.tui.widgets.notice import Notice
 from memconsole.tui.widgets.text_lines import TextLines
-
-if TYPE_CHECKING:
-    from memconsole.tui.app import ConsoleApp
 
 SMALLEST = Size(60, 16)
 
@@ -66,11 +66,9 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
     ]
 
     @property
-    def console(self) -> ConsoleApp:
-        """The app, typed."""
-        from memconsole.tui.app import ConsoleApp
-
-        return cast(ConsoleApp, self.app)
+    def console(self) -> Console:
+        """The app, as far as a screen may use it."""
+        return cast(Console, self.app)
 
     _whole = False
 
@@ -140,6 +138,12 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     def on_resize(self) -> None:
         self.refresh_frame()
+
+    def devices_changed(self, devices: Devices) -> None:
+        """A new reading of the devices."""
+
+    def run_changed(self, view: RunView) -> None:
+        """The watched run is at another step, or looked at in another way."""
 
     def notice(self, words: str, role: str = "accent") -> None:
         """Above the footer until the next key press; empty text removes it."""

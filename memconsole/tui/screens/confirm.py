@@ -15,7 +15,7 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 
 @dataclass(frozen=True)
-class Answer:
+class ConfirmAnswer:
     """One answer: its value, and what it does. The key table has a key for the first and for the second."""
 
     value: str
@@ -28,7 +28,7 @@ class ConfirmScreen(ConsoleModal, inherit_bindings=False):
     SCREEN = "confirm"
     BINDINGS = bindings("confirm")
 
-    def __init__(self, question: str, answers: Sequence[Answer]) -> None:
+    def __init__(self, question: str, answers: Sequence[ConfirmAnswer]) -> None:
         super().__init__()
         self.question = question
         self.answers = tuple(answers)

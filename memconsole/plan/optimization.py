@@ -1,0 +1,183 @@
+"""The record of one memory optimization: everything that the console, the solver and the trainers know of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
+
+Values = Callable[[Plan], tuple[Any, ...]]
+
+HOST_MEMORY = "host memory"
+"""In `Optimization.touches`: no row of the memory table, but the memory of the machine."""
+
+
+class Result(enum.Enum):
+    """What a change does to the training result, the least harmful first. The value is how people read it."""
+
+    SAME = ""
+    """The same up to the order of rounding."""
+    ARITHMETIC = "16-bit arithmetic"
+    STATE_16_BITS = "16-bit optimizer state"
+    STATE_8_BITS = "8-bit optimizer state"
+    OPTIMIZER = "another optimizer"
+    CODES = "quantized frozen weights"
+    ADAPTERS = "adapters instead of the whole model"
+    DATA = "what is trained on"
+    """Rows, their order, their length or how many make a step."""
+    MODEL = "the model itself"
+
+
+class Reach(enum.Enum):
+    """Which part of a training step an optimization changes."""
+
+    STEP = enum.auto()
+    """The forward or the backward pass."""
+    UPDATE = enum.auto()
+    """Only the optimizer's update and its state."""
+    SIZES = enum.auto()
+    """Only how many rows and tokens there are."""
+    NOTHING = enum.auto()
+    """Nothing on the device."""
+
+
+class RemedyRule(msgspec.Struct, frozen=True, kw_only=True):
+    """How an optimization is offered for a plan that does not fit."""
+
+    rank: int
+    """Remedies are offered in ascending rank."""
+    values: Values | None = None
+    """The values that are offered; None: all."""
+    along: dict[str, Any] = {}
+    """Settings of others that must change with it."""
+    along_costs: str = ""
+    """What those do to the training result."""
+
+
+class Optimization(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the console's list.
+
+    Fields without a default decide what is priced, offered, cached or trained: each row states them.
+    """
+
+    key: str
+    """The plan setting that a key press steps."""
+    more_settings: tuple[str, ...] = ()
+    """Other settings that belong to it alone."""
+    keyboard: str
+    """The key of the plan screen, by Textual's name."""
+    label: str
+    short: str
+    """The label where the full one does not fit: at most 18 characters."""
+    help: str
+    costs: str
+
+    values: Values
+    """What a key press steps through, in order. The first is the plain value."""
+    size: bool = False
+    """A size rather than a technique: every backend trains with any of its values."""
+    changes: Callable[[Plan, Any], dict[str, Any]] | None = None
+    """The settings that a value stands for; None: that of `key` alone."""
+
+    trains: dict[str, tuple[Any, ...] | None]
+    """Per backend, the values that its engine implements; None means all. A missing backend implements only
+    the plain value. The others can be priced, not launched."""
+    absent: dict[str, str] = {}
+    """Per backend, why the toggle does nothing there."""
+    conflicts: dict[str, Callable[[Plan], str | None]]
+    """Per setting of this row, why its value cannot stand beside the plan's others; None where it can."""
+
+    result: Callable[[Any, Any], Result]
+    """What changing one value to another, different one does to the training result."""
+    reach: Reach
+    traced: Callable[[Plan, str], Any] | None = None
+    """What of the plan a training step on a kind of device depends on, where that is less than the row's settings:
+    plans that are alike here share what was traced and computed of a step."""
+
+    touches: tuple[str, ...]
+    """The components of the memory table that it makes smaller, the main one first; or `HOST_MEMORY`."""
+    saves_nothing: Callable[[Plan, str], str | None] | None = None
+    """Why the value of a plan saves nothing on a kind of device, where that needs no look at the table."""
+    outweighed: Callable[[Plan], str] | None = None
+    """Why the value of a plan may need more memory."""
+    remedy: RemedyRule | None
+    """None: never offered where a plan does not fit."""
+
+    says: Callable[[Plan, str], str | None] | None
+    """The line of a trainer's log on a kind of device where it is on; None: the log does not mention it."""
+    evaluating: Callable[[Plan], dict[str, Any]]
+    """The settings that switch off what only training needs."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Every plan setting that belongs to this row."""
+        return (self.key, *self.more_settings)
+
+    def value(self, plan: Plan) -> Any:
+        """The toggle's present value."""
+        return plans.get(plan, self.key)
+
+    def settings_for(self, plan: Plan, value: Any) -> dict[str, Any]:
+        """The settings that put this toggle of `plan` at `value`."""
+        return self.changes(plan, value) if self.changes else {self.key: value}
+
+    def apply(self, plan: Plan, value: Any) -> Plan:
+        """`plan` with this toggle at `value`."""
+        return plans.replace(plan, self.settings_for(plan, value))
+
+    def next_value(self, plan: Plan) -> Any:
+        """What one key press selects: the following value, the first after the last."""
+        values = self.values(plan)
+        present = self.value(plan)
+        return values[(values.index(present) + 1) % len(values)] if present in values else values[0]
+
+    def refusal(self, plan: Plan, value: Any | None = None) -> str | None:
+        """Why `plan.backend` cannot train with `value` (default: the plan's), or None if it can."""
+        chosen = self.value(plan) if value is None else value
+        absent = task_of(plan).not_applicable(plan).get(self.key)
+        if absent is not None and chosen != self.value(plan):
+            return absent
+        plain = self.values(plan)[0]
+        if chosen == plain or self.size:
+            return None
+        if plan.backend in self.absent:
+            return self.absent[plan.backend]
+        implemented = self.trains.get(plan.backend, (plain,))
+        if implemented is None or chosen in implemented:
+            return None
+        return (
+            f"{self.label} = {chosen}: priced here, not yet trained by the {plan.backend} backend"
+        )
+
+    def result_of(self, before: Any, after: Any) -> Result:
+        """What changing this toggle from one value to another does to the training result."""
+        return Result.SAME if before == after else self.result(before, after)
+
+
+EVERYWHERE: dict[str, tuple[Any, ...] | None] = {"torch": None, "jax": None}
+
+
+def fixed(*values: Any) -> Values:
+    """The same values for every plan."""
+    return lambda plan: values
+
+
+def always(result: Result) -> Callable[[Any, Any], Result]:
+    """The same result whatever the values."""
+    return lambda before, after: result
+
+
+def kept(plan: Plan) -> dict[str, Any]:
+    """For `evaluating`: nothing is switched off."""
+    return {}
+
+
+def switched(settings: dict[str, Any]) -> Callable[[Plan], dict[str, Any]]:
+    """For `evaluating`: the same settings for every plan."""
+    return lambda plan: settings

@@ -1,0 +1,145 @@
+"""The rows that make activations smaller: checkpointing, accumulation, activation offload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memconsole.plan.optimization import (
+    EVERYWHERE,
+    Optimization,
+    Reach,
+    RemedyRule,
+    Result,
+    always,
+    fixed,
+    kept,
+    switched,
+)
+from memconsole.plan.plan import Plan
+
+_KEPT = {
+    "full": "block inputs only",
+    "attention": "block inputs and attention outputs",
+    "selective": "matmul and attention outputs",
+}
+
+
+def _checkpointing_said(plan: Plan, kind: str) -> str | None:
+    what = _KEPT.get(plan.optimize.gradient_checkpointing)
+    return what and f"Gradient checkpointing (remat) enabled - keeps {what}"
+
+
+CHECKPOINTING = Optimization(
+    key="optimize.gradient_checkpointing",
+    keyboard="2",
+    label="gradient checkpointing (remat)",
+    short="checkpointing",
+    help="keep only block inputs (full), with attention (attention) and matmuls (selective); recompute the rest",
+    costs="time to compute it again",
+    values=fixed("none", "selective", "attention", "full"),
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.SAME),
+    reach=Reach.STEP,
+    touches=("activations",),
+    remedy=RemedyRule(rank=60),
+    says=_checkpointing_said,
+    evaluating=kept,
+)
+
+
+def _accumulation_values(plan: Plan) -> tuple[Any, ...]:
+    rows = plan.train.batch_size * plan.optimize.accumulation_steps
+    steps = tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if rows % n == 0 and n <= rows)
+    present = plan.optimize.accumulation_steps
+    return steps if present in steps else tuple(sorted({*steps, present}))
+
+
+def _more_steps(plan: Plan) -> tuple[Any, ...]:
+    return tuple(n for n in _accumulation_values(plan) if n > plan.optimize.accumulation_steps)
+
+
+def _keep_effective_batch(plan: Plan, steps: int) -> dict[str, Any]:
+    rows = plan.train.batch_size * plan.optimize.accumulation_steps
+    return {"optimize.accumulation_steps": steps, "train.batch_size": max(1, rows // steps)}
+
+
+def _micro_batches_traced(plan: Plan, kind: str) -> int:
+    """A CPU holds the whole step's rows; elsewhere all micro-batches after the first are alike."""
+    steps = plan.optimize.accumulation_steps
+    return steps if kind == "cpu" else min(2, steps)
+
+
+def _gradient_copy(plan: Plan) -> str:
+    return "the gradient copy of accumulation outweighs the smaller micro-batch"
+
+
+def _accumulation_said(plan: Plan, kind: str) -> str | None:
+    steps = plan.optimize.accumulation_steps
+    if steps == 1:
+        return None
+    return f"Gradient accumulation: {steps} steps (effective batch {plan.effective_batch})"
+
+
+ACCUMULATION = Optimization(
+    key="optimize.accumulation_steps",
+    keyboard="3",
+    label="gradient accumulation",
+    short="accumulation",
+    help="smaller micro-batches, the same effective batch",
+    costs="gradients held meanwhile; small matmuls",
+    values=_accumulation_values,
+    trains=EVERYWHERE,
+    changes=_keep_effective_batch,
+    conflicts={},
+    result=always(Result.SAME),
+    reach=Reach.STEP,
+    traced=_micro_batches_traced,
+    touches=("activations", "logits and loss"),
+    outweighed=_gradient_copy,
+    remedy=RemedyRule(rank=20, values=_more_steps),
+    says=_accumulation_said,
+    evaluating=switched({"optimize.accumulation_steps": 1}),
+)
+
+
+def _out_of_reach(plan: Plan) -> str | None:
+    """Why what blocks keep for the backward pass cannot be moved."""
+    o = plan.optimize
+    if not o.activation_offload:
+        return None
+    if plan.backend == "jax" and o.gradient_checkpointing != "full":
+        return "JAX moves the inputs of checkpointed blocks; set optimize.gradient_checkpointing = full"
+    if o.gradient_checkpointing in ("selective", "attention"):
+        return (
+            f"{o.gradient_checkpointing} checkpointing keeps its outputs itself; use none or full"
+        )
+    if o.compile:
+        return "compiled blocks keep their activations inside their own graph; set optimize.compile = false"
+    return None
+
+
+def _offload_said(plan: Plan, kind: str) -> str | None:
+    if not plan.optimize.activation_offload:
+        return None
+    where = "on disk" if kind in ("cpu", "apple") else "in pinned host memory"
+    return f"Activation offload: what blocks keep waits {where}"
+
+
+ACTIVATION_OFFLOAD = Optimization(
+    key="optimize.activation_offload",
+    keyboard="8",
+    label="activation offload",
+    short="activation offload",
+    help="what blocks keep waits in pinned host memory, of a CPU or Apple GPU on disk; with full checkpointing only inputs",
+    costs="transfers in both passes",
+    values=fixed(False, True),
+    trains=EVERYWHERE,
+    conflicts={"optimize.activation_offload": _out_of_reach},
+    result=always(Result.SAME),
+    reach=Reach.STEP,
+    touches=("activations",),
+    remedy=RemedyRule(rank=62),
+    says=_offload_said,
+    evaluating=switched({"optimize.activation_offload": False}),
+)

@@ -1,0 +1,113 @@
+"""The rows of a frozen base: LoRA adapters, and the base stored in codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memconsole.plan.optimization import (
+    EVERYWHERE,
+    Optimization,
+    Reach,
+    RemedyRule,
+    Result,
+    always,
+    fixed,
+    switched,
+)
+from memconsole.plan.plan import Plan
+
+RANKS = (8, 16, 64)
+
+
+def _freeze_base(plan: Plan, rank: int) -> dict[str, Any]:
+    return {"optimize.lora_rank": rank, "optimize.freeze_base": rank > 0}
+
+
+def _nothing_to_train(plan: Plan) -> str | None:
+    if plan.optimize.freeze_base and plan.optimize.lora_rank == 0:
+        return "nothing is left to train; set optimize.lora_rank too"
+    return None
+
+
+def _base_not_frozen(plan: Plan) -> str | None:
+    if plan.optimize.lora_rank > 0 and not plan.optimize.freeze_base:
+        return "adapters are trained on a frozen base; set optimize.freeze_base = true too"
+    return None
+
+
+def _ranks_worth_offering(plan: Plan) -> tuple[Any, ...]:
+    """Adapters learn little on a base of new weights, which all models of the catalog begin with."""
+    from memconsole.plan import catalog
+
+    if plan.model.name in catalog.models():
+        return ()
+    present = plan.optimize.lora_rank
+    return tuple(rank for rank in RANKS if not present or rank < present)
+
+
+def _whole_model(plan: Plan, kind: str) -> str | None:
+    if plan.optimize.lora_rank:
+        return None
+    return "without adapters the whole model has gradients and optimizer state"
+
+
+def _adapters_said(plan: Plan, kind: str) -> str | None:
+    rank = plan.optimize.lora_rank
+    return f"LoRA adapters of rank {rank} on a frozen base" if rank else None
+
+
+LORA = Optimization(
+    key="optimize.lora_rank",
+    more_settings=("optimize.freeze_base",),
+    keyboard="6",
+    label="LoRA adapters on a frozen base",
+    short="LoRA adapters",
+    help="train low-rank adapters only; no gradient or state for the base",
+    costs="fewer trainable parameters",
+    values=fixed(0, *RANKS),
+    trains=EVERYWHERE,
+    changes=_freeze_base,
+    conflicts={
+        "optimize.freeze_base": _nothing_to_train,
+        "optimize.lora_rank": _base_not_frozen,
+    },
+    result=always(Result.ADAPTERS),
+    reach=Reach.STEP,
+    touches=("optimizer state", "gradients"),
+    saves_nothing=_whole_model,
+    remedy=RemedyRule(rank=69, values=_ranks_worth_offering),
+    says=_adapters_said,
+    evaluating=switched({"optimize.lora_rank": 0, "optimize.freeze_base": False}),
+)
+
+
+def _base_is_trained(plan: Plan) -> str | None:
+    if plan.optimize.base_storage != "bf16" and plan.optimize.lora_rank == 0:
+        return (
+            "only a frozen base can be stored in codes; set optimize.lora_rank and freeze_base too"
+        )
+    return None
+
+
+def _codes_said(plan: Plan, kind: str) -> str | None:
+    codes = plan.optimize.base_storage
+    return None if codes == "bf16" else f"Frozen matrices stored in {codes} codes (QLoRA)"
+
+
+BASE_STORAGE = Optimization(
+    key="optimize.base_storage",
+    keyboard="S",
+    label="quantized frozen base (QLoRA)",
+    short="quantized base",
+    help="a frozen base's matrices in int8 or nf4 codes, made whole one at a time",
+    costs="rounding of the base; decoding it in both passes",
+    values=fixed("bf16", "int8", "nf4"),
+    trains=EVERYWHERE,
+    conflicts={"optimize.base_storage": _base_is_trained},
+    result=always(Result.CODES),
+    reach=Reach.STEP,
+    touches=("weights",),
+    remedy=RemedyRule(rank=68),
+    says=_codes_said,
+    evaluating=switched({"optimize.base_storage": "bf16"}),
+)

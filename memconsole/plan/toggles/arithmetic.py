@@ -1,0 +1,115 @@
+"""The rows that change how a step is computed: precision, chunked loss, compilation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memconsole.plan.optimization import (
+    EVERYWHERE,
+    Optimization,
+    Reach,
+    RemedyRule,
+    Result,
+    always,
+    fixed,
+    kept,
+    switched,
+)
+from memconsole.plan.plan import Plan
+
+
+def _adapters_need_fp32(plan: Plan) -> str | None:
+    if plan.optimize.precision != "bf16-sr" or plan.optimize.lora_rank == 0:
+        return None
+    return (
+        "adapters are trained in fp32, and bf16 already stores the frozen base in 16 bits; "
+        "set optimize.precision = bf16"
+    )
+
+
+def _widened_by_xla(plan: Plan, kind: str) -> str | None:
+    if plan.backend == "jax" and kind == "cpu":
+        return "XLA on a CPU computes and stores 16-bit types in 32 bits"
+    return None
+
+
+def _copies_outweigh(plan: Plan) -> str:
+    return f"the 16-bit copies of the weights outweigh the smaller activations in {plan.backend}"
+
+
+def _without_rounding(plan: Plan) -> dict[str, Any]:
+    """Only an update rounds stochastically."""
+    return {"optimize.precision": "bf16"} if plan.optimize.precision == "bf16-sr" else {}
+
+
+PRECISION = Optimization(
+    key="optimize.precision",
+    keyboard="1",
+    label="mixed precision",
+    short="mixed precision",
+    help="compute in 16 bits: weights stay fp32 (bf16; fp16 with loss scaling) or are bf16, stochastically rounded (-sr)",
+    costs="rounding; slower on CPUs without 16-bit instructions",
+    values=fixed("fp32", "bf16", "fp16", "bf16-sr"),
+    trains=EVERYWHERE,
+    conflicts={"optimize.precision": _adapters_need_fp32},
+    result=always(Result.ARITHMETIC),
+    reach=Reach.STEP,
+    touches=("activations", "logits and loss", "weights"),
+    saves_nothing=_widened_by_xla,
+    outweighed=_copies_outweigh,
+    remedy=RemedyRule(rank=30),
+    says=None,  # a backend says itself in which types it computes
+    evaluating=_without_rounding,
+)
+
+
+def _chunks_said(plan: Plan, kind: str) -> str | None:
+    if not plan.optimize.fused_loss:
+        return None
+    return "Chunked cross-entropy enabled - the full logits never exist"
+
+
+FUSED_LOSS = Optimization(
+    key="optimize.fused_loss",
+    keyboard="5",
+    label="chunked cross-entropy",
+    short="chunked loss",
+    help="head and loss in chunks of tokens: the full logits never exist",
+    costs="the head's gradients are made in the forward pass, chunk by chunk",
+    values=fixed(False, True),
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.SAME),
+    reach=Reach.STEP,
+    touches=("logits and loss",),
+    remedy=RemedyRule(rank=50),
+    says=_chunks_said,
+    evaluating=kept,
+)
+
+
+def _compiler_memory(plan: Plan, kind: str) -> str | None:
+    if kind == "cpu":
+        return "the compiler takes more in the trainer than compiled blocks save"
+    return "at the peak, compiled blocks hold as much as without, with adapters more"
+
+
+COMPILE = Optimization(
+    key="optimize.compile",
+    keyboard="0",
+    label="torch.compile",
+    short="torch.compile",
+    help="fuse kernels; fewer temporaries",
+    costs="compilation before the first step, and its compiler in host memory",
+    values=fixed(False, True),
+    trains={"torch": None},
+    absent={"jax": "the JAX step is always compiled by XLA"},
+    conflicts={},
+    result=always(Result.SAME),
+    reach=Reach.STEP,
+    touches=("activations",),
+    saves_nothing=_compiler_memory,
+    remedy=None,  # it is meant to save time, and needs a compiler on the machine
+    says=None,  # the torch backend says itself what it compiles
+    evaluating=switched({"optimize.compile": False}),
+)

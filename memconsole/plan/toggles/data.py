@@ -1,0 +1,139 @@
+"""The rows that set which data are trained on, and how much of them is in host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memconsole.plan.optimization import (
+    EVERYWHERE,
+    HOST_MEMORY,
+    Optimization,
+    Reach,
+    RemedyRule,
+    Result,
+    always,
+    fixed,
+    kept,
+)
+from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.sizes import none_or
+
+
+def _stride_values(plan: Plan) -> tuple[Any, ...]:
+    """Rows side by side, then rows that share a half and three quarters with the one before."""
+    length = plan.data.sequence_length
+    return none_or({length // 2, length // 4}, plan.data.stride)
+
+
+STRIDE = Optimization(
+    key="data.stride",
+    keyboard="O",
+    label="stride of rows",
+    short="stride of rows",
+    help="tokens between the starts of two rows; none: a whole row, so that none overlap",
+    costs="overlapping rows make epochs longer",
+    values=_stride_values,
+    size=True,
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.DATA),
+    reach=Reach.NOTHING,
+    touches=(HOST_MEMORY,),
+    remedy=None,  # what it saves is the work of an epoch
+    says=None,
+    evaluating=kept,
+)
+
+ISOLATE_DOCUMENTS = Optimization(
+    key="data.isolate_documents",
+    keyboard="p",
+    label="isolated documents",
+    short="isolated documents",
+    help="documents packed into one row do not see one another: positions begin anew, attention is block-diagonal",
+    costs="torch masks every row; each document learns from its own tokens alone",
+    values=fixed(False, True),
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.DATA),
+    reach=Reach.STEP,
+    touches=("activations",),
+    remedy=RemedyRule(rank=72, values=fixed(False)),
+    says=None,
+    evaluating=kept,
+)
+
+STREAMING = Optimization(
+    key="data.streaming",
+    keyboard="i",
+    label="streaming data",
+    short="streaming data",
+    help="tokenize on the fly; only the shuffle buffer is in memory",
+    costs="tokenizing each epoch",
+    values=fixed(True, False),
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.DATA),
+    reach=Reach.NOTHING,
+    touches=(HOST_MEMORY,),
+    remedy=RemedyRule(rank=10),
+    says=None,
+    evaluating=kept,
+)
+
+
+def _buffer_values(plan: Plan) -> tuple[Any, ...]:
+    return tuple(sorted({1_000, 5_000, 10_000, 50_000, 100_000, plan.data.shuffle_buffer}))
+
+
+def _smaller_buffers(plan: Plan) -> tuple[Any, ...]:
+    return tuple(n for n in _buffer_values(plan) if n < plan.data.shuffle_buffer)
+
+
+SHUFFLE_BUFFER = Optimization(
+    key="data.shuffle_buffer",
+    keyboard="z",
+    label="shuffle buffer",
+    short="shuffle buffer",
+    help="rows held to be shuffled when streaming",
+    costs="small buffers shuffle less",
+    values=_buffer_values,
+    size=True,
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.DATA),
+    reach=Reach.NOTHING,
+    touches=(HOST_MEMORY,),
+    remedy=RemedyRule(rank=85, values=_smaller_buffers),
+    says=None,
+    evaluating=kept,
+)
+
+
+def _limit_values(plan: Plan) -> tuple[Any, ...]:
+    return none_or({1_000, 10_000, 50_000, 100_000}, plan.data.max_examples)
+
+
+def _fewer_documents(plan: Plan) -> tuple[Any, ...]:
+    """None while streaming, which holds no document that is not in the buffer."""
+    limit = plan.data.max_examples
+    return () if plan.data.streaming else tuple(n for n in (50_000, 10_000) if not limit or n < limit)  # fmt: skip
+
+
+MAX_EXAMPLES = Optimization(
+    key="data.max_examples",
+    keyboard="A",
+    label="dataset limit",
+    short="dataset limit",
+    help="only the first documents of the dataset; none: all",
+    costs="less to learn from",
+    values=_limit_values,
+    size=True,
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.DATA),
+    reach=Reach.NOTHING,
+    touches=(HOST_MEMORY,),
+    remedy=RemedyRule(rank=90, values=_fewer_documents),
+    says=None,
+    evaluating=kept,
+)

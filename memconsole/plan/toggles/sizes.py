@@ -1,0 +1,113 @@
+"""The rows that set how many rows and tokens a step has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.optimization import (
+    EVERYWHERE,
+    Optimization,
+    Reach,
+    RemedyRule,
+    Result,
+    always,
+    kept,
+)
+from memconsole.plan.plan import Plan, PlanError
+
+
+def none_or(numbers: set[int], present: int | None) -> tuple[Any, ...]:
+    """No limit first, then the usual limits and the present one."""
+    return (None, *sorted(numbers if present is None else {*numbers, present}))
+
+
+def _batch_values(plan: Plan) -> tuple[Any, ...]:
+    return tuple(sorted({1, 2, 4, 8, 16, 32, 64, 128, plan.train.batch_size}))
+
+
+BATCH_SIZE = Optimization(
+    key="train.batch_size",
+    keyboard="b",
+    label="micro-batch",
+    short="micro-batch",
+    help="rows on the device at a time",
+    costs="changes the effective batch",
+    values=_batch_values,
+    size=True,
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.DATA),
+    reach=Reach.SIZES,
+    touches=("activations", "logits and loss"),
+    remedy=None,  # accumulation makes it smaller and keeps the effective batch
+    says=None,
+    evaluating=kept,
+)
+
+
+def _evaluation_values(plan: Plan) -> tuple[Any, ...]:
+    return none_or({1, 4, 16, 64}, plan.train.evaluation_batch_size)
+
+
+def _fewer_rows(plan: Plan) -> tuple[Any, ...]:
+    return tuple(n for n in _evaluation_values(plan) if n and n < plan.evaluation_batch)
+
+
+EVALUATION_BATCH_SIZE = Optimization(
+    key="train.evaluation_batch_size",
+    keyboard="E",
+    label="evaluation batch",
+    short="evaluation batch",
+    help="rows on the device at a time while it evaluates; none: as many as a micro-batch",
+    costs="small ones evaluate slower",
+    values=_evaluation_values,
+    size=True,
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.SAME),
+    reach=Reach.SIZES,
+    touches=("activations",),
+    remedy=RemedyRule(rank=15, values=_fewer_rows),
+    says=None,
+    evaluating=kept,
+)
+
+
+def _length_values(plan: Plan) -> tuple[Any, ...]:
+    """Usual lengths, up to what a model with learned positions can hold."""
+    from memconsole.plan import catalog
+
+    present = plan.data.sequence_length
+    lengths = {64, 128, 256, 512, 1024, 2048, 4096}
+    try:
+        model = catalog.model(plan)
+    except PlanError:
+        return tuple(sorted({*lengths, present}))
+    if not isinstance(model, Architecture) or model.positions == "learned":
+        lengths = {n for n in lengths if n <= model.max_positions}
+    return tuple(sorted({*lengths, present}))
+
+
+def _shorter(plan: Plan) -> tuple[Any, ...]:
+    return tuple(n for n in _length_values(plan) if n < plan.data.sequence_length)
+
+
+SEQUENCE_LENGTH = Optimization(
+    key="data.sequence_length",
+    keyboard="x",
+    label="sequence length",
+    short="sequence length",
+    help="tokens per row",
+    costs="shorter context",
+    values=_length_values,
+    size=True,
+    trains=EVERYWHERE,
+    conflicts={},
+    result=always(Result.DATA),
+    reach=Reach.SIZES,
+    touches=("activations", "logits and loss"),
+    remedy=RemedyRule(rank=70, values=_shorter),
+    says=None,
+    evaluating=kept,
+)

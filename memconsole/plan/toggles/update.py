@@ -1,0 +1,176 @@
+"""The rows that make gradients and optimizer state smaller: the optimizer, where its state waits, when it steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memconsole.plan.optimization import (
+    EVERYWHERE,
+    Optimization,
+    Reach,
+    RemedyRule,
+    Result,
+    always,
+    fixed,
+    kept,
+    switched,
+)
+from memconsole.plan.plan import Plan
+from memconsole.plan.sections import EIGHT_BIT
+
+
+def _optimizer_result(before: Any, after: Any) -> Result:
+    return Result.STATE_8_BITS if {before, after} <= {"adamw", *EIGHT_BIT} else Result.OPTIMIZER
+
+
+def _optimizer_said(plan: Plan, kind: str) -> str:
+    return f"Optimizer: {plan.optimize.optimizer}"
+
+
+OPTIMIZER = Optimization(
+    key="optimize.optimizer",
+    keyboard="4",
+    label="optimizer",
+    short="optimizer",
+    help="bytes of state per parameter: adamw 8, 8-bit 2 (blocks; -all: embedding, head too), lion, sgd, muon's matrices 4, adafactor none",
+    costs="other update rules train differently; 8-bit embeddings less stably",
+    values=fixed("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"),
+    trains=EVERYWHERE,
+    conflicts={},
+    result=_optimizer_result,
+    reach=Reach.UPDATE,
+    touches=("optimizer state",),
+    remedy=RemedyRule(rank=40, values=fixed(*EIGHT_BIT, "adafactor")),
+    says=_optimizer_said,
+    evaluating=switched({"optimize.optimizer": "sgd", "train.beta1": 0.0}),  # has no state at all
+)
+
+
+_NARROW = (
+    "its state already has 8 bits; set optimize.optimizer = adamw, or optimizer_offload = pinned"
+)
+_COMPACT = {
+    **dict.fromkeys(EIGHT_BIT, _NARROW),
+    "adafactor": "its state is a row and a column of each matrix, too little to compress; set optimizer_offload = pinned",
+}
+"""Optimizers whose state is not made smaller, and why."""
+
+
+def _needs_state_whole(plan: Plan) -> str | None:
+    """Why the optimizer's state cannot come to the device weight by weight."""
+    o = plan.optimize
+    if plan.backend == "jax" and o.optimizer_offload == "cpu":
+        return (
+            "JAX reaches host memory that is pinned alone; set optimize.optimizer_offload = pinned"
+        )
+    return _COMPACT.get(o.optimizer) if o.optimizer_offload == "compressed" else None
+
+
+def _offload_result(before: Any, after: Any) -> Result:
+    return Result.STATE_16_BITS if "compressed" in (before, after) else Result.SAME
+
+
+def _already_in_host_memory(plan: Plan, kind: str) -> str | None:
+    if kind == "cpu" and plan.optimize.optimizer_offload in ("cpu", "pinned"):
+        return "on a CPU the state already waits in host memory"
+    return None
+
+
+def _offload_said(plan: Plan, kind: str) -> str | None:
+    o = plan.optimize
+    if o.optimizer_offload == "none":
+        return None
+    narrow = " in 16 bits" if o.optimizer_offload == "compressed" else ""
+    same = ", as everything else" if kind in ("cpu", "apple") else ""
+    return f"Optimizer offload: its state waits{narrow} in host memory{same}"
+
+
+OPTIMIZER_OFFLOAD = Optimization(
+    key="optimize.optimizer_offload",
+    keyboard="7",
+    label="optimizer offload",
+    short="optimizer offload",
+    help="optimizer state waits in host memory, and visits the device a weight at a time",
+    costs="two transfers each step; pinned ones run beside the updates; compressed: state in 16 bits",
+    values=fixed("none", "cpu", "pinned", "compressed"),
+    trains=EVERYWHERE,
+    conflicts={"optimize.optimizer_offload": _needs_state_whole},
+    result=_offload_result,
+    reach=Reach.UPDATE,
+    touches=("optimizer state",),
+    saves_nothing=_already_in_host_memory,
+    remedy=RemedyRule(rank=64),
+    says=_offload_said,
+    evaluating=switched({"optimize.optimizer_offload": "none"}),
+)
+
+
+def _needs_every_gradient(plan: Plan) -> str | None:
+    """Why no weight may be updated before every gradient is there."""
+    if not plan.optimize.optimizer_in_backward:
+        return None
+    if plan.optimize.accumulation_steps > 1:
+        return (
+            "gradients are added up over micro-batches first; set optimize.accumulation_steps = 1"
+        )
+    if plan.train.on_out_of_memory == "halve":
+        return "halved micro-batches are added up first; set train.on_out_of_memory = stop"
+    if plan.train.grad_clip > 0:
+        return "clipping needs the norm of all gradients first; set train.grad_clip = 0"
+    if plan.optimize.precision == "fp16":
+        return "fp16 skips a step if any gradient overflowed; set optimize.precision = bf16"
+    return None
+
+
+def _in_backward_said(plan: Plan, kind: str) -> str | None:
+    if not plan.optimize.optimizer_in_backward:
+        return None
+    return "Optimizer in backward: each weight is updated as soon as its gradient is there"
+
+
+OPTIMIZER_IN_BACKWARD = Optimization(
+    key="optimize.optimizer_in_backward",
+    keyboard="j",
+    label="optimizer in backward",
+    short="update in backward",
+    help="each weight is updated as soon as its gradient is there, which then goes",
+    costs="no accumulation and no clipping by the global norm",
+    values=fixed(False, True),
+    trains={"torch": None},
+    absent={
+        "jax": "not in JAX: a step is one program without hooks, and XLA decides when each update runs"
+    },
+    conflicts={"optimize.optimizer_in_backward": _needs_every_gradient},
+    result=always(Result.SAME),
+    reach=Reach.STEP,
+    touches=("gradients",),
+    remedy=RemedyRule(
+        rank=66, along={"train.grad_clip": 0.0}, along_costs="no clipping of gradients"
+    ),
+    says=_in_backward_said,
+    evaluating=switched({"optimize.optimizer_in_backward": False}),
+)
+
+
+def _one_device(plan: Plan, kind: str) -> str | None:
+    return "one device: there is nothing to split over" if plan.device.count == 1 else None
+
+
+SHARDING = Optimization(
+    key="optimize.sharding",
+    keyboard="9",
+    label="FSDP sharding",
+    short="FSDP sharding",
+    help="weights, gradients and state split over the devices",
+    costs="gathers each block",
+    values=fixed("none", "fsdp"),
+    trains={},
+    conflicts={},
+    result=always(Result.SAME),
+    reach=Reach.STEP,
+    touches=("optimizer state", "gradients", "weights"),
+    saves_nothing=_one_device,
+    remedy=None,  # no backend trains it
+    says=None,
+    evaluating=kept,
+)

@@ -1,0 +1,49 @@
+"""What a run's events say of it: the newest values, the highest peaks, the last record of each kind."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memconsole.runs.record import events
+
+
+class FactsSoFar(msgspec.Struct, kw_only=True):
+    """As the fold over the events holds them: changed with each record, stored in `state.json`."""
+
+    started: events.Started | None = None
+    phase: str = "starting"
+    phase_detail: str = ""
+    parameters: int | None = None
+    trainable_parameters: int | None = None
+    step: int = 0
+    total_steps: int | None = None
+    steps_per_epoch: int | None = None
+    epoch: int = 0
+    tokens: int = 0
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    loss: float | None = None
+    memory: events.Memory | None = None
+    peaks_by_phase: dict[str, int] = {}
+    peak_bytes: int | None = None
+    """Live tensor bytes."""
+    peak_device_bytes: int | None = None
+    peak_host_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    checkpoint: events.Checkpoint | None = None
+    sample: events.Sample | None = None
+    error: events.Error | None = None
+    ended: events.Ended | None = None
+
+
+class RunFacts(FactsSoFar, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec allows it
+    """As everyone else sees them: the same fields, fixed at one moment."""
+
+
+def facts_of(so_far: FactsSoFar, *, phase: str) -> RunFacts:
+    """The facts as they are now; `phase` is newer than the events where a heartbeat told it."""
+    values = {name: getattr(so_far, name) for name in RunFacts.__struct_fields__}
+    peaks = dict(so_far.peaks_by_phase)
+    return RunFacts(**values | {"phase": phase, "peaks_by_phase": peaks})

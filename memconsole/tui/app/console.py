@@ -1,0 +1,321 @@
+"""The console: screens, devices, and a terminal that is left as it was found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on, work
+from textual.screen import Screen
+from textual.worker import get_current_worker
+
+from memconsole.devices.reading import Devices
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.app.following import FollowingApp
+from memconsole.tui.app.messages import ExactNews, LiveRunFound
+from memconsole.tui.app.parting import draws_unicode, parting_words
+from memconsole.tui.draw.themes import DARK, LIGHT
+from memconsole.tui.keys.keymap import Keymap, read_keymap
+from memconsole.tui.keys.table import KeyTable
+from memconsole.tui.plan.screen import PlanScreen
+from memconsole.tui.screens.base import ConsoleScreen
+
+if TYPE_CHECKING:
+    from memconsole.devices.probe import Probe
+    from memconsole.memory.tracers.exact_book import ExactBook
+    from memconsole.tui.screens.console import Console
+
+FIRST_LOOK_SECONDS = 0.1
+"""Between two looks for the probe's first reading."""
+
+
+class ConsoleApp(FollowingApp, inherit_bindings=False):
+    """State that outlives a screen lives here: the last probe reading, and (above) the watched run."""
+
+    CSS_PATH = Path(__file__).with_name("app.tcss")
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "memconsole"
+    BINDINGS: ClassVar = []
+    THEMES: ClassVar = (DARK.name, LIGHT.name, "ansi-dark", "ansi-light")
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        attach: str | None = None,
+        *,
+        readonly: bool = False,
+        ascii: bool = False,
+        slow_link: bool | None = None,
+        keymap: Keymap | None = None,
+    ) -> None:
+        super().__init__(
+            slow_link="SSH_CONNECTION" in os.environ if slow_link is None else slow_link,
+            keys=keymap.table if keymap is not None else KeyTable(),
+        )
+        self._keymap_notice = keymap.notice if keymap is not None else ""
+        self.animation_level = "none"
+        self.readonly = readonly
+        self.ascii_only = ascii
+        self._plan = plan
+        self._attach_to = attach
+        self._probe: Probe | None = None
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = "ansi-dark" if self.slow_link else DARK.name
+
+    def get_default_screen(self) -> Screen[object]:
+        from memconsole.plan.catalog import default_plan
+
+        return PlanScreen(self._plan or default_plan(), self.keys)
+
+    # Life
+
+    async def on_mount(self) -> None:
+        if not self.is_headless:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, self.exit)
+            self.set_interval(1.0, self._leave_without_terminal)
+        self.set_keymap(self.keys.keymap())
+        if self._keymap_notice:
+            self.call_after_refresh(self.plan_screen.notice, self._keymap_notice, "warn")
+        self.call_after_refresh(self._start_probe)
+        if self._attach_to is not None:
+            await self.watch_run(self._attach_to)
+        else:
+            self._find_live_run()
+
+    def on_unmount(self) -> None:
+        self.stop_following()
+        if self._probe is not None:
+            self._probe.close()
+        if self.book is not None:
+            self.book.close()
+
+    def _leave_without_terminal(self) -> None:
+        """Standard input that hung up (a closed window, a dropped link) ends the console."""
+        poll = select.poll()
+        try:
+            poll.register(sys.__stdin__.fileno() if sys.__stdin__ else 0, 0)
+            gone = any(event & (select.POLLHUP | select.POLLNVAL) for _, event in poll.poll(0))
+        except (OSError, ValueError):
+            gone = True
+        if gone:
+            self.exit()
+
+    @property
+    def plan_screen(self) -> PlanScreen:
+        """The screen at the bottom of the stack."""
+        screen = self.screen_stack[0]
+        assert isinstance(screen, PlanScreen)
+        return screen
+
+    # Devices
+
+    def _start_probe(self) -> None:
+        from memconsole.devices.probe import Probe
+
+        self._probe = Probe()
+        self._probe.start()
+        self._look_for_devices()
+
+    def _look_for_devices(self) -> None:
+        """Often until the first reading is there, then at leisure."""
+        self._look_at_devices()
+        if self.devices is None:
+            self.set_timer(FIRST_LOOK_SECONDS, self._look_for_devices)
+        else:
+            self.set_interval(self.interval_seconds, self._look_at_devices)
+
+    def _look_at_devices(self) -> None:
+        devices = self._probe.latest() if self._probe is not None else None
+        if devices is None or devices == self.devices:
+            return
+        self.set_devices(devices)
+
+    def set_devices(self, devices: Devices) -> None:
+        """A new reading reaches whoever is on screen."""
+        self.devices = devices
+        self.run_view = replace(self.run_view, devices=devices)
+        for screen in self.screen_stack:
+            if isinstance(screen, ConsoleScreen):
+                screen.devices_changed(devices)
+
+    # Exact numbers
+
+    def open_book(self) -> ExactBook | None:
+        """The book of exact numbers, opened when first asked for; None where there is to be none."""
+        if self.book is None:
+            from memconsole.memory.tracers.exact_book import ExactBook
+
+            self.book = ExactBook(on_news=self._tell_exact_news)
+        return self.book
+
+    def _tell_exact_news(self) -> None:
+        """From the book's thread."""
+        self.post_message(ExactNews())
+
+    @on(ExactNews)
+    def _exact_news(self) -> None:
+        if self.is_running and self.screen_stack:
+            self.plan_screen.exact_news()
+
+    @work(thread=True, exclusive=True, group="live", exit_on_error=False)
+    def _find_live_run(self) -> None:
+        from memconsole.tui.runs.runs_list import newest_live
+
+        run = newest_live()
+        if run is not None and not get_current_worker().is_cancelled:
+            self.post_message(LiveRunFound(run.id))
+
+    @on(LiveRunFound)
+    async def _offer(self, message: LiveRunFound) -> None:
+        """Go to a live run, unless the person has begun to plan or asked for a plan."""
+        run_id = message.run_id
+        if self.run_id:
+            return
+        if self._plan is None and not self.plan_screen.touched and len(self.screen_stack) == 1:
+            await self.watch_run(run_id)
+        else:
+            self.run_id = run_id
+            self.plan_screen.notice(
+                f"run {run_id} is live; {self.keys.shown('plan', 'training')} shows it"
+            )
+            self.plan_screen.refresh_frame()
+
+    def notice(self, words: str, role: str = "accent") -> None:
+        """One row on the screen that is up."""
+        if isinstance(self.screen, ConsoleScreen):
+            self.screen.notice(words, role)
+
+    def edit_plan(self, plan: Plan) -> None:
+        """Take a plan to the plan screen."""
+        self.plan_screen.change(lambda _: plan)
+        self.call_later(self.action_show_plan)
+
+    def edit_plan_of(self, run_id: str) -> None:
+        """Take a run's plan to the plan screen."""
+        from memconsole.runs.record.directory import RunError, find_run
+
+        try:
+            plan = find_run(run_id).read_plan()
+        except (PlanError, RunError, OSError) as error:
+            self.notice(str(error), "bad")
+            return
+        self.edit_plan(plan)
+
+    # Screens
+
+    async def _show(self, screen: Screen[object] | None) -> None:
+        """Exactly this screen over the plan, or none."""
+        while len(self.screen_stack) > 1:
+            await self.pop_screen()
+        if screen is not None:
+            await self.push_screen(screen)
+
+    async def action_show_plan(self) -> None:
+        await self._show(None)
+
+    async def action_show_run(self) -> None:
+        from memconsole.tui.run.screen import RunScreen
+
+        if not self.run_id:
+            launch, runs = (self.keys.shown("plan", id) for id in ("launch", "runs"))
+            self.notice(
+                f"no run is being watched; {launch} launches this plan, {runs} lists all runs"
+            )
+            return
+        if not isinstance(self.screen, RunScreen):
+            if self.run_view.snapshot is None:
+                self.ensure_following()
+            await self._show(RunScreen())
+
+    async def action_show_runs(self) -> None:
+        from memconsole.tui.runs.screen import RunsScreen
+
+        await self._show(RunsScreen())
+
+    async def action_show_devices(self) -> None:
+        from memconsole.tui.screens.devices import DevicesScreen
+
+        await self._show(DevicesScreen())
+
+    def action_help(self) -> None:
+        from memconsole.tui.screens.help import HelpScreen
+
+        if isinstance(self.screen, ConsoleScreen):
+            self.push_screen(HelpScreen(self.screen.SCREEN))
+
+    def action_palette(self) -> None:
+        """Pick any action that would do something on this screen now."""
+        from memconsole.tui.screens.pick import Choice, PickScreen
+
+        screen = self.screen
+        if not isinstance(screen, ConsoleScreen):
+            return
+        rows = {
+            key.id: key
+            for key in screen.offered_keys()
+            if key.id not in ("palette", "up", "down", "page-up", "page-down")
+        }
+        choices = [
+            Choice(key.id, key.label or key.id, f"{key.shown} · {key.help}")
+            for key in rows.values()
+        ]
+
+        async def picked(value: object) -> None:
+            if isinstance(value, str) and value in rows:
+                await screen.run_action(rows[value].action)
+
+        self.push_screen(PickScreen("do something", choices), picked)
+
+    def action_theme(self) -> None:
+        """The next of the themes: dark, light, the terminal's own colours."""
+        names = list(self.THEMES)
+        at = names.index(self.theme) if self.theme in names else -1
+        self.theme = names[(at + 1) % len(names)]
+        self.notice(f"colours: {self.theme}")
+
+    def action_repaint(self) -> None:
+        """Send the whole screen again."""
+        self.wire.forget()
+        self.screen.refresh(repaint=True, layout=True)
+        for widget in self.screen.query("*"):
+            widget.refresh()
+
+    def action_leave(self) -> None:
+        """Leave; runs go on."""
+        self.exit()
+
+
+if TYPE_CHECKING:
+    _held: type[Console] = ConsoleApp  # the app gives what screens may ask of it
+
+
+def run_console(
+    plan: Plan | None = None,
+    attach: str | None = None,
+    *,
+    readonly: bool = False,
+    ascii: bool = False,
+    slow_link: bool | None = None,
+) -> int:
+    """Open the console until the person leaves; then say how to come back. Returns the exit code."""
+    ascii = ascii or not draws_unicode()
+    keymap = read_keymap()
+    app = ConsoleApp(
+        plan, attach, readonly=readonly, ascii=ascii, slow_link=slow_link, keymap=keymap
+    )
+    app.run(mouse=False)
+    with contextlib.suppress(OSError):
+        for line in parting_words(app.run_view, app.ascii_only):
+            print(line)
+        sys.stdout.flush()
+    return app.return_code or 0

@@ -1,0 +1,214 @@
+"""The part of the app that has to do with runs: it follows one, and asks runs to start, stop or go on.
+
+Workers that outlive a screen belong to the app; each sends its one result as a message.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from textual import on, work
+from textual.worker import get_current_worker
+
+from memconsole.devices.reading import Devices
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.app.messages import (
+    ActionFailed,
+    FollowFailed,
+    Launched,
+    PredictionReady,
+    SnapshotArrived,
+)
+from memconsole.tui.app.wired import WiredApp
+from memconsole.tui.keys.table import KeyTable
+from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.views.run_view import Pane, RunView
+
+if TYPE_CHECKING:
+    from memconsole.memory.tracers.exact_book import ExactBook
+
+
+class FollowingApp(WiredApp, inherit_bindings=False):
+    """Holds the `RunView` of the run being watched. `ConsoleApp` adds the screens."""
+
+    def __init__(self, *, slow_link: bool, keys: KeyTable) -> None:
+        super().__init__()
+        self.keys = keys
+        """What every key does: bindings, footer, help, lists and words are made from it."""
+        self.slow_link = slow_link
+        self.interval_seconds = 2.0 if slow_link else 1.0
+        self.first_pane: Pane = "closed" if slow_link else "output"
+        """Of a live run: each line of its output would cross a slow link."""
+        self.devices: Devices | None = None
+        self.run_id = ""
+        self.run_view = self._no_run()
+        self.book: ExactBook | None = None
+        """What is known exactly; None until it is asked for."""
+        self._stop_following = threading.Event()
+        self._snapshot_shown = threading.Event()
+
+    def notice(self, words: str, role: str = "accent") -> None:
+        """One row on the screen that is up."""
+        raise NotImplementedError
+
+    async def action_show_run(self) -> None:
+        raise NotImplementedError
+
+    def _no_run(self) -> RunView:
+        return RunView(devices=self.devices, pane=self.first_pane, keys=self.keys)
+
+    def stop_following(self) -> None:
+        """Let the follower's thread end."""
+        self._stop_following.set()
+        self._snapshot_shown.set()
+
+    # Following a run
+
+    async def watch_run(self, reference: str) -> None:
+        """Follow a run and show it."""
+        self._stop_following.set()
+        self._stop_following = threading.Event()
+        self.run_id = reference
+        self.run_view = self._no_run()
+        self._follow(reference, self._stop_following)
+        await self.action_show_run()
+
+    @work(thread=True, exclusive=True, group="follow", exit_on_error=False)
+    def _follow(self, reference: str, stop: threading.Event) -> None:
+        """One frozen snapshot per tick, and none while the last one is not yet drawn."""
+        from memconsole.runs.read.follow import Follower
+        from memconsole.runs.record.directory import RunError, find_run
+
+        try:
+            run = find_run(reference)
+            follower = Follower(run)
+        except (RunError, PlanError, OSError) as error:
+            self.post_message(FollowFailed(str(error)))
+            return
+        last = None
+        while not stop.is_set():
+            snapshot = follower.poll()
+            if snapshot != last:
+                last = snapshot
+                self._snapshot_shown.clear()
+                self.post_message(SnapshotArrived(snapshot))
+                while not self._snapshot_shown.wait(0.5) and not stop.is_set():
+                    pass
+            stop.wait(self.interval_seconds)
+
+    @on(SnapshotArrived)
+    def _snapshot_arrived(self, message: SnapshotArrived) -> None:
+        snapshot = message.snapshot
+        view = self.run_view
+        first = view.snapshot is None
+        ended = view.live and not replace(view, snapshot=snapshot).live
+        self.run_id = snapshot.id
+        pane = view.pane
+        if not first and not view.live and replace(view, snapshot=snapshot).live:
+            pane = self.first_pane
+        if ended or (first and snapshot.state == "finished"):
+            pane = "summary"
+        self.set_run_view(replace(view, snapshot=snapshot, problem="", pane=pane))
+        self._snapshot_shown.set()
+        if first:
+            self._predict(snapshot.id, snapshot.plan, self.devices)
+        elif view.snapshot is not None and view.snapshot.state != snapshot.state:
+            self.notice("")
+
+    @on(FollowFailed)
+    def _follow_failed(self, message: FollowFailed) -> None:
+        self.set_run_view(replace(self.run_view, problem=message.reason))
+
+    def set_run_view(self, view: RunView) -> None:
+        """The one place where the run view changes; the screens follow."""
+        self.run_view = view
+        for screen in self.screen_stack:
+            if isinstance(screen, ConsoleScreen):
+                screen.run_changed(view)
+
+    @work(thread=True, exclusive=True, group="prediction", exit_on_error=False)
+    def _predict(self, run_id: str, plan: Plan, devices: Devices | None) -> None:
+        from memconsole.tui.run.predictions import predicted
+
+        found, problem = predicted(run_id, plan, devices)
+        if not get_current_worker().is_cancelled:
+            self.post_message(PredictionReady(run_id, found, problem))
+
+    @on(PredictionReady)
+    def _prediction_ready(self, message: PredictionReady) -> None:
+        if message.run_id == self.run_id:
+            self.set_run_view(
+                replace(
+                    self.run_view,
+                    prediction=message.estimate,
+                    prediction_problem=message.problem,
+                )
+            )
+
+    def forget_run(self, run_id: str) -> None:
+        """The run is no more: if it was being watched, nothing is."""
+        if self.run_id == run_id:
+            self.stop_following()
+            self.run_id, self.run_view = "", self._no_run()
+
+    # Acting on runs
+
+    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
+    def launch(self, plan: Plan, name: str | None = None) -> None:
+        """Check, price and start `plan` as a run of its own."""
+        from memconsole.runs.record.directory import RunError
+        from memconsole.start import start
+
+        try:
+            run = start(plan, name, self.devices, self.book.lookup if self.book else None)
+        except (PlanError, RunError, OSError) as error:
+            self.post_message(ActionFailed(f"not launched: {error}"))
+            return
+        self.post_message(Launched(run.id, "launched"))
+
+    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
+    def resume(self, run_id: str) -> None:
+        """Start the next attempt of a run."""
+        from memconsole.runs.act.launch import resume
+        from memconsole.runs.record.directory import RunError, find_run
+
+        try:
+            number = resume(find_run(run_id))
+        except (PlanError, RunError, OSError) as error:
+            self.post_message(ActionFailed(f"not resumed: {error}"))
+            return
+        self.post_message(Launched(run_id, f"attempt {number} started"))
+
+    @work(thread=True, group="control", exit_on_error=False)
+    def request(self, run_id: str, what: str) -> None:
+        """Ask a run to `stop`, `kill` (end at once), `pause` or `continue`."""
+        from memconsole.runs.act import control
+        from memconsole.runs.record.directory import RunError, find_run
+
+        try:
+            ask = {
+                "stop": control.request_stop,
+                "kill": control.request_kill,
+                "pause": control.request_pause,
+                "continue": control.request_continue,
+            }[what]
+            ask(find_run(run_id), "console")
+        except (RunError, OSError) as error:
+            self.post_message(ActionFailed(f"not asked to {what}: {error}"))
+
+    @on(Launched)
+    async def _launched(self, message: Launched) -> None:
+        await self.watch_run(message.run_id)
+        self.notice(message.words, "good")
+
+    @on(ActionFailed)
+    def _action_failed(self, message: ActionFailed) -> None:
+        self.notice(message.reason, "bad")
+
+    def ensure_following(self) -> None:
+        """Start the follower of a run that was offered but not yet opened."""
+        if not any(w.group == "follow" and not w.is_finished for w in self.workers):
+            self._stop_following = threading.Event()
+            self._follow(self.run_id, self._stop_following)

@@ -1,0 +1,38 @@
+"""What the plain terminal is told after the console, and asked before it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from memconsole.sanitize import clean_line
+from memconsole.tui.draw.ink import cleaned
+from memconsole.tui.views.run_view import RunView
+
+
+def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
+    """What is printed on the plain terminal afterwards: the run goes on, and the way back."""
+    run = view.snapshot
+    if run is None:
+        return []
+    run_id = clean_line(run.id)
+    if view.live:
+        name = f"{run.name} ({run_id})" if run.name and run.name != run.id else run_id
+        lines = [
+            f"The run goes on: {name}, {run.facts.phase}, step {run.facts.step:,}",
+            f"  memconsole attach {run_id}   shows it again",
+            f"  memconsole stop {run_id}     saves a checkpoint and stops it",
+        ]
+    else:
+        reason = run.verdict.reason.replace("_", " ") if run.verdict else run.state
+        lines = [f"Run {run_id}: {reason}, step {run.facts.step:,}"]
+        lines.append(f"  memconsole report {run_id}   shows its figures")
+        if view.resumable:
+            lines.append(f"  memconsole resume {run_id}   goes on from its last checkpoint")
+    return [cleaned(line, ascii_only) for line in lines]
+
+
+def draws_unicode() -> bool:
+    """Whether the terminal can be expected to draw more than ASCII."""
+    encoding = (getattr(sys.__stdout__, "encoding", "") or "").lower().replace("-", "")
+    return encoding == "utf8" and os.environ.get("TERM", "") not in ("linux", "dumb", "vt100")

@@ -1,0 +1,44 @@
+"""An app that sends only the cells that changed."""
+
+from __future__ import annotations
+
+from rich.color import ColorSystem
+from rich.console import RenderableType
+from textual import events
+from textual._compositor import ChopsUpdate, LayoutUpdate
+from textual.app import App
+from textual.screen import Screen
+
+from memconsole.tui.app.wire import Difference, Wire
+
+
+class WiredApp(App[None], inherit_bindings=False):
+    """Puts a `Wire` between Textual's updates and the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wire = Wire()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Terminals reflow, cut or clear what they showed."""
+        self.wire.forget()
+
+    def _resume_signal(self) -> None:
+        self.wire.forget()
+        super()._resume_signal()
+
+    def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
+        """Where Textual hands over each update. One that would not be sent now must not count as shown."""
+        sends = self._running and not self._closed and self._driver is not None
+        if (
+            isinstance(renderable, ChopsUpdate | LayoutUpdate)
+            and sends
+            and not self._batch_count
+            and not self.is_headless
+        ):
+            colours = self.console._color_system or ColorSystem.TRUECOLOR
+            text = self.wire.render(renderable, self.size.width, self.size.height, colours)
+            if text:
+                super()._display(screen, Difference(text))  # type: ignore[arg-type]
+            return
+        super()._display(screen, renderable)

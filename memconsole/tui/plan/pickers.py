@@ -1,0 +1,82 @@
+"""The pickers of the plan screen: model, data, device, backend, preset, and any setting by name."""
+
+from __future__ import annotations
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import PlanError
+from memconsole.tui.draw.words import value_word
+from memconsole.tui.plan.owner import PlanOwner
+
+
+class Pickers:
+    """Each opens a dialog; what is picked changes the plan."""
+
+    def __init__(self, owner: PlanOwner) -> None:
+        self._owner = owner
+
+    def pick(self, kind: str, key: str) -> None:
+        """Pick the value of one setting: a `kind` of thing that catalogs hold."""
+        from memconsole.plan import catalog
+        from memconsole.tui.screens.pick import PickScreen, choices_for
+
+        def picked(value: object) -> None:
+            if isinstance(value, str):
+                self._owner.change(lambda plan: catalog.choose(plan, key, value))
+
+        choices, free = choices_for(kind, self._owner.view.plan, self._owner.view.devices)
+        present = str(plans.get(self._owner.view.plan, key))
+        self._owner.open(PickScreen(f"choose the {kind}", choices, present, free), picked)
+
+    def preset(self) -> None:
+        """Pick a whole plan to start from."""
+        from memconsole.plan import catalog
+        from memconsole.tui.screens.pick import Choice, PickScreen
+
+        choices = [
+            Choice(name, name, f"{entry.label} · {entry.help}")
+            for name, entry in catalog.presets().items()
+        ]
+
+        def picked(value: object) -> None:
+            if isinstance(value, str):
+                self._owner.change(lambda _: catalog.preset(value))
+
+        self._owner.open(PickScreen("start from a preset", choices), picked)
+
+    def setting(self) -> None:
+        """Find a setting, then type its value; the prompt stays until the value is allowed."""
+        from memconsole.tui.screens.pick import Choice, PickScreen
+
+        plan = self._owner.view.plan
+        choices = [
+            Choice(key, key, f"{value_word(plans.get(plan, key))} · {setting.help}", 28)
+            for key, setting in plans.SETTINGS.items()
+        ]
+
+        def picked(value: object) -> None:
+            if isinstance(value, str):
+                self._edit_setting(value)
+
+        self._owner.open(PickScreen("change a setting", choices), picked)
+
+    def _edit_setting(self, key: str) -> None:
+        from memconsole.tui.screens.prompt import PromptScreen
+
+        setting = plans.SETTINGS[key]
+        text = plans.written(plans.get(self._owner.view.plan, key))
+
+        def refusal(word: str) -> str | None:
+            try:
+                plans.replace(self._owner.view.plan, {key: plans.parse_value(key, word)})
+            except PlanError as error:
+                return str(error)
+            return None
+
+        def entered(word: object) -> None:
+            if isinstance(word, str):
+                self._owner.change(
+                    lambda plan: plans.replace(plan, {key: plans.parse_value(key, word)})
+                )
+
+        about = f"{setting.help} — {setting.expects}"
+        self._owner.open(PromptScreen(key, text, about, refusal), entered)

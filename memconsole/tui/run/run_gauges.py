@@ -1,0 +1,77 @@
+"""The memory gauges of a watched run, each with its prediction and its history."""
+
+from __future__ import annotations
+
+from memconsole.devices.reading import Missing
+from memconsole.tui.draw.chart import horizon
+from memconsole.tui.draw.gauges import Gauge
+from memconsole.tui.views.run_view import RunView
+
+
+def run_gauges(view: RunView) -> list[Gauge]:
+    """The gauges of a watched run: its device, its process tree, then the machine's own account."""
+    run = view.snapshot
+    if run is None:
+        return []
+    table = view.prediction.table if view.prediction else None
+    facts = run.facts
+    memory, started = facts.memory, facts.started
+    label = started.memory_label if started else table.budget.memory_label if table else "device"
+    on_cpu = (started.device_kind if started else table.budget.kind if table else "") == "cpu"
+    waiting = Missing("no reading yet" if view.live else "the run left none")
+    used: int | Missing = waiting
+    if memory is not None:
+        figures = (memory.device_bytes, memory.reserved_bytes, memory.allocated_bytes)
+        used = next((f for f in figures if f is not None), Missing("this device does not tell"))
+    total: int | Missing = Missing("not reported")
+    if memory is not None and memory.device_total_bytes is not None:
+        total = memory.device_total_bytes
+    elif table is not None:
+        total = table.budget.total_bytes
+    last_step = horizon(float(facts.step), facts.total_steps)
+    gauges: list[Gauge] = []
+    if not on_cpu:
+        predicted = None if table is None else table.device_bytes
+        gauges.append(
+            Gauge(
+                label=label,
+                used=used,
+                total=total,
+                peak=facts.peak_device_bytes,
+                predicted=predicted,
+                source="trainer",
+                history=run.gauges.device,
+                last_step=last_step,
+            )
+        )
+        used = memory.allocated_bytes if memory and memory.allocated_bytes is not None else waiting
+    gauges.append(
+        Gauge(
+            label=f"{label} tensors" if on_cpu else "allocated",
+            used=used,
+            total=total,
+            peak=facts.peak_bytes,
+            predicted=table.peak_bytes if table is not None else None,
+            source="trainer",
+            history=run.gauges.allocated,
+            last_step=last_step,
+        )
+    )
+    host_total = next(
+        (d.total_bytes for d in (view.devices.devices if view.devices else ()) if d.kind == "cpu"),
+        Missing("not probed yet"),
+    )
+    host_used = memory.host_bytes if memory is not None else None
+    gauges.append(
+        Gauge(
+            label="host RAM process" if on_cpu else "host RAM",
+            used=host_used if host_used is not None else waiting,
+            total=host_total,
+            peak=facts.peak_host_bytes,
+            predicted=table.host_bytes if table is not None else None,
+            source="psutil",
+            history=run.gauges.host,
+            last_step=last_step,
+        )
+    )
+    return gauges

@@ -1,0 +1,142 @@
+"""What a run came to: losses, time, and its memory as predicted and as measured. Pure in the view."""
+
+from __future__ import annotations
+
+from memconsole.runs.read.comparison import Comparison, EstimatedTable, MemoryLine, compare
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.shortfall import shortfall
+from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
+from memconsole.tui.draw.words import loss_word, minutes_word
+from memconsole.tui.run.line_chart import unigram_loss
+from memconsole.tui.views.run_view import RunView
+from memconsole.units import format_bytes, format_duration
+
+_NAMES = {"allocated": "memory peak", "device": "device peak", "host": "host RAM peak"}
+_HEAD = 17
+
+
+def summary_lines(view: RunView, width: int) -> list[Line]:
+    """The final summary, or how far a live run is."""
+    lines: list[Line] = []
+    for name, text, role in summary_rows(view):
+        head = Span(" " + left(name, _HEAD), "dim")
+        for n, piece in enumerate(wrap(text, width - _HEAD - 1, 3) or [""]):
+            lines.append([head if n == 0 else Span(" " * (_HEAD + 1)), Span(piece, role)])
+    if view.snapshot is not None and view.live:
+        so_far = f" so far, {format_duration(view.snapshot.elapsed_seconds)}"
+        lines.insert(0, [Span(fit(so_far, width), "dim")])
+    return lines
+
+
+def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
+    """The final summary as (name, value, role)."""
+    run = view.snapshot
+    if run is None:
+        return []
+    facts = run.facts
+    ended = facts.ended
+    rows: list[tuple[str, str, str]] = []
+    validation = [e.loss for e in run.evaluations if e.loss is not None]
+    best = ended.best_validation_loss if ended else min(validation, default=None)
+    final = ended.final_validation_loss if ended else (validation[-1] if validation else None)
+    unigram = unigram_loss(run)
+    if best is not None or final is not None:
+        text = f"best {_loss(best)} · final {_loss(final)}"
+        bits = run.evaluations[-1].bits_per_byte if run.evaluations else None
+        if bits is not None:
+            text += f" · {bits:.3f} bits/byte"
+        if unigram is not None:
+            text += f" · unigram {unigram:.3f}"
+        rows.append(("validation loss", text, "validation"))
+    train = ended.final_train_loss if ended else facts.loss
+    if train is not None:
+        rows.append(("final train loss", loss_word(train), "train"))
+    if ended is not None and ended.early:
+        rows.append(("ended", ended.early, ""))
+    minutes = ended.average_epoch_minutes if ended else None
+    if minutes is None and run.epochs:
+        minutes = sum(e.minutes for e in run.epochs) / len(run.epochs)
+    total = ended.total_minutes if ended else run.elapsed_seconds / 60
+    time = f"{minutes_word(total)} minutes in all"
+    if minutes is not None:
+        time = f"{minutes_word(minutes)} minutes per epoch · {time}"
+    rows.append(("time", time, ""))
+    device = facts.started.device_name if facts.started else run.plan.device.name
+    rows.append(("device", f"{device} · {run.plan.backend}", ""))
+    rows += memory_rows(view, run)
+    rows.append(("run", f"{run.id} · step {facts.step:,} · attempts {run.attempt}", ""))
+    return rows
+
+
+def _loss(value: float | None) -> str:
+    return "—" if value is None else f"{value:.3f}"
+
+
+def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
+    """One row per figure that was measured or predicted, and what a run lacked that ran out of memory."""
+    rows = [
+        (_NAMES[one.name], comparison_words(one), _role(one))
+        for one in compared(view, run)
+        if one.name in _NAMES
+    ]
+    facts = run.facts
+    error = facts.error
+    if view.out_of_memory and error is not None and error.requested_bytes:
+        lacked = shortfall(
+            facts.phase,
+            facts.peak_bytes,
+            error.held_bytes,
+            error.requested_bytes,
+            counts_held=not _on_cpu(run) or facts.step == 0,
+        )
+        text = f"asked for {format_bytes(error.requested_bytes)} more in phase {facts.phase}"
+        if lacked is not None:
+            text += f": needed at least {format_bytes(lacked.needed_bytes)}"
+        rows.insert(1, ("out of memory", text, "bad"))
+    return rows
+
+
+def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
+    """Prediction and measurement side by side, as the run's receipt has them."""
+    table = view.prediction.table if view.prediction else None
+    estimated = None
+    if table is not None:
+        fields = EstimatedTable.__struct_fields__
+        estimated = EstimatedTable(**{name: getattr(table, name) for name in fields})
+    # On the processor nothing but the trainer's own allocations is charged to it: one row says it.
+    on_cpu = _on_cpu(run)
+    facts = run.facts
+    measured = MemoryLine(
+        peak_bytes=facts.peak_bytes,
+        reserved_bytes=facts.peak_reserved_bytes,
+        device_bytes=facts.peak_bytes if on_cpu else facts.peak_device_bytes,
+        host_bytes=facts.peak_host_bytes,
+    )
+    # Until a run has taken its steps, its peak may yet be higher.
+    at_least = view.out_of_memory or view.live or facts.step == 0
+    rows = compare(estimated, measured, facts.peaks_by_phase, at_least)
+    return tuple(row for row in rows if not (on_cpu and row.name == "device"))
+
+
+def comparison_words(one: Comparison) -> str:
+    """``measured 171 MiB · predicted =168 MiB (−2 %), inside its band 160 MiB to 176 MiB``."""
+    seen = "n/a" if one.measured_bytes is None else format_bytes(one.measured_bytes)
+    text = "measured " + ("≥ " if one.at_least else "") + seen
+    if one.estimated_bytes is None:
+        return text
+    text += f" · predicted {one.tier}{format_bytes(one.estimated_bytes)}"
+    if one.error_percent is not None and not one.at_least:
+        text += f" ({one.error_percent:+.0f} %)"
+    if one.band_bytes is not None:
+        place = {True: "inside its", False: "outside its", None: "its"}[one.inside_band]
+        low, high = one.band_bytes
+        text += f", {place} band {format_bytes(low)} to {format_bytes(high)}"
+    return text
+
+
+def _role(one: Comparison) -> str:
+    return {True: "good", False: "warn", None: ""}[one.inside_band]
+
+
+def _on_cpu(run: RunSnapshot) -> bool:
+    return run.facts.started is not None and run.facts.started.device_kind == "cpu"

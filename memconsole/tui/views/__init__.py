@@ -1,0 +1,1 @@
+"""What the screens show, each as one immutable value."""

@@ -1,0 +1,135 @@
+"""What the plan screen shows: the plan, its price, what can be undone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memconsole.devices.reading import Devices
+from memconsole.memory.table import Estimate, MemoryTable, Saving
+from memconsole.plan.optimization import Optimization
+from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.plan import Plan
+from memconsole.tui.keys.table import KeyTable
+
+if TYPE_CHECKING:
+    from memconsole.memory.answers.lengths import LengthPrice
+    from memconsole.plan.lengths import Lengths
+
+HISTORY = 200
+"""Undo steps kept."""
+
+
+@dataclass(frozen=True)
+class ExactState:
+    """How far the plan's exact numbers are."""
+
+    seconds: int | None = None
+    """Since they were asked for; None when nothing is awaited."""
+    resting: str = ""
+    """Why they are not being asked for."""
+    problem: str = ""
+    """Why there will be none."""
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """Lengths of the data's documents, and their prices."""
+
+    lengths: Lengths | None
+    """None where nobody measured them yet."""
+    prices: tuple[LengthPrice, ...]
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """The plan screen."""
+
+    plan: Plan
+    estimate: Estimate | None = None
+    stale: bool = True
+    """The estimate is of an earlier plan (or there is none yet)."""
+    problem: str = ""
+    """Why the plan cannot be priced."""
+    before: MemoryTable | None = None
+    """The table before the last change, for the ± column."""
+    cursor: int = 0
+    undo: tuple[Plan, ...] = ()
+    redo: tuple[Plan, ...] = ()
+    devices: Devices | None = None
+    pinned: frozenset[str] = frozenset()
+    """Optimizations that fitting leaves alone."""
+    exact: ExactState = ExactState()
+    rows: RowLengths | None = None
+    """What rows would need that hold a document whole; only while their length is selected."""
+    keys: KeyTable = KeyTable()
+
+    @property
+    def row(self) -> Optimization:
+        """The selected optimization."""
+        return OPTIMIZATIONS[self.cursor % len(OPTIMIZATIONS)]
+
+    def savings_of(self, key: str) -> tuple[Saving, ...]:
+        """What each value of one toggle would save."""
+        if self.estimate is None:
+            return ()
+        return tuple(s for s in self.estimate.savings if s.key == key)
+
+    def next_saving(self, row: Optimization) -> Saving | None:
+        """What the next key press on `row` would save."""
+        wanted = row.next_value(self.plan)
+        found = self.savings_of(row.key)
+        return next((s for s in found if same_value(s.value, wanted)), None)
+
+    def changed(self, plan: Plan) -> PlanView:
+        """After a change of the plan: the old one can be undone, the estimate is stale."""
+        if plan == self.plan:
+            return self
+        undo = (*self.undo, self.plan)[-HISTORY:]
+        return replace(
+            self, plan=plan, undo=undo, redo=(), stale=True, before=self._table(), problem=""
+        )
+
+    def undone(self) -> PlanView:
+        """One change back."""
+        if not self.undo:
+            return self
+        return replace(
+            self,
+            plan=self.undo[-1],
+            undo=self.undo[:-1],
+            redo=(*self.redo, self.plan),
+            stale=True,
+            before=self._table(),
+            problem="",
+        )
+
+    def redone(self) -> PlanView:
+        """One undone change forward again."""
+        if not self.redo:
+            return self
+        return replace(
+            self,
+            plan=self.redo[-1],
+            redo=self.redo[:-1],
+            undo=(*self.undo, self.plan),
+            stale=True,
+            before=self._table(),
+            problem="",
+        )
+
+    def _table(self) -> MemoryTable | None:
+        return self.estimate.table if self.estimate is not None and not self.stale else self.before
+
+
+def same_value(a: object, b: object) -> bool:
+    """Equal in type and value, so that `True` is not `1`."""
+    return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
+
+
+def previous_value(row: Optimization, plan: Plan) -> object:
+    """The value before the present one, the last before the first."""
+    values = row.values(plan)
+    present = row.value(plan)
+    found: object = values[values.index(present) - 1] if present in values else values[0]
+    return found
