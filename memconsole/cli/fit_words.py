@@ -12,6 +12,7 @@ from memconsole.memory.reasons import PHASE_WORDS
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
 from memconsole.units import format_bytes
 
 
@@ -109,8 +110,8 @@ def _sizes(report: FitReport) -> list[list[str]]:
     return [
         ["", "as given", "fitted"],
         ["largest micro-batch", *map(shown, report.largest_micro_batch),
-         f"rows of {plan.data.sequence_length:,} tokens"],
-        ["largest sequence length", *map(shown, report.largest_sequence_length), "tokens"],
+         f"rows of {plan.data.sequence_length:,} {task_of(plan).positions}"],
+        ["largest sequence length", *map(shown, report.largest_sequence_length), task_of(plan).positions],
         ["smallest device", shown(report.smallest_device), shown(report.smallest_device_fitted),
          "of the catalog; fitted to each"],
     ]  # fmt: skip

@@ -23,6 +23,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import BY_KEY
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
 from memconsole.units import format_bytes, format_count, format_duration
 
 DOES_NOT_FIT = 3
@@ -188,7 +189,7 @@ def text(plan: Plan, found: Estimate) -> str:
         )
         + f"   {plan.backend} on {budget.name} ({format_bytes(budget.usable_bytes)} of "
         f"{format_bytes(budget.total_bytes)} {budget.memory_label} usable: {budget.why})",
-        f"{plan.train.batch_size} x {plan.data.sequence_length} tokens per micro-batch, "
+        f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step",
         "",
     ]
@@ -213,7 +214,7 @@ def text(plan: Plan, found: Estimate) -> str:
         *_about(table),
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
         over,
-        f"step {Tier.FORMULA}{format_duration(found.step_seconds)}, {found.tokens_per_second:,.0f} tokens/s"
+        f"step {Tier.FORMULA}{format_duration(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
         + (
             f", {found.epoch_minutes:,.1f} minutes per epoch"
             if found.epoch_minutes is not None

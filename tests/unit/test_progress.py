@@ -37,7 +37,7 @@ def test_each_evaluation_and_epoch_is_told_once_though_the_lists_are_capped() ->
             for n in range(max(1, last - 9), last + 1)
         )
         told += list(lines.new(changed(evaluations=window, epochs=epochs)))
-    assert sum("validation loss 5.0000  bits/byte 2.0000" in line for line in told) == 299
+    assert sum("validation loss 5.0000  2.0000 bits/byte" in line for line in told) == 299
     assert sum(line.startswith("epoch ") for line in told) == 299
 
 

@@ -18,11 +18,13 @@ class Language:
     """Causal language modeling. The loss is nats per token that is not masked."""
 
     name = "language"
-    unit, units = "token", "tokens"
+    unit, units, positions = "token", "tokens", "tokens"
     loss = Measure("loss", "loss", "nats")
     measures: tuple[Measure, ...] = ()
     derived: tuple[Measure, ...] = (Measure("bits_per_byte", "bits/byte"),)
-    baselines: tuple[Measure, ...] = (Measure("unigram_loss", "unigram model", "nats"),)
+    baselines: tuple[Measure, ...] = (
+        Measure("unigram_loss", "unigram model", "nats", short="unigram"),
+    )
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """Token ids, the tokens after them, and each token's document where documents are isolated."""

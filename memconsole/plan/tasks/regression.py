@@ -20,13 +20,15 @@ class Regression:
     """The loss is the squared error of the outputs that the mask keeps, divided by their number."""
 
     name = "regression"
-    unit, units = "window", "windows"
+    unit, units, positions = "window", "windows", "steps"
     loss = Measure("loss", "masked MSE")
-    measures: tuple[Measure, ...] = (Measure("mean_absolute_error", "mean absolute error"),)
+    measures: tuple[Measure, ...] = (
+        Measure("mean_absolute_error", "mean absolute error", short="MAE"),
+    )
     derived: tuple[Measure, ...] = ()
     baselines: tuple[Measure, ...] = (
-        Measure("zero_loss", "zero output"),
-        Measure("linear_loss", "linear map of the last step"),
+        Measure("zero_loss", "zero output", short="zero"),
+        Measure("linear_loss", "linear map of the last step", short="linear map"),
     )
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:

@@ -22,6 +22,13 @@ class Measure(msgspec.Struct, frozen=True):
     label: str
     unit: str = ""
     lower_is_better: bool = True
+    short: str = ""
+    """Its name where there is little room; empty: the label."""
+
+    @property
+    def name(self) -> str:
+        """The shorter of its names."""
+        return self.short or self.label
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -47,6 +54,8 @@ class Task(Protocol):
     """What training counts, one of it: token, window, interaction."""
     units: str
     """More than one of it."""
+    positions: str
+    """What a row is a sequence of, more than one: tokens, steps."""
     loss: Measure
     """What training minimizes; its sum over a batch is divided by the batch's weight."""
     measures: tuple[Measure, ...]

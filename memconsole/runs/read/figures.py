@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from memconsole.plan.tasks import Measure, Task
@@ -28,8 +28,14 @@ class Figure(NamedTuple):
     @property
     def words(self) -> str:
         """The number with its name, baselines in brackets."""
-        text = f"{self.measure.label} {self.value:.4f}"
-        return f"({text})" if self.baseline else text
+        label = self.measure.label
+        return f"({label} {self.value:.4f})" if self.baseline else f"{self.value:.4f} {label}"
+
+
+def baseline_of(task: Task, evaluations: Sequence[Evaluated]) -> Figure | None:
+    """The baseline to beat at the last evaluation: the lowest loss. None where there is none."""
+    found = figures(task, evaluations[-1]) if evaluations else ()
+    return min((f for f in found if f.baseline), key=lambda f: f.value, default=None)
 
 
 def figures(task: Task, evaluation: Evaluated) -> tuple[Figure, ...]:

@@ -9,16 +9,17 @@ from typing import Any
 from memconsole.memory.table import COMPONENTS, Estimate, MemoryTable
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, finite, plot
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule
 from memconsole.tui.draw.words import (
     loss_word,
     minutes_word,
+    rate_word,
     signed_bytes,
     state_word,
     step_word,
-    tokens_word,
     value_word,
 )
 from memconsole.units import format_bytes
@@ -86,13 +87,21 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
         ("step", [f"{run.facts.step:,}" for run in shown]),
         ("train loss", [_loss(run.facts.loss) for run in shown]),
         ("best validation", [_loss(_best(run)) for run in shown]),
-        ("tokens/s", [tokens_word(run.facts.tokens_per_second) for run in shown]),
+        *(
+            (f"{units}/s", [_rate(run, units) for run in shown])
+            for units in dict.fromkeys(task_of(run.plan).units for run in shown)
+        ),
         ("minutes", [minutes_word(run.elapsed_seconds / 60) for run in shown]),
         ("memory peak", [_bytes(run.facts.peak_bytes) for run in shown]),
     ]
     lines += [_row(name, texts, cells) for name, texts in figures]
     lines += difference_rows([run.plan for run in shown], cells, width)
     return lines
+
+
+def _rate(run: RunSnapshot, units: str) -> str:
+    """A run's speed, where it counts in `units`."""
+    return rate_word(run.facts.tokens_per_second) if task_of(run.plan).units == units else "—"
 
 
 def difference_rows(plans: Sequence[Plan], cells: int, width: int) -> list[Line]:
@@ -142,13 +151,17 @@ def plan_rows(this: PricedPlan, other: PricedPlan, width: int) -> list[Line]:
     fits = [_fit_words(table) for table in (mine, theirs)]
     roles = ["good" if table.fits else "bad" for table in (mine, theirs)]
     lines.append(_row("verdict", [*fits, ""], cells, roles))
-    return [*lines, rule("time", width), *_time_rows(this.estimate, other.estimate, cells)]
+    return [
+        *lines,
+        rule("time", width),
+        *_time_rows(this.plan, this.estimate, other.estimate, cells),
+    ]
 
 
-def _time_rows(this: Estimate, other: Estimate, cells: int) -> list[Line]:
+def _time_rows(mine: Plan, this: Estimate, other: Estimate, cells: int) -> list[Line]:
     rows: tuple[tuple[str, Callable[[Any], str], float | None, float | None], ...] = (
         ("step", step_word, this.step_seconds, other.step_seconds),
-        ("tokens/s", tokens_word, this.tokens_per_second, other.tokens_per_second),
+        (f"{task_of(mine).units}/s", rate_word, this.tokens_per_second, other.tokens_per_second),
         ("epoch minutes", minutes_word, this.epoch_minutes, other.epoch_minutes),
     )
     return [

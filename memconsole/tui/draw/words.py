@@ -73,12 +73,17 @@ def number_or_reason(value: float | Missing, unit: str) -> str:
 
 
 def loss_word(loss: float | None) -> str:
-    """A loss with four significant digits; a loss that is not finite says so."""
-    return "n/a — not finite" if loss is None else f"{loss:.3f}"
+    """A loss; one that is not finite says so."""
+    return "n/a — not finite" if loss is None else measure_word(loss)
 
 
-def tokens_word(rate: float | None) -> str:
-    """Tokens per second."""
+def measure_word(value: float) -> str:
+    """A loss or measure: three decimals, or three significant digits where it is small."""
+    return f"{value:.3f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
+
+
+def rate_word(rate: float | None) -> str:
+    """Units per second: tokens, windows."""
     if rate is None:
         return "—"
     return f"{rate:,.0f}" if rate < 99_950 else f"{rate / 1000:,.0f}k"

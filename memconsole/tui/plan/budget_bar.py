@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memconsole.memory.table import MemoryTable, Tier
+from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.bars import stacked
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of, wrap
-from memconsole.tui.draw.words import duration_word, minutes_word, step_word, tokens_word
+from memconsole.tui.draw.words import duration_word, minutes_word, rate_word, step_word
 from memconsole.tui.plan.memory_table import components_of
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
@@ -86,7 +87,7 @@ def _part(name: str) -> tuple[str, str]:
 
 
 def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
-    """Step time, tokens per second, minutes per epoch. Pure in `view`."""
+    """Step time, tokens or other units per second, minutes per epoch. Pure in `view`."""
     if view.estimate is None:
         return [rule("speed", width)]
     found = view.estimate
@@ -96,8 +97,8 @@ def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
         [
             Span(f" {step_word(found.step_seconds)}", role),
             Span("/step  ", "dim"),
-            Span(f"{tokens_word(found.tokens_per_second)}", role),
-            Span(" tokens/s", "dim"),
+            Span(f"{rate_word(found.tokens_per_second)}", role),
+            Span(f" {task_of(view.plan).units}/s", "dim"),
         ]
     )
     if found.epoch_minutes is None:

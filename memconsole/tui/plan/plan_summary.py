@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.cells import cell_len
 
+from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.ink import Line, Span, fit, left
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
@@ -37,7 +38,11 @@ def summary_lines(view: PlanView, width: int) -> list[Line]:
     length = f"{train.max_steps:,} steps" if train.max_steps else f"{train.epochs} epochs"
     rows = (
         ("model", "model", model),
-        ("data", "data", f"{plan.data.source} · {plan.data.sequence_length:,} tokens/row"),
+        (
+            "data",
+            "data",
+            f"{plan.data.source} · {plan.data.sequence_length:,} {task_of(plan).positions}/row",
+        ),
         ("device", "device", device),
         ("backend", "backend", plan.backend),
         (

@@ -12,6 +12,7 @@ from textual.geometry import Size
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.ink import fit as shortened
 from memconsole.tui.draw.words import value_word
 from memconsole.tui.plan.owner import PlanOwner
@@ -135,7 +136,7 @@ def largest(view: PlanView, lookup: Lookup | None, key: str) -> Solution:
         words = f"no {name} fits {format_bytes(device.usable_bytes)}; {view.keys.shown('plan', 'fit')} changes other settings"
         return Solution(view.plan, view.plan, words, "bad")
     plan = plans.replace(view.plan, {key: size})
-    words = f"largest {name}: {size:,} tokens" if not batch else (
+    words = f"largest {name}: {size:,} {task_of(view.plan).positions}" if not batch else (
         f"largest {name}: {size:,} rows, {plan.effective_batch:,} rows per step"
     )  # fmt: skip
     return Solution(view.plan, plan, words)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from memconsole.devices.reading import Missing
+from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.gauges import gauge_lines, history_line, peak_line
 from memconsole.tui.draw.ink import Line, Span, fit, left, rule
-from memconsole.tui.draw.words import number_or_reason, step_word, tokens_word
+from memconsole.tui.draw.words import measure_word, number_or_reason, rate_word, step_word
 from memconsole.tui.run.run_gauges import run_gauges
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
@@ -57,17 +58,19 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
         return []
     evaluated = [e.loss for e in run.evaluations if e.loss is not None]
     facts = run.facts
-    rows: list[tuple[str, str]] = [("tokens/s", tokens_word(facts.tokens_per_second))]
+    task = task_of(run.plan)
+    rows: list[tuple[str, str]] = [(f"{task.units}/s", rate_word(facts.tokens_per_second))]
     if view.prediction is not None:
-        rows[0] = ("tokens/s", f"{rows[0][1]}  (~{tokens_word(view.prediction.tokens_per_second)})")
+        predicted = rate_word(view.prediction.tokens_per_second)
+        rows[0] = (rows[0][0], f"{rows[0][1]}  (~{predicted})")
         if facts.tokens_per_second:
             share = facts.tokens_per_second / view.prediction.peak_tokens_per_second
             rows.append(("MFU", f"{share:.1%} of peak"))
     if evaluated:
-        rows.append(("best validation", f"{min(evaluated):.3f}"))
+        rows.append(("best validation", measure_word(min(evaluated))))
     if facts.step_seconds is not None:
         rows.append(("step", step_word(facts.step_seconds)))
-    rows.append(("trained", f"{format_count(facts.tokens)} tokens"))
+    rows.append(("trained", f"{format_count(facts.tokens)} {task.units}"))
     if facts.learning_rate is not None:
         rows.append(("learning rate", f"{facts.learning_rate:.2e}"))
     if facts.gradient_norm is not None:

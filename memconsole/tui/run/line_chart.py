@@ -1,19 +1,15 @@
-"""The loss curve: train as a line, validation as marks, the unigram model as the line to beat."""
+"""The loss curve: train as a line, validation as marks, the task's best baseline as the line to beat."""
 
 from __future__ import annotations
 
+from memconsole.plan.tasks import task_of
+from memconsole.runs.read.figures import baseline_of, figures
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, plot
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of
-from memconsole.tui.draw.words import loss_word
+from memconsole.tui.draw.words import loss_word, measure_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
-
-
-def unigram_loss(run: RunSnapshot) -> float | None:
-    """Nats per token of the unigram model of the train tokens, once an evaluation told."""
-    found = [e.metrics["unigram_loss"] for e in run.evaluations if "unigram_loss" in e.metrics]
-    return found[-1] if found else None
 
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
@@ -25,15 +21,17 @@ def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
     if run.evaluations:
         last = run.evaluations[-1]
         line.append(Span(f"  ◆ validation {loss_word(last.loss)}", "validation"))
-    unigram = unigram_loss(run)
-    if unigram is not None:
-        line.append(Span(f"  ┄ unigram {unigram:.3f}", "baseline"))
+    task = task_of(run.plan)
+    baseline = baseline_of(task, run.evaluations)
+    if baseline is not None:
+        text = f"  ┄ {baseline.measure.name} {measure_word(baseline.value)}"
+        line.append(Span(text, "baseline"))
     if logarithmic:
         line.append(Span("  log", "dim"))
-    bits = run.evaluations[-1].bits_per_byte if run.evaluations else None
-    word = f"  {bits:.3f} bits/byte" if bits is not None else ""
-    if len(word) <= width - width_of(line):  # whole or not at all
-        line.append(Span(word, "validation"))
+    for found in figures(task, run.evaluations[-1]) if run.evaluations else ():
+        word = f"  {measure_word(found.value)} {found.measure.name}"
+        if not found.baseline and len(word) <= width - width_of(line):  # whole or not at all
+            line.append(Span(word, "validation"))
     shown: Line = []
     for span in line:
         room = width - width_of(shown)
@@ -65,7 +63,7 @@ class LineChart(Painted):
         recent = view.recent and bool(run.recent_train.steps)
         train = Series((run.recent_train if recent else run.train).points, "train")
         series = (train, Series(run.validation.points, "validation", marker="◆"))
-        unigram = unigram_loss(run)
+        baseline = baseline_of(task_of(run.plan), run.evaluations)
         axes = choose_axes(
             series,
             total=run.facts.total_steps,
@@ -95,7 +93,7 @@ class LineChart(Painted):
                 height - 1,
                 glyphs=self._glyphs(),
                 marks=marks,
-                baseline=unigram,
+                baseline=None if baseline is None else baseline.value,
             ),
         ]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from memconsole.plan.tasks import task_of
 from memconsole.runs.read.comparison import Comparison, EstimatedTable, MemoryLine, compare
+from memconsole.runs.read.figures import figures
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
-from memconsole.tui.draw.words import loss_word, minutes_word
-from memconsole.tui.run.line_chart import unigram_loss
+from memconsole.tui.draw.words import loss_word, measure_word, minutes_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.units import format_bytes, format_duration
 
@@ -39,14 +40,11 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     validation = [e.loss for e in run.evaluations if e.loss is not None]
     best = ended.best_validation_loss if ended else min(validation, default=None)
     final = ended.final_validation_loss if ended else (validation[-1] if validation else None)
-    unigram = unigram_loss(run)
     if best is not None or final is not None:
         text = f"best {_loss(best)} · final {_loss(final)}"
-        bits = run.evaluations[-1].bits_per_byte if run.evaluations else None
-        if bits is not None:
-            text += f" · {bits:.3f} bits/byte"
-        if unigram is not None:
-            text += f" · unigram {unigram:.3f}"
+        for found in figures(task_of(run.plan), run.evaluations[-1]) if run.evaluations else ():
+            words = (measure_word(found.value), found.measure.name)
+            text += f" · {' '.join(reversed(words) if found.baseline else words)}"
         rows.append(("validation loss", text, "validation"))
     train = ended.final_train_loss if ended else facts.loss
     if train is not None:
@@ -69,7 +67,7 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def _loss(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3f}"
+    return "—" if value is None else measure_word(value)
 
 
 def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
