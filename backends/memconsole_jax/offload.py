@@ -24,10 +24,11 @@ from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import DictKey, SequenceKey
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole_jax.stacking import Stack
-from memconsole_jax.step import Backward, TrainState, Tree, backward_pass, chosen, counted
+from memconsole_jax.step import Backward, TrainState, chosen, counted
+from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques import precision
 from memconsole_jax.techniques.average import followed
 from memconsole_jax.techniques.optimizers import Part, transformation
@@ -57,31 +58,22 @@ def divided(state: Any, stacks: Mapping[str, Stack]) -> Any:
     return jax.tree_util.tree_map_with_path(layers, state)
 
 
-def gradient_step(plan: Plan, architecture: Architecture) -> Any:
-    """Jitted (weights, `TrainState.precision`, counts, kept, inputs (A, B, T), targets, documents or None) ->
-    `Backward`, and precision and counts behind the step."""
-    backward = backward_pass(plan, architecture)
+def advance_step() -> Any:
+    """Jitted (`TrainState.precision`, counts, `Backward.finite`) -> precision and counts after the step."""
 
     def step(
-        weights: Tree,
-        state: Array | None,
-        counts: list[Array],
-        kept: Tree,
-        inputs: Array,
-        targets: Array,
-        documents: Array | None = None,
-    ) -> tuple[Backward, Array | None, list[Array]]:
-        found = backward(weights, state, kept, inputs, targets, documents)
-        after = [c + 1 if found.finite is None else c + found.finite for c in counts]
-        return found, precision.adapted(state, found.finite), after
+        state: Array | None, counts: list[Array], finite: Array | None
+    ) -> tuple[Array | None, list[Array]]:
+        after = [c + 1 if finite is None else c + finite for c in counts]
+        return precision.adapted(state, finite), after
 
     return jax.jit(step)
 
 
-def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
+def update_step(plan: Plan, model: Model, stack: Stack) -> Any:
     """Jitted (`Visited`, gradients of the stack, `Backward.factor`, `Backward.finite`, counts and
     `TrainState.precision` before the step, rates (2,), layer) -> `Visited`; donates the first argument."""
-    rounding = Rounding(plan, architecture)
+    rounding = Rounding(plan, model)
 
     def part(x: Array, layer: Array) -> Array:
         return lax.dynamic_index_in_dim(x, layer) if stack.layered else x
@@ -103,7 +95,7 @@ def update_step(plan: Plan, architecture: Architecture, stack: Stack) -> Any:
     ) -> Visited:
         rate, share = rates
         name, weight = stack.name, part(visited.weights, layer)
-        one = precision.in_float32(transformation(plan, architecture, Part(name, layer)))
+        one = precision.in_float32(transformation(plan, model, Part(name, layer)))
         state = _of_part(jax.eval_shape(one.init, {name: weight}), visited.moments, counts, layer)
         clipped = part(gradients, layer) * factor
         updates, after = one.update({name: clipped}, state, {name: weight})
@@ -214,36 +206,39 @@ class Lowered:
     gradients: Any
     updates: Mapping[str, Any]
     """By stack."""
+    advance: Any
+    """Of precision and counts."""
     waiting: Waiting
 
     def compile(self) -> OffloadedStep:
         """For the device they were lowered for."""
         updates = {name: one.compile() for name, one in self.updates.items()}
-        return OffloadedStep(self.gradients.compile(), updates, self.waiting)
+        return OffloadedStep(self.gradients.compile(), updates, self.advance.compile(), self.waiting)
 
 
 class OffloadedStep:
-    """A compiled step, called as `memconsole_jax.step.train_step` is."""
+    """A compiled step, called as `memconsole_jax.step.train_step` is, or in two halves."""
 
-    def __init__(self, gradients: Any, updates: Mapping[str, Any], waiting: Waiting) -> None:
-        self._gradients, self._updates, self._waiting = gradients, updates, waiting
+    def __init__(
+        self, gradients: Any, updates: Mapping[str, Any], advance: Any, waiting: Waiting
+    ) -> None:
+        self.backward = gradients
+        """See `step.backward_pass`."""
+        self._updates, self._advance, self._waiting = updates, advance, waiting
         layers = max(visit.layer for visit in waiting.visits) + 1
         self._layers = list(jnp.arange(layers, dtype=jnp.int32, device=waiting.device))
 
     def __call__(
-        self,
-        trained: TrainState,
-        kept: Tree,
-        inputs: Array,
-        targets: Array,
-        rates: Array,
-        documents: Array | None,
+        self, trained: TrainState, kept: Tree, arrays: Tree, rates: Array
     ) -> tuple[TrainState, Array]:
+        found = self.backward(trained.weights, trained.precision, kept, arrays)
+        return self.update(trained, found, rates), found.metrics
+
+    def update(self, trained: TrainState, found: Backward, rates: Array) -> TrainState:
+        """See `step.update_pass`; empties `found.gradients`."""
         leaves, structure = jax.tree.flatten(trained.optimizer)
         counts = [leaves[i] for i in self._waiting.counts]
-        found, after, advanced = self._gradients(
-            trained.weights, trained.precision, counts, kept, inputs, targets, documents
-        )
+        after, advanced = self._advance(trained.precision, counts, found.finite)
         for i, count in zip(self._waiting.counts, advanced, strict=True):
             leaves[i] = count
         jax.block_until_ready(found.metrics)
@@ -282,11 +277,11 @@ class OffloadedStep:
         for moment in gone:
             moment.delete()
         state = jax.tree.unflatten(structure, leaves)
-        return TrainState(weights, state, after, averages), found.metrics
+        return TrainState(weights, state, after, averages)
 
     def memory_analysis(self) -> Any:
         """Of the program for the gradients, as its compiler tells it."""
-        return self._gradients.memory_analysis()
+        return self.backward.memory_analysis()
 
     def _fetched(self, leaves: Sequence[Array], visit: Visit) -> list[Array]:
         place = self._waiting.here

@@ -6,17 +6,27 @@ The engine compiles them for its own device, the tracer for a device that need n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
-from memconsole_jax import generate, offload
+from memconsole.plan.tasks import Input, Task, task_of_model
+from memconsole_jax import offload
 from memconsole_jax.stacking import Stack, stacked, stacks
-from memconsole_jax.step import TrainState, evaluation_step, train_step
+from memconsole_jax.step import (
+    Backward,
+    TrainState,
+    backward_pass,
+    evaluation_step,
+    train_step,
+    update_pass,
+)
+from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques import precision
 from memconsole_jax.techniques.activation_offload import Disk
 from memconsole_jax.techniques.optimizers import transformation
@@ -32,7 +42,7 @@ class Programs:
     """One plan's model as shapes on one device of a `kind` (cpu | gpu | rocm | tpu)."""
 
     plan: Plan
-    architecture: Architecture
+    model: Model
     trained: dict[str, Stack]
     kept: dict[str, Stack]
     kind: str
@@ -44,16 +54,19 @@ class Programs:
     def of(
         cls,
         plan: Plan,
-        architecture: Architecture,
+        model: Model,
         kind: str,
         device: Any,
         directory: Path | None = None,
     ) -> Programs:
         """`directory`: of the run, for what waits on disk while it trains."""
-        trained = stacked(trained_parameters(plan, architecture))
-        kept = {name: s for name, s in stacks(architecture).items() if name not in trained}
+        trained, whole = stacked(trained_parameters(plan, model)), stacks(model)
+        kept = {name: s for name, s in whole.items() if name not in trained}
+        parted = [n for n, s in trained.items() if s.shape != whole.get(n, s).shape]
+        if parted:
+            raise ValueError(f"{parted[0]}: all layers of a weight are trained, or none is")
         place = jax.sharding.SingleDeviceSharding(device)
-        return cls(plan, architecture, trained, kept, kind, place, Disk(directory))
+        return cls(plan, model, trained, kept, kind, place, Disk(directory))
 
     def is_rounded(self, name: str) -> bool:
         """Whether a weight is rounded to 16 bits when loaded: frozen and computed with in them, or trained in them."""
@@ -75,22 +88,22 @@ class Programs:
     @property
     def trained_shapes(self) -> dict[str, Any]:
         found = self.trained.items()
-        return {name: self._shape(stack.shape, self.dtype(name)) for name, stack in found}
+        return {name: self.shape(stack.shape, self.dtype(name)) for name, stack in found}
 
     @property
     def precision_shape(self) -> Any:
         """The third part of `step.TrainState`."""
         if loss_scale.is_scaled(self.plan.optimize.precision):
-            return self._shape((3,))
+            return self.shape((3,))
         rounds = self.plan.optimize.precision == "bf16-sr"
-        return self._shape((), jnp.uint32) if rounds else None
+        return self.shape((), jnp.uint32) if rounds else None
 
     @property
     def average_shapes(self) -> dict[str, Any] | None:
         """The average of the trained weights, where the plan has one."""
         if not is_averaged(self.plan):
             return None
-        return {name: self._shape(stack.shape) for name, stack in self.trained.items()}
+        return {name: self.shape(stack.shape) for name, stack in self.trained.items()}
 
     @property
     def kept_shapes(self) -> dict[str, Any]:
@@ -98,9 +111,9 @@ class Programs:
         for name, s in self.kept.items():
             if self.is_quantized(name):
                 found = stored_shapes(s, self.plan.optimize.base_storage)
-                shapes |= {n: self._shape(*described) for n, described in found.items()}
+                shapes |= {n: self.shape(*described) for n, described in found.items()}
             else:
-                shapes[name] = self._shape(s.shape, self.dtype(name))
+                shapes[name] = self.shape(s.shape, self.dtype(name))
         return shapes
 
     @property
@@ -109,22 +122,36 @@ class Programs:
         state = jax.eval_shape(self._update.init, self.trained_shapes)
         if self.waits_on_host:
             state = offload.divided(state, self.trained)
-        return jax.tree.map(lambda x: self._shape(x.shape, x.dtype), state)
+        return jax.tree.map(lambda x: self.shape(x.shape, x.dtype), state)
 
     @property
     def waits_on_host(self) -> bool:
         """Whether the optimizer's state is in host memory between steps."""
         return offload.waits_on_host(self.plan, self.kind)
 
-    @property
-    def row_shape(self) -> Any:
-        """Token ids of a micro-batch, (B, T)."""
-        return self._shape((self.plan.train.batch_size, self.plan.data.sequence_length), jnp.int32)
+    @cached_property
+    def task(self) -> Task:
+        """What the model learns."""
+        return task_of_model(self.model)
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        """The arrays of a batch, as the task names them."""
+        return self.task.inputs(self.plan, self.model)
 
     @property
-    def evaluation_row_shape(self) -> Any:
-        """Token ids of an evaluation batch, (B, T)."""
-        return self._shape((self.plan.evaluation_batch, self.plan.data.sequence_length), jnp.int32)
+    def batch_axes(self) -> tuple[int, int]:
+        """Micro-batches of a step, and the rows of each."""
+        return self.plan.optimize.accumulation_steps, self.plan.train.batch_size
+
+    def arrays(self, *axes: int) -> dict[str, Any]:
+        """A batch whose arrays have the leading `axes`."""
+        return {i.name: self.shape((*axes, *i.shape), jnp.dtype(i.dtype)) for i in self.inputs}
+
+    @property
+    def evaluated_shapes(self) -> dict[str, Any]:
+        """The weights that are evaluated: their average where there is one."""
+        return self.average_shapes or self.trained_shapes
 
     def lower_initialize(self) -> Any:
         """The optimizer's first state, of the trained weights."""
@@ -132,29 +159,45 @@ class Programs:
             return offload.FirstState(self._waiting)
         return jax.jit(self._update.init).lower(self.trained_shapes)
 
+    def compiled_step(self) -> FusedStep | offload.OffloadedStep:
+        """One optimizer step, called as `step.train_step` is."""
+        compiled = self.lower_train().compile()
+        return compiled if self.waits_on_host else FusedStep(compiled, self)
+
     def lower_train(self) -> Any:
-        """One optimizer step."""
-        rows = self.row_shape
-        many = self._shape((self.plan.optimize.accumulation_steps, *rows.shape), jnp.int32)
-        documents = many if self.plan.data.isolate_documents else None
+        """One optimizer step: a program, or several where the optimizer's state waits on the host."""
         if self.waits_on_host:
-            return self._lower_apart(many, documents)
-        state = TrainState(
+            return self._lower_apart()
+        step = train_step(self.plan, self.model, self._update, self.disk)
+        return step.lower(
+            self._state, self.kept_shapes, self.arrays(*self.batch_axes), self.shape((2,))
+        )
+
+    def lower_backward(self) -> Any:
+        """The gradients of a step alone."""
+        step = jax.jit(backward_pass(self.plan, self.model, self.disk))
+        arrays = self.arrays(*self.batch_axes)
+        return step.lower(self.trained_shapes, self.precision_shape, self.kept_shapes, arrays)
+
+    def lower_update(self, found: Any) -> Any:
+        """The update of the weights alone, by what the backward pass `found`, in shapes."""
+        step = jax.jit(update_pass(self.plan, self.model, self._update), donate_argnums=0)
+        return step.lower(self._state, found, self.shape((2,)))
+
+    @property
+    def _state(self) -> TrainState:
+        return TrainState(
             self.trained_shapes, self.state_shapes, self.precision_shape, self.average_shapes
         )
-        step = train_step(self.plan, self.architecture, self._update, self.disk)
-        return step.lower(state, self.kept_shapes, many, many, self._shape((2,)), documents)
 
-    def _lower_apart(self, rows: Any, documents: Any) -> offload.Lowered:
+    def _lower_apart(self) -> offload.Lowered:
         """The gradients of a step, and the updates of the weights whose state comes from the host."""
         weights, waiting, averages = self.trained_shapes, self._waiting, self.average_shapes or {}
         leaves = jax.tree.leaves(waiting.state)
         counts = [leaves[i] for i in waiting.counts]
-        backward = offload.gradient_step(self.plan, self.architecture).lower(
-            weights, self.precision_shape, counts, self.kept_shapes, rows, rows, documents
-        )
-        one, scaled = self._shape(()), loss_scale.is_scaled(self.plan.optimize.precision)
-        finite = self._shape((), jnp.bool_) if scaled else None
+        backward = self.lower_backward()
+        one, scaled = self.shape(()), loss_scale.is_scaled(self.plan.optimize.precision)
+        finite = self.shape((), jnp.bool_) if scaled else None
         control = one, finite, counts, self.precision_shape
         updates = {}
         for visit in waiting.visits:
@@ -162,12 +205,13 @@ class Programs:
             if name not in updates:
                 moments = [leaves[i] for i in visit.places]
                 visited = offload.Visited(weights[name], averages.get(name), moments)
-                made = backward.out_info[0].gradients[name]
-                gradient = self._shape(made.shape, made.dtype)
-                step = offload.update_step(self.plan, self.architecture, self.trained[name])
-                layer = self._shape((), jnp.int32)
-                updates[name] = step.lower(visited, gradient, *control, self._shape((2,)), layer)
-        return offload.Lowered(backward, updates, waiting)
+                made = backward.out_info.gradients[name]
+                gradient = self.shape(made.shape, made.dtype)
+                step = offload.update_step(self.plan, self.model, self.trained[name])
+                layer = self.shape((), jnp.int32)
+                updates[name] = step.lower(visited, gradient, *control, self.shape((2,)), layer)
+        advance = offload.advance_step().lower(self.precision_shape, counts, finite)
+        return offload.Lowered(backward, updates, advance, waiting)
 
     @property
     def _waiting(self) -> offload.Waiting:
@@ -177,31 +221,52 @@ class Programs:
 
     def lower_evaluate(self) -> Any:
         """One evaluation batch."""
-        rows = self.evaluation_row_shape
-        step = evaluation_step(self.plan, self.architecture)
-        documents = rows if self.plan.data.isolate_documents else None
-        weights = self.average_shapes or self.trained_shapes
-        return step.lower(self._shape((2,)), weights, self.kept_shapes, rows, rows, documents)
-
-    def lower_sample(self, positions: int) -> Any:
-        """Tokens after a prompt, in so many positions."""
-        weights = {**(self.average_shapes or self.trained_shapes), **self.kept_shapes}
-        count, share = self._shape((), jnp.int32), self._shape(())
-        step = jax.jit(generate.sample, static_argnums=0)
-        return step.lower(
-            self.architecture,
-            weights,
-            self._shape((positions,), jnp.int32),
-            count,
-            count,
-            share,
-            count,
-            self._shape((), jnp.uint32),
-        )
+        step = evaluation_step(self.plan, self.model)
+        arrays = self.arrays(self.plan.evaluation_batch)
+        sums = self.shape((2, 1 + len(self.task.measures)))
+        return step.lower(sums, self.evaluated_shapes, self.kept_shapes, arrays)
 
     @property
     def _update(self) -> Any:
-        return precision.in_float32(transformation(self.plan, self.architecture))
+        return precision.in_float32(transformation(self.plan, self.model))
 
-    def _shape(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    def shape(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        """An array on the device, without its values."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding)
+
+
+class FusedStep:
+    """One optimizer step compiled as one program; its two halves are compiled when they are first used."""
+
+    def __init__(self, fused: Any, programs: Programs) -> None:
+        self._fused, self._programs = fused, programs
+
+    def __call__(
+        self, trained: TrainState, kept: Tree, arrays: Tree, rates: Any
+    ) -> tuple[TrainState, jax.Array]:
+        found: tuple[TrainState, jax.Array] = self._fused(trained, kept, arrays, rates)
+        return found
+
+    @cached_property
+    def backward(self) -> Any:
+        """See `step.backward_pass`."""
+        return self._lowered_backward.compile()
+
+    def update(self, trained: TrainState, found: Backward, rates: Any) -> TrainState:
+        """See `step.update_pass`."""
+        new: TrainState = self._update(trained, found, rates)
+        return new
+
+    def memory_analysis(self) -> Any:
+        """Of the one program, as its compiler tells it."""
+        return self._fused.memory_analysis()
+
+    @cached_property
+    def _update(self) -> Any:
+        programs, found = self._programs, self._lowered_backward.out_info
+        shapes = jax.tree.map(lambda x: programs.shape(x.shape, x.dtype), found)
+        return programs.lower_update(shapes).compile()
+
+    @cached_property
+    def _lowered_backward(self) -> Any:
+        return self._programs.lower_backward()

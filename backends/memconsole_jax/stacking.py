@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, parameters
-from memconsole.plan.model import Parameter
+from memconsole.plan.model import Model, Parameter
 from memconsole_trainer.engine import WeightsError
 
 
@@ -63,9 +62,9 @@ class Stack:
         return iter(array) if self.layered else iter((array,))
 
 
-def stacks(architecture: Architecture) -> dict[str, Stack]:
+def stacks(model: Model) -> dict[str, Stack]:
     """Every array of the model by stacked name, in canonical order of first appearance."""
-    return stacked(parameters(architecture))
+    return stacked(model.parameters())
 
 
 def stacked(found: Iterable[Parameter]) -> dict[str, Stack]:

@@ -1,6 +1,7 @@
-"""The compiled functions of training: one optimizer step, and the loss of one evaluation batch.
+"""The compiled functions of training: one optimizer step, whole or in two halves, and one evaluation batch.
 
-Weights are flat dicts of stacked arrays; `trained` are differentiated, `kept` are not.
+Weights are flat dicts of stacked arrays; `trained` are differentiated, `kept` are not. The arrays of a batch are a
+dict, too, named and shaped as the task says.
 """
 
 from __future__ import annotations
@@ -13,24 +14,19 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
-from memconsole_jax.techniques import checkpointing, precision
+from memconsole_jax import tasks
+from memconsole_jax.tasks.task import Loss, Task, Tree
 from memconsole_jax.techniques.activation_offload import Disk
 from memconsole_jax.techniques.average import followed
-from memconsole_jax.techniques.fused_loss import MASKED, chunked_nats, plain_nats
-from memconsole_jax.techniques.lora import assembled, is_adapter
+from memconsole_jax.techniques.lora import is_adapter
 from memconsole_jax.techniques.optimizers import clip_factor
 from memconsole_jax.techniques.precision import adapted
 from memconsole_jax.techniques.rounding import Rounding
 from memconsole_trainer.techniques.compressed import is_compressed
 from memconsole_trainer.techniques.loss_scale import is_scaled
-
-Tree = dict[str, Array]
-Loss = Callable[..., Array]
-"""Summed nats of one micro-batch: (trained, kept, inputs (B, T), targets (B, T), documents (B, T) or None,
-`accumulation.Sums` or None, share) -> scalar, times the share."""
 
 
 class TrainState(NamedTuple):
@@ -44,76 +40,40 @@ class TrainState(NamedTuple):
     """Of the weights, in float32, where the plan has one."""
 
 
-def summed_loss(
-    plan: Plan, architecture: Architecture, *, chunked: bool, disk: Disk | None = None
-) -> Loss:
-    """The loss that `plan` trains, the head's part in chunks or not. `disk`: for activations of a CPU."""
-    dtype = precision.compute_dtype(plan)
-    o = plan.optimize
-    around = checkpointing.around(o.gradient_checkpointing, offload=o.activation_offload, disk=disk)
-    nats = chunked_nats if chunked else plain_nats
-
-    def loss(
-        trained: Tree,
-        kept: Tree,
-        inputs: Array,
-        targets: Array,
-        documents: Array | None,
-        sums: Tree | None = None,
-        share: Array | float = 1.0,
-    ) -> Array:
-        decoder = assembled(architecture, {**trained, **kept})
-        hidden = decoder.hidden(inputs, dtype, around, documents, sums)
-        begun = (sums or {}).get(head_name(trained | kept))
-        return nats(hidden, decoder.head_weight, targets, share, begun)
-
-    return loss
-
-
 def mean_gradients(
-    loss: Loss,
-    trained: Tree,
-    kept: Tree,
-    inputs: Array,
-    targets: Array,
-    scale: Array | float = 1.0,
-    documents: Array | None = None,
+    task: Task, loss: Loss, trained: Tree, kept: Tree, arrays: Tree, scale: Array | float = 1.0
 ) -> tuple[Array, Tree]:
-    """Mean nats over all unmasked targets (A, B, T) times `scale`, and its gradients: float32 where they are summed
-    over micro-batches, else in the weights' dtypes.
+    """The loss of all `arrays` (A, B, ...) over their weight, times `scale`, and its gradients: float32 where they
+    are summed over micro-batches, else in the weights' dtypes.
 
-    Micro-batches run one after another; each contributes its sum divided by the count of the whole
-    effective batch, so the result does not depend on how the rows were cut. The gradients of blocks and of the head
-    are summed inside the backward pass; adapters, small as they are, and looked-up rows after it.
+    Micro-batches run one after another; each contributes its sum divided by the weight of the whole effective
+    batch, so the result does not depend on how the rows were cut. The gradients of blocks and of the task's head
+    are summed inside the backward pass; those of the other weights after it.
     """
-    share = scale / jnp.maximum(jnp.sum(targets != MASKED), 1).astype(jnp.float32)
-    if inputs.shape[0] == 1:
-        own = None if documents is None else documents[0]
-        return jax.value_and_grad(lambda w: loss(w, kept, inputs[0], targets[0], own, None, share))(
-            trained
-        )
-    head = head_name(trained | kept)
-    inside = {n: w for n, w in trained.items() if is_block(n) or n == head}
-    outside = {n: w for n, w in trained.items() if n not in inside or n == "embedding.weight"}
+    share = scale / jnp.maximum(task.weight(arrays), 1).astype(jnp.float32)
+    if len(jax.tree.leaves(arrays)[0]) == 1:
+        own = {name: array[0] for name, array in arrays.items()}
+        return jax.value_and_grad(lambda w: loss(w, kept, own, None, share))(trained)
+    head = task.head(trained | kept)
+    inside = {n: w for n, w in trained.items() if is_block(n) or (head and n == head.name)}
+    outside = {
+        n: w
+        for n, w in trained.items()
+        if n not in inside or (head and head.shared and n == head.name)
+    }
 
-    def of_one(outside: Tree, sums: Tree, rows: Any) -> Array:
-        inputs, targets, documents = rows
-        return loss({**inside, **outside}, kept, inputs, targets, documents, sums or None, share)
+    def of_one(outside: Tree, sums: Tree, own: Tree) -> Array:
+        return loss({**inside, **outside}, kept, own, sums or None, share)
 
-    def add(total: tuple[Array, Tree], rows: Any) -> tuple[Any, None]:
-        nats, sums = total
+    def add(total: tuple[Array, Tree], own: Tree) -> tuple[Any, None]:
+        value, sums = total
         begun = {n: sums[n] for n in inside}
-        more, (gradients, added) = jax.value_and_grad(of_one, (0, 1))(outside, begun, rows)
+        more, (gradients, added) = jax.value_and_grad(of_one, (0, 1))(outside, begun, own)
         sums = sums | added
-        return (nats + more, sums | {n: sums[n] + g for n, g in gradients.items()}), None
+        return (value + more, sums | {n: sums[n] + g for n, g in gradients.items()}), None
 
     zeros = {n: jnp.zeros(w.shape, jnp.float32) for n, w in trained.items()}
-    return lax.scan(add, (jnp.float32(0.0), zeros), (inputs, targets, documents))[0]
-
-
-def head_name(weights: Tree) -> str:
-    """Which of them is the matrix of the language-model head."""
-    return "head.weight" if "head.weight" in weights else "embedding.weight"
+    return lax.scan(add, (jnp.float32(0.0), zeros), arrays)[0]
 
 
 def is_block(name: str) -> bool:
@@ -134,23 +94,15 @@ class Backward(NamedTuple):
     """Loss, gradient norm and, where there is one, loss scale."""
 
 
-def backward_pass(
-    plan: Plan, architecture: Architecture, disk: Disk | None = None
-) -> Callable[..., Backward]:
-    """(weights, `TrainState.precision`, kept, inputs (A, B, T), targets, documents or None) -> `Backward`."""
-    loss = summed_loss(plan, architecture, chunked=plan.optimize.fused_loss, disk=disk)
+def backward_pass(plan: Plan, model: Model, disk: Disk | None = None) -> Callable[..., Backward]:
+    """(weights, `TrainState.precision`, kept, arrays (A, B, ...)) -> `Backward`."""
+    task = tasks.of(model)
+    loss = task.loss(plan, model, disk)
     scaled = is_scaled(plan.optimize.precision)
 
-    def backward(
-        weights: Tree,
-        state: Array | None,
-        kept: Tree,
-        inputs: Array,
-        targets: Array,
-        documents: Array | None,
-    ) -> Backward:
+    def backward(weights: Tree, state: Array | None, kept: Tree, arrays: Tree) -> Backward:
         scale = 1.0 if state is None or not scaled else state[0]
-        total, gradients = mean_gradients(loss, weights, kept, inputs, targets, scale, documents)
+        total, gradients = mean_gradients(task, loss, weights, kept, arrays, scale)
         squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
         norm = jnp.sqrt(sum(squares)) / scale
         factor = clip_factor(norm, plan.train.grad_clip) / scale
@@ -162,36 +114,22 @@ def backward_pass(
     return backward
 
 
-def train_step(
-    plan: Plan,
-    architecture: Architecture,
-    transformation: optax.GradientTransformation,
-    disk: Disk | None = None,
-) -> Any:
-    """Jitted (TrainState, kept, inputs (A, B, T), targets, rates, documents or None) -> TrainState and
-    `Backward.metrics`; donates the first argument. `rates` (2,): the learning rate, and the share of the new
-    weights in their average."""
-    backward = backward_pass(plan, architecture, disk)
-    rounding = Rounding(plan, architecture)
+def update_pass(
+    plan: Plan, model: Model, transformation: optax.GradientTransformation
+) -> Callable[[TrainState, Backward, Array], TrainState]:
+    """(TrainState, `Backward`, rates) -> TrainState. `rates` (2,): the learning rate, and the share of the new weights in
+    their average."""
+    rounding = Rounding(plan, model)
     # Where a step is skipped element by element, XLA updates arrays in place; a branch copies them whole. A loop
     # over slices overwrites what would be chosen.
     in_slices = plan.optimize.optimizer in EIGHT_BIT or is_compressed(plan)
 
-    def step(
-        state: TrainState,
-        kept: Tree,
-        inputs: Array,
-        targets: Array,
-        rates: Array,
-        documents: Array | None = None,
-    ) -> tuple[TrainState, Array]:
+    def update(state: TrainState, found: Backward, rates: Array) -> TrainState:
         rate, share = rates
-        gradients, factor, finite, metrics = backward(
-            state.weights, state.precision, kept, inputs, targets, documents
-        )
+        finite = found.finite
 
         def updated(weights: Tree, optimizer: Any) -> tuple[Tree, Any]:
-            clipped = jax.tree.map(lambda g: g * factor, gradients)
+            clipped = jax.tree.map(lambda g: g * found.factor, found.gradients)
             updates, after = transformation.update(clipped, optimizer, weights)
             new = {n: w.astype(jnp.float32) - rate * updates[n] for n, w in weights.items()}
             number = state.precision
@@ -206,7 +144,24 @@ def train_step(
             weights, optimizer = chosen(finite, updated(*before), before)
         after = adapted(state.precision, finite)
         averages = followed(state.average, weights, counted(share, finite))
-        return TrainState(weights, optimizer, after, averages), metrics
+        return TrainState(weights, optimizer, after, averages)
+
+    return update
+
+
+def train_step(
+    plan: Plan,
+    model: Model,
+    transformation: optax.GradientTransformation,
+    disk: Disk | None = None,
+) -> Any:
+    """Jitted (TrainState, kept, arrays (A, B, ...), rates) -> TrainState and `Backward.metrics`; donates the first
+    argument. Both passes in one program, which may reuse every array that it is done with."""
+    backward, update = backward_pass(plan, model, disk), update_pass(plan, model, transformation)
+
+    def step(state: TrainState, kept: Tree, arrays: Tree, rates: Array) -> tuple[TrainState, Array]:
+        found = backward(state.weights, state.precision, kept, arrays)
+        return update(state, found, rates), found.metrics
 
     return jax.jit(step, donate_argnums=0)
 
@@ -221,25 +176,18 @@ def counted(share: Array, finite: Array | None) -> Array:
     return share if finite is None else jnp.where(finite, share, 0.0)
 
 
-def evaluation_step(plan: Plan, architecture: Architecture) -> Any:
-    """Jitted (sums, trained, kept, inputs (B, T), targets, documents or None) -> sums with this batch's nats added.
+def evaluation_step(plan: Plan, model: Model) -> Any:
+    """Jitted (sums, trained, kept, arrays (B, ...)) -> sums with those of this batch added.
 
-    `sums` is [total, rounding lost] (Kahan 1965), so that millions of tokens add up in float32. The
-    loss is always chunked: evaluation never needs more memory than training.
+    `sums` (2, entries) are the task's `evaluation` so far and what rounding lost of each (Kahan 1965), so that
+    millions of rows add up in float32.
     """
-    loss = summed_loss(plan, architecture, chunked=True)
+    evaluation = tasks.of(model).evaluation(plan, model)
 
-    def step(
-        sums: Array,
-        trained: Tree,
-        kept: Tree,
-        inputs: Array,
-        targets: Array,
-        documents: Array | None = None,
-    ) -> Array:
+    def step(sums: Array, trained: Tree, kept: Tree, arrays: Tree) -> Array:
         total, lost = sums
-        nats = loss(trained, kept, inputs, targets, documents) - lost
-        new = total + nats
-        return jnp.stack([new, (new - total) - nats])
+        more = evaluation(trained, kept, arrays) - lost
+        new = total + more
+        return jnp.stack([new, (new - total) - more])
 
     return jax.jit(step)

@@ -20,7 +20,8 @@ STEP = "optimizer.step"
 
 
 Part = Literal["weights", "optimizer", "gradients"]
-"""What an engine can put away and bring back: optimizer means the optimizer's state."""
+"""What an engine can put away and bring back: all weights, frozen ones and averages among them; the optimizer's
+state; the gradients that wait for an update."""
 
 
 @dataclass(frozen=True)
@@ -139,19 +140,23 @@ class Engine(Protocol):
         ...
 
     def backward(self, batch: Batch) -> None:
-        """The gradients of the batch's mean loss, which stay until `update` takes them."""
+        """The gradients of the batch's mean loss, which stay until `update` takes them; those of an earlier call are
+        dropped."""
         ...
 
     def update(self) -> None:
-        """Move the weights by the gradients of the last `backward`, and let go of them: the step is counted."""
+        """Move the weights by the gradients of the last `backward`, and let go of them: the step is counted. Raises
+        `RuntimeError` where there are none."""
         ...
 
     def assign(self, weights: WeightSource) -> None:
-        """Overwrite the trained weights; optimizer state and the count of steps stay."""
+        """Overwrite the trained weights; their average, optimizer state and the count of steps stay. Raises
+        `WeightsError` for a tensor of another shape."""
         ...
 
     def release(self, part: Part) -> None:
-        """Keep `part` in host memory alone: its device memory is free until `restore`."""
+        """Keep `part` in host memory alone: its device memory is free until `restore`. `state` still gives it, and
+        `load_state` puts what it loads on the device; what else needs it raises `RuntimeError`."""
         ...
 
     def restore(self, part: Part) -> None:

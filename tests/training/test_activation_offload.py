@@ -23,7 +23,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole_jax import engine as jax_engine
 from memconsole_jax import target
 from memconsole_jax.stacking import stacks
-from memconsole_jax.step import summed_loss
+from memconsole_jax.tasks.language import summed_nats
 from memconsole_jax.techniques import checkpointing
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.techniques import activation_offload
@@ -238,8 +238,9 @@ def test_in_jax_block_inputs_alone_are_kept_and_in_host_memory() -> None:
     trained = {n: jax.ShapeDtypeStruct(s.shape, np.float32) for n, s in stacks(a).items()}
     rows = jax.ShapeDtypeStruct((4, LENGTH), np.int32)
     with target.absent("gpu"):
-        loss = summed_loss(plan, a, chunked=True)
-        traced_step = jax.jit(jax.grad(loss)).trace(trained, {}, rows, rows, None)
+        loss = summed_nats(plan, a, chunked=True)
+        arrays = {"inputs": rows, "targets": rows}
+        traced_step = jax.jit(jax.grad(loss)).trace(trained, {}, arrays)
         lowered = traced_step.lower(lowering_platforms=("cuda",)).as_text()
     kept = f"f32<host>[{a.layers},4,{LENGTH},{a.hidden_size}]"
     assert kept in str(traced_step.jaxpr)

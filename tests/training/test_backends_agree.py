@@ -13,6 +13,7 @@ from test_lora import State
 
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, replace
+from memconsole_jax import comparison as jax_comparison
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.models import decoder as jax_decoder
 from memconsole_torch import comparison as torch_comparison
@@ -55,11 +56,11 @@ def test_both_backends_give_the_same_logits_and_gradients(kind: str) -> None:
     batch = language_batch(batch["inputs"], batch["targets"])
 
     ours = torch_comparison.logits(architecture, weights, batch["inputs"][0])
-    theirs = jax_engine.logits(architecture, weights, batch["inputs"][0])
+    theirs = jax_comparison.logits(architecture, weights, batch["inputs"][0])
     assert relative_error(ours, theirs) <= 1e-4
 
     gradients = torch_comparison.gradients(architecture, weights, batch)
-    others = jax_engine.gradients(architecture, weights, batch)
+    others = jax_comparison.gradients(architecture, weights, batch)
     assert set(gradients) == set(others) == {p.name for p in parameters(architecture) if p.used}
     for name, gradient in gradients.items():
         expected = np.asarray(others[name])
@@ -85,7 +86,7 @@ def test_the_statistics_of_a_norm_are_float32s_whatever_it_reads(kind: str, midd
         ours.bias.data.zero_()
     with torch.autocast("cpu", torch.bfloat16):
         found = [ours(x).detach().float().numpy()]
-    theirs = jax_decoder.Norm(a, a.hidden_size)
+    theirs = jax_decoder.norm(a, a.hidden_size)
     theirs.weight[...] = jax.numpy.full((a.hidden_size,), 1.0 - a.norm_unit_offset)
     narrow = jax.numpy.asarray(x.float().numpy()).astype(jax.numpy.bfloat16)
     found.append(np.asarray(theirs(narrow), np.float32))

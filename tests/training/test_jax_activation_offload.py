@@ -53,7 +53,7 @@ import numpy as np
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import loads
 from memconsole_jax import engine
-from memconsole_trainer.engine import Batch
+from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.weights.initialize import InitialWeights
 
 plan, a = loads(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Architecture)
@@ -61,7 +61,7 @@ made = engine.create(plan, None)
 made.build(plan, a, 10, InitialWeights(a, 0))
 tokens = np.random.default_rng(0).integers(0, 96, (1, 64, 128)).astype(np.int32)
 for step in range(3):
-    made.train_step(language_batch(tokens, tokens, None))
+    made.train_step(language_batch(tokens, tokens))
     losses = [m.loss for m in made.take_metrics()]
     if step == 0:  # compiled
         made.reset_peak()

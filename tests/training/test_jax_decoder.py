@@ -14,7 +14,7 @@ import pytest
 import tiny_models
 
 from memconsole.plan.architecture import Architecture, parameter_count, parameters
-from memconsole_jax import engine
+from memconsole_jax import comparison
 from memconsole_jax.models import attention
 from memconsole_jax.models.attention import causal_attention, chunk_rows
 from memconsole_jax.models.decoder import assemble
@@ -30,7 +30,7 @@ def test_a_saved_hugging_face_model_gives_transformers_logits(kind: str, tmp_pat
     oracle = tiny_models.save(kind, tmp_path, "20KB")
     architecture = tiny_models.ARCHITECTURES[kind]
     tokens = tiny_models.tokens()
-    found = engine.logits(architecture, HuggingFaceWeights(tmp_path, architecture), tokens)
+    found = comparison.logits(architecture, HuggingFaceWeights(tmp_path, architecture), tokens)
     with torch.no_grad():
         expected = oracle(input_ids=torch.from_numpy(tokens).long()).logits.numpy()
     assert np.abs(found - expected).max() / np.abs(expected).max() <= 1e-4
@@ -171,6 +171,6 @@ def test_a_short_sequence_needs_no_window_but_keeps_its_local_rotation() -> None
     tokens = tiny_models.tokens(length=5)
     wide = msgspec.structs.replace(architecture, sliding_window=100)
     one_base = msgspec.structs.replace(wide, rope_local_theta=wide.rope_theta)
-    found = [engine.logits(a, weights, tokens) for a in (architecture, wide, one_base)]
+    found = [comparison.logits(a, weights, tokens) for a in (architecture, wide, one_base)]
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
     assert np.abs(found[1] - found[2]).max() > 1e-5

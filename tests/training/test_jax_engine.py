@@ -15,8 +15,10 @@ import tiny_models
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole_jax import devices, engine
+from memconsole_jax import comparison, devices, engine
 from memconsole_jax.engine import JaxEngine
+from memconsole_jax.stacking import stacks
+from memconsole_jax.tasks import sampling
 from memconsole_trainer.data.batches import language_batch
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.loop.schedule import learning_rate
@@ -194,7 +196,7 @@ def test_evaluation_sums_over_unmasked_targets_whatever_the_shape(accumulating: 
     nats, tokens = 0.0, 0
     for part in parts:
         rows, targets = (x.reshape(-1, LENGTH) for x in (part["inputs"], part["targets"]))
-        logits = engine.logits(ARCHITECTURE, Weights(), rows).astype(np.float64)
+        logits = comparison.logits(ARCHITECTURE, Weights(), rows).astype(np.float64)
         logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         kept = targets >= 0
         nats -= np.take_along_axis(logs, targets.clip(0)[..., None], -1)[..., 0][kept].sum()
@@ -224,7 +226,7 @@ def test_greedy_sampling_takes_the_likeliest_token_of_the_whole_forward_pass(
             return source[f"model.{name}"]
 
     row = np.array([prompt + found], np.int32)
-    logits = engine.logits(ARCHITECTURE, Weights(), row)[0]
+    logits = comparison.logits(ARCHITECTURE, Weights(), row)[0]
     assert found == [int(i) for i in logits[len(prompt) - 1 : -1].argmax(-1)]
 
 
@@ -243,15 +245,14 @@ def test_local_layers_and_learned_positions_sample_as_they_train() -> None:
         architecture = tiny_models.ARCHITECTURES[kind]
         weights = InitialWeights(architecture, 1)
         stacked = {
-            n: jax.numpy.asarray(s.gather(weights.tensor))
-            for n, s in engine.stacks(architecture).items()
+            n: jax.numpy.asarray(s.gather(weights.tensor)) for n, s in stacks(architecture).items()
         }
         prompt = tiny_models.tokens(1, 9)[0]
         row = np.zeros(32, np.int32)
         row[:9] = prompt
-        sample = jax.jit(engine.generate.sample, static_argnums=0)
+        sample = jax.jit(sampling.sample, static_argnums=0)
         found = np.asarray(sample(architecture, stacked, row, 9, 16, 0.0, 0, np.uint32(0)))[:16]
-        logits = engine.logits(architecture, weights, found[None])[0]
+        logits = comparison.logits(architecture, weights, found[None])[0]
         assert list(found[:9]) == list(prompt)
         assert list(found[9:]) == list(logits[8:-1].argmax(-1))
 

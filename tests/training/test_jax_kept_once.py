@@ -14,10 +14,11 @@ import tiny_models
 from memconsole.plan.plan import Checkpointing, Plan, replace
 from memconsole_jax import target
 from memconsole_jax.models import attention
-from memconsole_jax.models.decoder import Norm, looked_up, product
+from memconsole_jax.models.layers import Norm, looked_up, product
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import stacks
-from memconsole_jax.step import mean_gradients, summed_loss
+from memconsole_jax.step import mean_gradients
+from memconsole_jax.tasks.language import LANGUAGE, summed_nats
 from memconsole_jax.techniques.fused_loss import MASKED, plain_nats
 from memconsole_jax.techniques.optimizers import transformation
 
@@ -66,9 +67,9 @@ def test_the_output_of_fused_attention_is_kept_in_one_shape_only() -> None:
     a, (b, t) = architecture, (3, 24)
     with target.absent("gpu"):
         programs = Programs.of(plan, a, "gpu", jax.devices()[0])
-        loss = summed_loss(plan, a, chunked=False)
-        rows = programs.row_shape
-        program = jax.make_jaxpr(jax.grad(loss))(programs.trained_shapes, {}, rows, rows, None)
+        loss = LANGUAGE.loss(plan, a)
+        rows = programs.arrays(b)
+        program = jax.make_jaxpr(jax.grad(loss))(programs.trained_shapes, {}, rows)
     forward = next(
         e for e in program.jaxpr.eqns if e.primitive.name == "scan" and not e.params["reverse"]
     )
@@ -184,8 +185,8 @@ def test_no_checkpointing_keeps_scores(mode: Checkpointing) -> None:
     plan = replace(Plan(), {"backend": "jax", "optimize.gradient_checkpointing": mode})
     trained = {n: jax.ShapeDtypeStruct(s.shape, np.float32) for n, s in stacks(a).items()}
     rows = jax.ShapeDtypeStruct((b, t), np.int32)
-    loss = summed_loss(plan, a, chunked=False)
-    program = jax.make_jaxpr(jax.grad(loss))(trained, {}, rows, rows, None)
+    loss = LANGUAGE.loss(plan, a)
+    program = jax.make_jaxpr(jax.grad(loss))(trained, {}, {"inputs": rows, "targets": rows})
     forward = next(
         e for e in program.jaxpr.eqns if e.primitive.name == "scan" and not e.params["reverse"]
     )
@@ -207,8 +208,9 @@ def gradient_bytes(changes: dict[str, Any], cut: tuple[int, int], **shape: Any) 
     )
     trained = {n: jax.ShapeDtypeStruct(s.shape, np.float32) for n, s in stacks(a).items()}
     rows = jax.ShapeDtypeStruct((*cut, plan.data.sequence_length), np.int32)
-    loss = summed_loss(plan, a, chunked=True)
-    return temporaries(jax.jit(lambda *x: mean_gradients(loss, *x)).lower(trained, {}, rows, rows))
+    loss, arrays = summed_nats(plan, a, chunked=True), {"inputs": rows, "targets": rows}
+    program = jax.jit(lambda *x: mean_gradients(LANGUAGE, loss, *x))
+    return temporaries(program.lower(trained, {}, arrays))
 
 
 def temporaries(lowered: Any) -> int:

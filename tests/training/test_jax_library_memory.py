@@ -34,9 +34,10 @@ PLAN = replace(
 PROGRAM = """
 import sys
 import numpy as np
-from memconsole_jax import attention, engine, trace, trace_targets
+from memconsole_jax import engine
+from memconsole_jax.models import attention
+from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.data.batches import language_batch
-from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.test_jax_library_memory import MODEL, PLAN
 
@@ -44,7 +45,7 @@ attention.CPU_SCORE_BYTES = int(sys.argv[1])
 made = engine.create(PLAN, None)
 made.build(PLAN, MODEL, 10, InitialWeights(MODEL, 0))
 tokens = np.zeros((1, 2, 1024), np.int32)
-batch = language_batch(tokens, tokens, None)
+batch = language_batch(tokens, tokens)
 for step in range(3):
     made.train_step(batch)
     made.take_metrics()

@@ -70,7 +70,7 @@ def _one_step(checkpointing: str, fused: bool, dtype: str, cut: tuple[int, int])
     update = transformation(plan, ARCHITECTURE)
     state = TrainState(weights, update.init(weights))
     batch = tiny_models.batch(steps, rows, LENGTH, masked=0.2)
-    arguments = (state, {}, batch["inputs"], batch["targets"], np.float32([1.0, 0.0]))
+    arguments = (state, {}, dict(batch.arrays), np.float32([1.0, 0.0]))
     traced = train_step(plan, ARCHITECTURE, update).trace(*arguments)
     compiled = traced.lower().compile(FAST)
     after, metrics = compiled(*arguments)
@@ -208,7 +208,7 @@ def test_an_fp16_step_that_may_be_skipped_branches_around_no_weights_and_no_stat
     weights = {n: jnp.zeros(s.shape) for n, s in stacks(ARCHITECTURE).items()}
     state = TrainState(weights, update.init(weights), jnp.asarray(loss_scale.start()))
     batch = tiny_models.batch(1, ROWS, LENGTH)
-    arguments = (state, {}, batch["inputs"], batch["targets"], np.float32([1.0, 0.0]))
+    arguments = (state, {}, dict(batch.arrays), np.float32([1.0, 0.0]))
     program = train_step(plan, ARCHITECTURE, update).trace(*arguments).jaxpr
     branches = [e for e in equations(program.jaxpr) if e.primitive.name == "cond"]
     assert max((v.aval.size for e in branches for v in e.outvars), default=0) < 1000

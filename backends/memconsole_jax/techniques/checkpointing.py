@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from memconsole.plan.plan import Checkpointing
+from memconsole.plan.plan import Checkpointing, Plan
 from memconsole_jax import target
 from memconsole_jax.techniques.activation_offload import Disk
 
@@ -39,7 +39,7 @@ def attention(block: Function) -> Function:
 
 
 def none(block: Function) -> Function:
-    """Keep everything the backward pass reads (the decoder itself recomputes elementwise pieces)."""
+    """Keep everything the backward pass reads (models themselves recompute elementwise pieces)."""
     return block
 
 
@@ -66,3 +66,9 @@ def around(
     if offload:
         return (disk or Disk()).offloaded if target.kind() == "cpu" else offloaded
     return {"none": none, "selective": selective, "attention": attention, "full": full}[mode]
+
+
+def of_plan(plan: Plan, disk: Disk | None = None) -> Callable[[Function], Function]:
+    """The wrapper around each block that `plan` asks for."""
+    o = plan.optimize
+    return around(o.gradient_checkpointing, offload=o.activation_offload, disk=disk)

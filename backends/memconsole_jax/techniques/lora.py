@@ -14,7 +14,8 @@ from flax import nnx
 from jax import Array
 
 from memconsole.plan.architecture import Architecture
-from memconsole_jax.models.decoder import Decoder, Linear, assemble, product
+from memconsole_jax.models.decoder import Decoder, assemble
+from memconsole_jax.models.layers import Linear, product
 from memconsole_jax.stacking import stacks
 from memconsole_jax.techniques.quantized_base import QuantizedLinear
 from memconsole_trainer.techniques.adapters import SCALE

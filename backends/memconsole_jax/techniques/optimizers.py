@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax.stacking import stacked
@@ -39,11 +39,11 @@ class Part(NamedTuple):
 
 
 def transformation(
-    plan: Plan, architecture: Architecture, part: Part | None = None
+    plan: Plan, model: Model, part: Part | None = None
 ) -> optax.GradientTransformation:
     """The update rule of `optimize.optimizer` over stacked arrays, or of a part of one."""
     t, name = plan.train, plan.optimize.optimizer
-    trained = list(stacked(trained_parameters(plan, architecture)).values())
+    trained = list(stacked(trained_parameters(plan, model)).values())
     if part is not None:
         trained = [s for s in trained if s.name == part.name]
     decays = {s.name: s.decays for s in trained}
@@ -53,7 +53,7 @@ def transformation(
         if t.weight_decay
         else optax.identity()
     )
-    kept = _compressed(plan, architecture, part) if is_compressed(plan) else _as_it_is
+    kept = _compressed(plan, model, part) if is_compressed(plan) else _as_it_is
     if name == "adamw":
         return optax.chain(kept(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)), decay)
     if name in EIGHT_BIT:
@@ -81,10 +81,10 @@ def _as_it_is(rule: optax.GradientTransformation) -> optax.GradientTransformatio
 
 
 def _compressed(
-    plan: Plan, architecture: Architecture, part: Part | None
+    plan: Plan, model: Model, part: Part | None
 ) -> Callable[[optax.GradientTransformation], optax.GradientTransformation]:
     """What keeps a rule's moments in bf16."""
-    found = trained_parameters(plan, architecture)
+    found = trained_parameters(plan, model)
     indices = {p.name: i for i, p in enumerate(found)}
     muon = plan.optimize.optimizer == "muon"
     places = {

@@ -16,7 +16,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import BaseStorage
-from memconsole_jax.models.decoder import Linear, product
+from memconsole_jax.models.layers import Linear, product
 from memconsole_jax.models.recompute import recomputed
 from memconsole_jax.stacking import Stack
 from memconsole_trainer.techniques.base_storage import (

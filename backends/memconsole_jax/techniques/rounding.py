@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole_jax.stacking import stacks
 from memconsole_trainer.techniques.rounding import BLOCK, LANES, is_rounded, threefry
@@ -21,13 +21,13 @@ from memconsole_trainer.techniques.rounding import BLOCK, LANES, is_rounded, thr
 class Rounding:
     """The rounded weights of one plan's model, and the keys of their tensors."""
 
-    def __init__(self, plan: Plan, architecture: Architecture) -> None:
+    def __init__(self, plan: Plan, model: Model) -> None:
         seed = plan.train.seed
         self._seed = np.uint32(seed % 2**32), np.uint32(seed >> 32 & 0xFFFFFFFF)
-        index = {p.name: i for i, p in enumerate(parameters(architecture))}
+        index = {p.name: i for i, p in enumerate(model.parameters())}
         self._indices = {
             name: (np.array([index[p.name] for p in s.members], np.uint32), s.layered)
-            for name, s in stacks(architecture).items()
+            for name, s in stacks(model).items()
             if is_rounded(plan, s.members[0])
         }
 

@@ -18,8 +18,8 @@ import msgspec
 
 from memconsole.memory.exact.timeline import Exact, ExactPhase, TracerAnswer, TracerQuestion
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
+from memconsole.plan.model import Model
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, loads, replace
 from memconsole_jax import target as targets
@@ -43,7 +43,7 @@ def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnsw
         if plan.device.count > 1:
             raise PlanError("device.count: programs are compiled for one device")
         place = trace_targets.target(question.target, question.kind)
-        exact = planned(plan, catalog.architecture(plan), place, interrupt)
+        exact = planned(plan, catalog.model(plan), place, interrupt)
     except PlanError as error:
         return TracerAnswer(id=question.id, problem=str(error))
     seconds = time.monotonic() - started
@@ -52,39 +52,36 @@ def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnsw
 
 def planned(
     plan: Plan,
-    architecture: Architecture,
+    model: Model,
     place: Target,
     interrupt: tracing.Interrupt = lambda: None,
 ) -> Exact:
     """What the compiler plans for one training step and one evaluation batch. Raises `PlanError`."""
     if place.absent:
         with targets.absent(place.kind):
-            return _planned(plan, architecture, place, interrupt)
-    return _planned(plan, architecture, place, interrupt)
+            return _planned(plan, model, place, interrupt)
+    return _planned(plan, model, place, interrupt)
 
 
-def planned_step(plan: Plan, architecture: Architecture, place: Target) -> Needed:
+def planned_step(plan: Plan, model: Model, place: Target) -> Needed:
     """What the training step alone needs."""
     with targets.absent(place.kind):
-        return _step(Programs.of(plan, architecture, place.kind, place.device), place)
+        return _step(Programs.of(plan, model, place.kind, place.device), place)
 
 
-def _planned(
-    plan: Plan, architecture: Architecture, place: Target, interrupt: tracing.Interrupt
-) -> Exact:
-    programs = Programs.of(plan, architecture, place.kind, place.device)
+def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interrupt) -> Exact:
+    programs = Programs.of(plan, model, place.kind, place.device)
     state = 0 if programs.waits_on_host else _bytes(programs.state_shapes)
     held = {
         "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
         "optimizer state": state + _bytes(programs.average_shapes),
     }
-    arrays = 3 if plan.data.isolate_documents else 2
-    rows = arrays * _bytes(programs.row_shape)
+    batch = _bytes(programs.arrays(*programs.batch_axes))
+    evaluated = _bytes(programs.arrays(plan.evaluation_batch))
     source = f"{place.compiler}, for {place.name}"
     step = _step(programs, place, interrupt)
-    steps = plan.optimize.accumulation_steps
     phases = {
-        STEP: ExactPhase(total_bytes=step.needed, components={**held, "data": steps * rows}),
+        STEP: ExactPhase(total_bytes=step.needed, components={**held, "data": batch}),
         "checkpoint": ExactPhase(total_bytes=sum(held.values()), components=held),
     }
     if step.refused:
@@ -101,7 +98,7 @@ def _planned(
     phases["evaluation"] = ExactPhase(
         # The optimizer's state is no argument of it, but there; so are weights whose average is evaluated.
         total_bytes=evaluation.needed + state + _bytes(aside),
-        components={**held, "data": arrays * _bytes(programs.evaluation_row_shape)},
+        components={**held, "data": evaluated},
     )
     return Exact(
         phases=phases,

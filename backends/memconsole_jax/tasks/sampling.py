@@ -6,15 +6,76 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array, lax
 
 from memconsole.plan.architecture import Architecture
-from memconsole_jax.models.decoder import Decoder, all_rotations, layer_view, local_layers
+from memconsole_jax.models.decoder import Decoder, layer_view, local_layers
+from memconsole_jax.models.rotary import all_rotations
+from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.lora import assembled
+from memconsole_trainer.data.validation import PROMPT_TOKENS
 
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""
+
+
+class TokenSampler:
+    """Implements `memconsole_jax.tasks.task.Sampler` for a decoder."""
+
+    def __init__(self, architecture: Architecture, weights: Any, place: Any) -> None:
+        self._architecture, self._weights, self._place = architecture, weights, place
+        self._programs: dict[int, Any] = {}
+        """By positions reserved."""
+
+    def prepare(self, tokens: int) -> None:
+        """Compile what continues the prompt of a training run's samples."""
+        room = self._architecture.max_positions
+        if tokens and room > PROMPT_TOKENS + 1:
+            self._program(cache_length(PROMPT_TOKENS, min(tokens, room - PROMPT_TOKENS - 1)))
+
+    def __call__(
+        self,
+        weights: Tree,
+        prompt: list[int],
+        tokens: int,
+        temperature: float,
+        top_k: int,
+        seed: int,
+    ) -> list[int]:
+        """`tokens` sampled continuations of `prompt`, of which learned positions take the end."""
+        a = self._architecture
+        if a.positions == "learned":
+            if tokens >= a.max_positions:
+                raise ValueError(f"{tokens} tokens, but the model has {a.max_positions} positions")
+            prompt = prompt[-(a.max_positions - tokens) :]
+        prompt = prompt or [0]
+        length = len(prompt) + tokens
+        row = np.zeros(cache_length(len(prompt), tokens), np.int32)
+        row[: len(prompt)] = prompt
+        arguments = (
+            row,
+            np.int32(len(prompt)),
+            np.int32(length),
+            np.float32(temperature),
+            np.int32(top_k),
+            np.uint32(seed % 2**32),
+        )
+        filled = self._program(len(row))(weights, *jax.device_put(arguments, self._place))
+        return [int(token) for token in np.asarray(filled)[len(prompt) : length]]
+
+    def _program(self, positions: int) -> Any:
+        if positions not in self._programs:
+            row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
+            more = count, count, self._shape(jnp.float32), count, self._shape(jnp.uint32)
+            step = jax.jit(sample, static_argnums=0)
+            lowered = step.lower(self._architecture, self._weights, row, *more)
+            self._programs[positions] = lowered.compile()
+        return self._programs[positions]
+
+    def _shape(self, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._place)
 
 
 def cache_length(prompt: int, tokens: int) -> int:

@@ -1,0 +1,63 @@
+"""Weights from their source to the device, as the plan stores them: one array on the host at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.plan import Plan
+from memconsole_jax.programs import Programs
+from memconsole_jax.stacking import Stack
+from memconsole_jax.techniques import quantized_base
+from memconsole_trainer.techniques import adapters
+
+Tensor = Callable[[str], NDArray[np.generic]]
+"""The tensor of a canonical name."""
+
+
+class Loader:
+    """Loads the stacks of one plan's model to a `device`."""
+
+    def __init__(self, plan: Plan, programs: Programs, device: Any) -> None:
+        self._plan, self._programs, self._device = plan, programs, device
+
+    def load(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+        """The arrays of `found`."""
+        return dict(self.each(found, tensor))
+
+    def each(self, found: Mapping[str, Stack], tensor: Tensor) -> Iterator[tuple[str, jax.Array]]:
+        """Name and array of each stack of `found`."""
+        for name, stack in found.items():
+            yield name, self._put(self._stored(name, stack.gather(tensor)))
+
+    def average(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+        """Averages of `found`, never rounded."""
+        return {name: self._put(stack.gather(tensor)) for name, stack in found.items()}
+
+    def base(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+        """The arrays of a frozen base, some of them codes."""
+        storage = self._plan.optimize.base_storage
+        loaded: dict[str, jax.Array] = {}
+        for name, stack in found.items():
+            if self._programs.is_quantized(name):
+                arrays = quantized_base.gathered(stack, storage, tensor)
+                loaded |= {n: self._put(array) for n, array in arrays.items()}
+            else:
+                loaded |= self.load({name: stack}, tensor)
+        return loaded
+
+    def _stored(self, name: str, array: NDArray[np.float32]) -> Any:
+        """`array` as it is kept: a frozen base that is computed with in 16 bits is rounded to them."""
+        if not self._programs.is_rounded(name):
+            return array
+        narrow = adapters.narrow_rounded(self._plan, array)
+        dtype = self._programs.dtype(name)
+        return narrow if dtype == jnp.float32 else narrow.astype(dtype)
+
+    def _put(self, array: Any) -> jax.Array:
+        return jax.device_put(array, self._device)

@@ -1,0 +1,95 @@
+"""The blocks of a model, whose weights are stacked over layers: put in place, and run one after another.
+
+All blocks have the same shapes, so one block's code runs in a `lax.scan` over weights (L, ...): the program does
+not grow with depth.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from memconsole_jax.models import accumulation
+from memconsole_jax.models.accumulation import Sums
+
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Wraps one block's function, such as `checkpointing.full`."""
+M = TypeVar("M", bound=nnx.Module)
+
+
+def stacked(count: int, one: Callable[[], nnx.Module]) -> Any:
+    """`count` blocks as `one` makes them, as a single module with weights (count, ...)."""
+    return nnx.vmap(lambda _: one())(jnp.arange(count))
+
+
+def through(
+    blocks: nnx.Module,
+    x: Array,
+    one: Callable[..., Array],
+    around: Around | None = None,
+    sums: Sums | None = None,
+    of_layers: Any = None,
+    shared: tuple[Any, ...] = (),
+) -> Array:
+    """x (B, T, C) after all `blocks`.
+
+    `one(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. `around` wraps that
+    function: gradient checkpointing. Gradients of the weights that `sums` names are added to them (see
+    `accumulation`), and none come back for the weights.
+    """
+    graph, weights = nnx.split(blocks)
+
+    def layer(x: Array, weights: Any, of_layer: Any, *shared: Any) -> Array:
+        return one(nnx.merge(graph, weights), x, of_layer, *shared)
+
+    around_layer = layer if around is None else around(layer)
+
+    def wrapped(x: Array, weights: Any, of_layer: Any) -> Array:
+        return around_layer(x, weights, of_layer, *shared)
+
+    if sums is not None:
+        return _adding(wrapped, x, weights, of_layers, sums)
+    x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, (weights, of_layers))
+    return x
+
+
+def _adding(
+    wrapped: Callable[..., Array], x: Array, weights: Any, of_layers: Any, sums: Sums
+) -> Array:
+    """x after all layers, whose weights' gradients are added to `sums`."""
+    paths = {".".join(("layers", *path)): path for path, _ in nnx.to_flat_state(weights)}
+    sums = {name: total for name, total in sums.items() if name in paths}
+
+    def layer(carry: tuple[Array, Sums], xs: Any) -> tuple[Any, None]:
+        x, carried = carry
+        index, weights, of_layer = xs
+        arrays = dict(nnx.to_flat_state(weights))
+        found = {name: arrays[paths[name]][...] for name in carried}
+        found, carried = accumulation.adding(found, carried, index)
+        arrays |= {paths[name]: nnx.Param(array) for name, array in found.items()}
+        weights = nnx.from_flat_state(list(arrays.items()))
+        return (wrapped(x, weights, of_layer), carried), None
+
+    layers = jnp.arange(len(jax.tree.leaves(weights)[0]))
+    (x, carried), _ = lax.scan(layer, (x, sums), (layers, weights, of_layers))
+    return accumulation.begun(x, carried, lax.stop_gradient(sums))
+
+
+def assembled(kind: Callable[[Any], M], shape: Any, weights: Mapping[str, Any]) -> M:
+    """The module ``kind(shape)`` with `weights` in place, under stacked names (see `stacking`); nothing is copied."""
+    graph, paths = _abstract(kind, shape)
+    flat = [(path, nnx.Param(weights[".".join(path)])) for path in paths]
+    found: M = nnx.merge(graph, nnx.from_flat_state(flat))
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _abstract(kind: Callable[[Any], Any], shape: Any) -> tuple[Any, tuple[tuple[str, ...], ...]]:
+    graph, state = nnx.split(nnx.eval_shape(lambda: kind(shape)))
+    return graph, tuple(path for path, _ in nnx.to_flat_state(state))

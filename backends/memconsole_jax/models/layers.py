@@ -1,0 +1,172 @@
+"""The layers that models are built of: matrices, tables of rows, norms and the MLP, each with the gradient it needs.
+
+Letters in shapes: B batch, T sequence, C hidden.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from memconsole_jax import target
+from memconsole_jax.models.recompute import recomputed
+
+
+class Linear(nnx.Module):
+    """``x @ W.T + b``: (B, T, inputs) -> (B, T, outputs), in the dtype of x."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        self.weight = nnx.Param(jnp.zeros((outputs, inputs)))
+        self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        return product(x, self.weight[...], None if self.bias is None else self.bias[...])
+
+
+class Embedding(nnx.Module):
+    """A table of rows (rows, hidden)."""
+
+    def __init__(self, rows: int, hidden: int) -> None:
+        self.weight = nnx.Param(jnp.zeros((rows, hidden)))
+
+    def __call__(self, indices: Array) -> Array:
+        return looked_up(self.weight[...], indices)
+
+
+@jax.custom_vjp
+def looked_up(table: Array, indices: Array) -> Array:
+    """Rows of a table (rows, hidden), in float32: a frequent row's gradient is a sum of many."""
+    return table[indices].astype(jnp.float32)
+
+
+def _looked_up_forward(table: Array, indices: Array) -> tuple[Array, Any]:
+    return looked_up(table, indices), (indices, jnp.zeros((0, table.shape[0]), table.dtype))
+
+
+def _looked_up_backward(kept: Any, gradient: Array) -> tuple[Array, None]:
+    indices, kind = kept
+    shape = kind.shape[1], gradient.shape[-1]
+    # Without a need for the gradient XLA would make room for zeros long before they are added to.
+    zero = 0 * gradient.reshape(-1)[0]
+    return jnp.full(shape, zero).at[indices].add(gradient).astype(kind.dtype), None
+
+
+looked_up.defvjp(_looked_up_forward, _looked_up_backward)
+
+
+class Norm(nnx.Module):
+    """Layer norm where `centred`, else RMS norm (Zhang and Sennrich 2019), over the last axis; statistics in
+    float32. `offset` is added to the weight."""
+
+    def __init__(
+        self, size: int, eps: float, *, centred: bool, offset: float = 0.0, bias: bool
+    ) -> None:
+        self.centred = centred
+        self.eps = eps
+        self.offset = offset
+        self.weight = nnx.Param(jnp.zeros((size,)))
+        self.bias = nnx.Param(jnp.zeros((size,))) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        bias = None if self.bias is None else self.bias[...]
+        inputs = x, self.weight[...], bias
+        if target.kind() == "cpu":
+            return recomputed(self._normed, inputs)
+        # Elsewhere XLA fuses all of it, and would hold a second x for the rule.
+        return jax.checkpoint(self._normed, prevent_cse=False)(*inputs)
+
+    def _normed(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        y = x.astype(jnp.float32)
+        if self.centred:
+            y = y - y.mean(-1, keepdims=True)
+        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        y = y * (self.offset + weight)
+        return (y if bias is None else y + bias).astype(x.dtype)
+
+
+class MLP(nnx.Module):
+    """Up, activation (gated: SwiGLU or GeGLU), down."""
+
+    def __init__(
+        self, hidden: int, intermediate: int, activation: str, *, gated: bool, bias: bool
+    ) -> None:
+        self.activation = activation
+        self.gate = Linear(hidden, intermediate, bias) if gated else None
+        self.up = Linear(hidden, intermediate, bias)
+        self.down = Linear(intermediate, hidden, bias)
+
+    def __call__(self, x: Array) -> Array:
+        up = self.up(x)
+        if self.gate is None:
+            return self.down(activate(up, self.activation))
+        return self.down(gated(self.gate(x), up, self.activation))
+
+
+def activate(x: Array, name: str) -> Array:
+    """SiLU or tanh-approximated GELU, in float32 as torch's kernels; the backward pass keeps only x."""
+    return recomputed(functools.partial(_activated, name), (x,))
+
+
+def gated(gate: Array, up: Array, name: str) -> Array:
+    """``activation(gate) · up``; the backward pass keeps only gate and up."""
+    return recomputed(functools.partial(_gated, name), (gate, up))
+
+
+def _activated(name: str, x: Array) -> Array:
+    return _ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _gated(name: str, gate: Array, up: Array) -> Array:
+    return (_ACTIVATIONS[name](gate.astype(jnp.float32)) * up).astype(up.dtype)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """``x @ W.T + b`` in the dtype of x (B, T, ...), whose last axes are taken as one. The backward pass keeps x and
+    the weights as they came: neither a cast nor a turned copy of every layer's, nor joined heads beside the heads
+    that attention keeps."""
+    return checkpoint_name(_product(x, weight, bias), "product")
+
+
+@jax.custom_vjp
+def _product(x: Array, weight: Array, bias: Array | None) -> Array:
+    y = jnp.einsum("bti,oi->bto", _joined(x), weight.astype(x.dtype))
+    return y if bias is None else y + bias.astype(x.dtype)
+
+
+def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Any]:
+    return _product(x, weight, bias), (x, weight, bias)
+
+
+def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
+    x, weight, bias = kept
+    joined = _joined(x)
+    back = jnp.einsum("bto,oi->bti", gradient, weight.astype(x.dtype))
+    # XLA on a CPU copies what comes first with its axes turned: the narrower of the two.
+    if weight.shape[0] > weight.shape[1]:
+        turned = jnp.einsum("bti,bto->io", joined, gradient).T
+    else:
+        turned = jnp.einsum("bto,bti->oi", gradient, joined)
+    # As a product, too: for a sum it would widen 16-bit gradients a second time.
+    ones = jnp.ones(gradient.shape[:2], x.dtype)
+    summed = None if bias is None else jnp.einsum("bt,bto->o", ones, gradient).astype(bias.dtype)
+    return back.reshape(x.shape), turned.astype(weight.dtype), summed
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _joined(x: Array) -> Array:
+    return x.reshape(*x.shape[:2], -1)

@@ -1,0 +1,88 @@
+"""The regression transformer as Flax NNX modules, built from one `Regressor`: windows to vectors.
+
+Post-norm blocks with causal attention; the last position alone is projected to the outputs. Residual stream, norms
+and outputs are float32, matrices inside the blocks and at the input are multiplied in the compute dtype.
+
+Letters in shapes: B batch, T window, C hidden, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from memconsole.plan.regressor import Regressor
+from memconsole_jax.models.accumulation import Sums
+from memconsole_jax.models.attention import causal_attention
+from memconsole_jax.models.blocks import Around, assembled, stacked, through
+from memconsole_jax.models.layers import MLP, Embedding, Linear, Norm
+
+
+class Attention(nnx.Module):
+    """Causal self-attention without biases."""
+
+    def __init__(self, r: Regressor) -> None:
+        self.heads = r.heads
+        self.query = Linear(r.hidden_size, r.hidden_size, bias=False)
+        self.key = Linear(r.hidden_size, r.hidden_size, bias=False)
+        self.value = Linear(r.hidden_size, r.hidden_size, bias=False)
+        self.output = Linear(r.hidden_size, r.hidden_size, bias=False)
+
+    def __call__(self, x: Array) -> Array:
+        b, t, c = x.shape
+        heads = (b, t, self.heads, c // self.heads)
+        q, k, v = (part(x).reshape(heads) for part in (self.query, self.key, self.value))
+        y = causal_attention(q, k, v, heads[-1] ** -0.5, window=None)
+        return self.output(y)  # (B, T, C)
+
+
+class Block(nnx.Module):
+    """``norm(x + attention(x))``, then ``norm(x + mlp(x))``."""
+
+    def __init__(self, r: Regressor) -> None:
+        self.attention = Attention(r)
+        self.attention_norm = Norm(r.hidden_size, r.norm_eps, centred=True, bias=True)
+        self.mlp = MLP(r.hidden_size, r.intermediate_size, "gelu_tanh", gated=False, bias=True)
+        self.mlp_norm = Norm(r.hidden_size, r.norm_eps, centred=True, bias=True)
+
+    def __call__(self, x: Array, dtype: Any = jnp.float32) -> Array:
+        """The residual stream x (B, T, C) stays float32; attention and the MLP are in `dtype`."""
+        x = self.attention_norm(x + self.attention(x.astype(dtype)))
+        return self.mlp_norm(x + self.mlp(x.astype(dtype)))
+
+
+class Transformer(nnx.Module):
+    """Windows (B, T, features) to outputs (B, outputs)."""
+
+    def __init__(self, r: Regressor) -> None:
+        self.input = Linear(r.features, r.hidden_size, bias=True)
+        self.positions = Embedding(r.max_positions, r.hidden_size)
+        self.layers = stacked(r.layers, lambda: Block(r))  # weights (L, ...)
+        self.head = Linear(r.hidden_size, r.outputs, bias=True)
+
+    def __call__(
+        self,
+        windows: Array,
+        dtype: Any = jnp.float32,
+        around: Around | None = None,
+        sums: Sums | None = None,
+    ) -> Array:
+        """`around` wraps one block's function: gradient checkpointing. Gradients of the blocks' weights in `sums`
+        are added to them (see `accumulation`)."""
+        x = self.input(windows.astype(dtype)).astype(jnp.float32)
+        x = x + self.positions.weight[...][: x.shape[1]].astype(jnp.float32)  # (B, T, C)
+
+        def one(block: Block, x: Array, _: None) -> Array:
+            return block(x, dtype)
+
+        x = through(self.layers, x, one, around, sums)
+        return self.head(x[:, -1:])[:, 0]
+
+
+def assemble(r: Regressor, weights: Mapping[str, Any]) -> Transformer:
+    """The model with `weights` in place, under stacked names (see `stacking`); nothing is copied."""
+    return assembled(Transformer, r, weights)

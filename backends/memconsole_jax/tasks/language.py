@@ -1,0 +1,74 @@
+"""Language modeling: the nats of each token that is not masked, by a decoder and its head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+from memconsole.plan.tasks.language import MASKED
+from memconsole_jax.models.decoder import assemble
+from memconsole_jax.tasks.sampling import TokenSampler
+from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
+from memconsole_jax.techniques import checkpointing, precision
+from memconsole_jax.techniques.activation_offload import Disk
+from memconsole_jax.techniques.fused_loss import chunked_nats, plain_nats
+from memconsole_jax.techniques.lora import assembled
+
+
+class Language:
+    """Implements `memconsole_jax.tasks.task.Task`."""
+
+    def weight(self, arrays: Tree) -> Array:
+        """Targets that are not masked."""
+        return jnp.sum(arrays["targets"] != MASKED)
+
+    def loss(self, plan: Plan, model: Architecture, disk: Disk | None = None) -> Loss:
+        return summed_nats(plan, model, chunked=plan.optimize.fused_loss, disk=disk)
+
+    def evaluation(self, plan: Plan, model: Architecture) -> Evaluation:
+        """The loss is always chunked: evaluation never needs more memory than training."""
+        loss = summed_nats(plan, model, chunked=True)
+        return lambda trained, kept, arrays: loss(trained, kept, arrays)[None]
+
+    def head(self, weights: Iterable[str]) -> Head:
+        """The matrix of the language-model head, which a tied model looks its tokens up in, too."""
+        untied = "head.weight" in weights
+        return Head("head.weight" if untied else "embedding.weight", shared=not untied)
+
+    def sampler(self, model: Architecture, weights: Any, place: Any) -> TokenSampler:
+        return TokenSampler(model, weights, place)
+
+    def outputs(self, model: Architecture, weights: Tree, arrays: Tree) -> Array:
+        """Logits (B, T, V) of tokens (B, T)."""
+        return assemble(model, weights)(arrays["inputs"], documents=arrays.get("documents"))
+
+
+def summed_nats(
+    plan: Plan, architecture: Architecture, *, chunked: bool, disk: Disk | None = None
+) -> Loss:
+    """The summed nats of a micro-batch's targets, the head's part in chunks of tokens or not."""
+    dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
+    nats = chunked_nats if chunked else plain_nats
+
+    def loss(
+        trained: Tree,
+        kept: Tree,
+        arrays: Tree,
+        sums: Tree | None = None,
+        share: Array | float = 1.0,
+    ) -> Array:
+        weights = {**trained, **kept}
+        decoder = assembled(architecture, weights)
+        hidden = decoder.hidden(arrays["inputs"], dtype, around, arrays.get("documents"), sums)
+        begun = None if sums is None else sums.get(LANGUAGE.head(weights).name)
+        return nats(hidden, decoder.head_weight, arrays["targets"], share, begun)
+
+    return loss
+
+
+LANGUAGE = Language()

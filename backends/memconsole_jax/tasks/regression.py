@@ -1,0 +1,73 @@
+"""Regression on windows: the squared error of a window's outputs, as far as the mask counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from memconsole.plan.plan import Plan
+from memconsole.plan.regressor import Regressor
+from memconsole_jax.models.regressor import assemble
+from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
+from memconsole_jax.techniques import checkpointing, precision
+from memconsole_jax.techniques.activation_offload import Disk
+
+
+class Regression:
+    """Implements `memconsole_jax.tasks.task.Task`."""
+
+    def weight(self, arrays: Tree) -> Array:
+        """Outputs that count."""
+        return jnp.sum(arrays["mask"])
+
+    def loss(self, plan: Plan, model: Regressor, disk: Disk | None = None) -> Loss:
+        errors = _errors(plan, model, disk)
+
+        def loss(
+            trained: Tree,
+            kept: Tree,
+            arrays: Tree,
+            sums: Tree | None = None,
+            share: Array | float = 1.0,
+        ) -> Array:
+            missed = errors({**trained, **kept}, arrays, sums)
+            return jnp.sum(arrays["mask"] * jnp.square(missed)) * share
+
+        return loss
+
+    def evaluation(self, plan: Plan, model: Regressor) -> Evaluation:
+        errors = _errors(plan, model)
+
+        def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
+            missed, mask = errors({**trained, **kept}, arrays), arrays["mask"]
+            return jnp.stack([jnp.sum(mask * jnp.square(missed)), jnp.sum(mask * jnp.abs(missed))])
+
+        return evaluation
+
+    def head(self, weights: Iterable[str]) -> Head | None:
+        """None: the head is small, and its gradients are summed like those of the other weights."""
+        return None
+
+    def sampler(self, model: Regressor, weights: Any, place: Any) -> None:
+        return None
+
+    def outputs(self, model: Regressor, weights: Tree, arrays: Tree) -> Array:
+        """(B, outputs) of windows (B, T, features)."""
+        return assemble(model, weights)(arrays["windows"])
+
+
+def _errors(plan: Plan, model: Regressor, disk: Disk | None = None) -> Any:
+    """(weights, arrays, sums or None) -> outputs less targets, (B, outputs)."""
+    dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
+
+    def errors(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Array:
+        found = assemble(model, weights)(arrays["windows"], dtype, around, sums)
+        return found - arrays["targets"]
+
+    return errors
+
+
+REGRESSION = Regression()
