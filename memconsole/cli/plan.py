@@ -17,7 +17,7 @@ from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.memory.estimate import estimate
-from memconsole.memory.table import PHASES, Estimate, MemoryTable, Tier
+from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -192,7 +192,7 @@ def text(plan: Plan, found: Estimate) -> str:
         f"{plan.effective_batch} rows per step",
         "",
     ]
-    phases = [p for p in PHASES if p in table.phases]
+    phases = list(table.phases)
     rows = [["", *phases]]
     for component in table.components:
         if any(component.phases.values()):

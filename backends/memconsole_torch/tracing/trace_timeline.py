@@ -14,7 +14,7 @@ from memconsole.memory.exact import affine
 from memconsole.memory.exact.affine import TERMS
 from memconsole.memory.exact.allocator import rounded
 from memconsole.memory.exact.timeline import Moment
-from memconsole.memory.table import COMPONENTS, PHASES
+from memconsole.memory.table import COMPONENTS
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch.tracing.trace_liveness import Liveness, Storage
@@ -32,6 +32,10 @@ _TERM = {
 _CHUNK, _REST = TERMS.index("chunk"), TERMS.index("rest")
 _SMALLEST = 37
 _LARGEST = 4000
+
+
+OUTSIDE = ("build", "end")
+"""Before the first step and after all that is traced."""
 
 
 class Coefficient(msgspec.Struct, frozen=True):
@@ -177,9 +181,7 @@ def moments(live: Liveness, found: Sequence[Coefficient]) -> dict[str, tuple[Mom
                 name: tuple(row) for name, row in zip(COMPONENTS, levels, strict=True) if any(row)
             }
             seen[total] = Moment(total=total, components=named)
-    return {
-        phase: affine.largest_moments(phases[phase].values()) for phase in PHASES if phase in phases
-    }
+    return {phase: affine.largest_moments(seen.values()) for phase, seen in phases.items()}
 
 
 def _levels(
@@ -190,12 +192,12 @@ def _levels(
     phase, growing = "build", False
     for event in live.events:
         if isinstance(event, str):
-            if growing and phase in PHASES:
+            if growing and phase not in OUTSIDE:
                 yield phase, levels
             phase, growing = event, True
             continue
         index = abs(event) - 1
-        if event < 0 and growing and phase in PHASES:
+        if event < 0 and growing and phase not in OUTSIDE:
             yield phase, levels
         growing = event > 0
         c = found[index]

@@ -64,7 +64,7 @@ class Knowledge:
         for only in (None, (batch, length)):
             timeline = self._timelines.get((matter.structure, only))
             if timeline is not None and affine.covers(
-                timeline, matter.plan, matter.architecture, matter.kind
+                timeline, matter.plan, matter.model, matter.kind
             ):
                 exact = affine.evaluate(timeline, batch, length, matter.plan.evaluation_batch)
                 known = Known(exact=exact, replayed=exact.reserved_bytes is None)

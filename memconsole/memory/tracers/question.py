@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memconsole.memory.estimate import architecture_of
+from memconsole.memory.estimate import model_of
 from memconsole.memory.exact import affine
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
+from memconsole.plan.model import Model
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, Optimization
 from memconsole.plan.plan import Plan, PlanError, uncompiled
 
@@ -19,7 +19,7 @@ class Matter(msgspec.Struct, frozen=True, kw_only=True):
     """One plan on one kind of device."""
 
     plan: Plan
-    architecture: Architecture
+    model: Model
     kind: str
     target: str
     """The catalog device, empty for this machine's own."""
@@ -32,8 +32,8 @@ class Matter(msgspec.Struct, frozen=True, kw_only=True):
 def matter_of(plan: Plan, budget: Budget) -> Matter:
     """What to ask about `plan` on the device of `budget`: as it runs without torch.compile. Raises `PlanError`."""
     plan = uncompiled(plan)
-    architecture = architecture_of(plan)
-    structure = f"{plan.backend} {affine.structure_key(plan, architecture, budget.kind)}"
+    model = model_of(plan)
+    structure = f"{plan.backend} {affine.structure_key(plan, model, budget.kind)}"
     target = "" if budget.local else plan.device.name
     train = plan.train
     key = " ".join(
@@ -49,7 +49,7 @@ def matter_of(plan: Plan, budget: Budget) -> Matter:
     )
     return Matter(
         plan=plan,
-        architecture=architecture,
+        model=model,
         kind=budget.kind,
         target=target,
         key=key,
