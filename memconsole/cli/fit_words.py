@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 
+from memconsole.cli.lengths import positions
 from memconsole.cli.tables import columns
 from memconsole.memory.answers.solve import Fit
-from memconsole.memory.reasons import PHASE_WORDS
+from memconsole.memory.reasons import phase_words
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
 from memconsole.units import format_bytes
 
 
@@ -37,7 +39,7 @@ def hopeless(found: Fit) -> str:
     needed, usable = found.after.device_bytes, found.after.budget.usable_bytes
     return (
         f"no settings fit {format_bytes(usable)}: at least {format_bytes(needed)} are needed, "
-        f"{format_bytes(size)} of it {component} in {PHASE_WORDS[phase]}"
+        f"{format_bytes(size)} of it {component} in {phase_words(phase)}"
     )
 
 
@@ -61,7 +63,7 @@ def text(answer: Answer) -> list[str]:
         lines += columns(rows, left=(0, 1, 2))
         altered = ", ".join(found.result_changes)
         lines.append(f"  result: changed by {altered}" if altered else "  result: not changed")
-        lines.append(f"  time:   {found.time_factor:.2f}x per token (estimated)")
+        lines.append(f"  time:   {found.time_factor:.2f}x per {task_of(plan).unit} (estimated)")
     else:
         lines.append("nothing to change: no other settings that fit are estimated to be faster")
     if answer.keep:
@@ -109,8 +111,8 @@ def _sizes(answer: Answer) -> list[list[str]]:
     return [
         ["", "as given", "fitted"],
         ["largest micro-batch", *map(shown, answer.largest_micro_batch),
-         f"rows of {plan.data.sequence_length:,} tokens"],
-        ["largest sequence length", *map(shown, answer.largest_sequence_length), "tokens"],
+         f"rows of {plan.data.sequence_length:,} {positions(plan)}"],
+        ["largest sequence length", *map(shown, answer.largest_sequence_length), positions(plan)],
         ["smallest device", shown(answer.smallest_device), shown(answer.smallest_device_fitted),
          "of the catalog; fitted to each"],
     ]  # fmt: skip

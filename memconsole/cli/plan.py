@@ -11,7 +11,7 @@ import click
 from memconsole.calibration import Receipts
 from memconsole.cli.lengths import document as rows_document
 from memconsole.cli.lengths import lines as rows_lines
-from memconsole.cli.lengths import row_lengths
+from memconsole.cli.lengths import positions, row_lengths
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
@@ -23,6 +23,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import BY_KEY
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
 from memconsole.units import format_bytes, format_count, format_duration
 
 DOES_NOT_FIT = 3
@@ -170,6 +171,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         ],
         "step_seconds": found.step_seconds,
         "tokens_per_second": found.tokens_per_second,
+        "unit": task_of(plan).unit,
         "mfu": found.tokens_per_second / found.peak_tokens_per_second,
         "epoch_minutes": found.epoch_minutes,
     }
@@ -188,7 +190,7 @@ def text(plan: Plan, found: Estimate) -> str:
         )
         + f"   {plan.backend} on {budget.name} ({format_bytes(budget.usable_bytes)} of "
         f"{format_bytes(budget.total_bytes)} {budget.memory_label} usable: {budget.why})",
-        f"{plan.train.batch_size} x {plan.data.sequence_length} tokens per micro-batch, "
+        f"{plan.train.batch_size} x {plan.data.sequence_length} {positions(plan)} per micro-batch, "
         f"{plan.effective_batch} rows per step",
         "",
     ]
@@ -213,7 +215,8 @@ def text(plan: Plan, found: Estimate) -> str:
         *_about(table),
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
         over,
-        f"step {Tier.FORMULA}{format_duration(found.step_seconds)}, {found.tokens_per_second:,.0f} tokens/s"
+        f"step {Tier.FORMULA}{format_duration(found.step_seconds)}, {found.tokens_per_second:,.0f} "
+        f"{task_of(plan).unit}s/s"
         + (
             f", {found.epoch_minutes:,.1f} minutes per epoch"
             if found.epoch_minutes is not None

@@ -41,7 +41,7 @@ def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: 
     costs = after.device_bytes > before.device_bytes
     if key in HOST:
         return _host(before, after)
-    peak = _words(before.peak_phase)
+    peak = phase_words(before.peak_phase)
     touched = TOUCHES.get(key, ())
     live = [c.at(before.peak_phase) for c in before.components if c.name in touched]
     if touched and not any(live) and not costs:
@@ -51,11 +51,12 @@ def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: 
     if key == "optimize.precision" and costs:
         return f"the 16-bit copies of the weights outweigh the smaller activations in {backend}"
     if costs:
-        return f"needs more memory: the peak is then {_words(after.peak_phase)}"
+        return f"needs more memory: the peak is then {phase_words(after.peak_phase)}"
     return f"the peak is {peak}, which this does not change"
 
 
-def _words(phase: str) -> str:
+def phase_words(phase: str) -> str:
+    """The phase as a sentence names it."""
     return PHASE_WORDS.get(phase, f"the phase {phase}")
 
 

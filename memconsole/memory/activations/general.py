@@ -21,8 +21,9 @@ from memconsole.plan.tasks import task_of_model
 LOW, HIGH = 0.5, 2.0
 """Factors within which the rule's bytes lie (`tests/training/test_general_memory.py` traces both ends)."""
 WHERE_FROM = "the activations follow a general rule that may be off by a factor of two"
-OFFLOADED_BLOCKS = 2
-"""Blocks whose activations are on the device while the others' wait elsewhere: one in use, one on its way."""
+OFFLOADED_BLOCKS = {"cpu": 1, "apple": 1}
+"""Blocks whose activations are on the device while the others' wait elsewhere: one in use, and one on its way (2)
+where copies run beside the computation."""
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ def moments(step: Step) -> Iterator[Moment]:
     copies = 0
     if compute == 2 and not step.rounded:
         copies = 2 * layers * step.sizes.block_matrices
-    held = min(layers, OFFLOADED_BLOCKS) if o.activation_offload else layers
+    held = min(layers, OFFLOADED_BLOCKS.get(step.kind, 2)) if o.activation_offload else layers
     own = kept_bytes(step.model, o.gradient_checkpointing, compute)
     outside = 4 * block.outside * step.tokens
     kept = own * held * step.tokens + outside
@@ -93,11 +94,15 @@ def moments(step: Step) -> Iterator[Moment]:
         "backward", weights, standing, resident, kept + again, loss, copies + 2 * passing, data
     )
     gradients, largest = step.gradients, step.gradient * step.trained.largest
+    # The first block comes last: its own gradients are not there yet, unless those of a micro-batch before are.
+    made = gradients
     if o.optimizer_in_backward:
-        gradients = largest
+        gradients = made = largest
+    elif not step.accumulates:
+        made = max(0, gradients - step.gradient * step.sizes.block.elements)
     last = own * step.tokens + outside + again
     workspace = copies + 2 * passing + (largest if step.accumulates else 0)
-    yield Moment("backward", weights, gradients, resident, last, 0, workspace, data)
+    yield Moment("backward", weights, made, resident, last, 0, workspace, data)
     yield Moment(
         "optimizer step",
         step.weights,
