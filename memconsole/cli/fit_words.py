@@ -8,7 +8,7 @@ import msgspec
 
 from memconsole.cli.tables import columns
 from memconsole.memory.answers.solve import Fit
-from memconsole.memory.reasons import PHASE_WORDS
+from memconsole.memory.reasons import phase_words
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
@@ -38,7 +38,7 @@ def hopeless(found: Fit) -> str:
     needed, usable = found.after.device_bytes, found.after.budget.usable_bytes
     return (
         f"no settings fit {format_bytes(usable)}: at least {format_bytes(needed)} are needed, "
-        f"{format_bytes(size)} of it {component} in {PHASE_WORDS[phase]}"
+        f"{format_bytes(size)} of it {component} in {phase_words(phase)}"
     )
 
 
@@ -62,7 +62,7 @@ def text(report: FitReport) -> list[str]:
         lines += columns(rows, left=(0, 1, 2))
         altered = ", ".join(found.result_changes)
         lines.append(f"  result: changed by {altered}" if altered else "  result: not changed")
-        lines.append(f"  time:   {found.time_factor:.2f}x per token (estimated)")
+        lines.append(f"  time:   {found.time_factor:.2f}x per {task_of(plan).unit} (estimated)")
     else:
         lines.append("nothing to change: no other settings that fit are estimated to be faster")
     if report.keep:

@@ -20,6 +20,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.tasks import task_of
 from memconsole.units import format_bytes
 
 
@@ -39,8 +40,15 @@ def row_lengths(
     return RowLengths(lengths=lengths, prices=prices)
 
 
-def _measured(plan: Plan) -> Lengths:
+def positions(plan: Plan) -> str:
+    """What a row's length counts: tokens of text, else the steps of a window."""
+    return "tokens" if task_of(plan).unit == "token" else "steps"
 
+
+def _measured(plan: Plan) -> Lengths:
+    task = task_of(plan)
+    if task.unit != "token":
+        raise PlanError(f"{plan.data.source}: holds {task.unit}s of one length, not documents")
     found = inspection(plan.data.source, _assignments(plan), lengths=True)
     if not found.get("lengths"):
         reason = found.get("lengths_problem") or found.get("problem") or "nothing to measure"
@@ -73,9 +81,10 @@ def lengths_words(lengths: Lengths) -> str:
 def lines(plan: Plan, rows: RowLengths) -> list[str]:
     """What decides a row's length, and what rows would need that hold a document whole."""
     length = plan.data.sequence_length
-    found = [
-        f"every row is {length:,} tokens, so that no batch needs more than another: {_why(rows)}"
-    ]
+    alike = f"every row is {length:,} {positions(plan)}, so that no batch needs more than another"
+    if task_of(plan).unit != "token":
+        return [alike]
+    found = [f"{alike}: {_why(rows)}"]
     if rows.lengths is None:
         return [*found, "documents' own lengths are not known; --lengths measures them"]
     found.append(f"tokens per document: {lengths_words(rows.lengths)}")

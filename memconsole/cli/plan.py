@@ -17,7 +17,7 @@ from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.memory.estimate import estimate
-from memconsole.memory.table import PHASES, Estimate, MemoryTable, Tier
+from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -171,6 +171,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         ],
         "step_seconds": found.step_seconds,
         "tokens_per_second": found.tokens_per_second,
+        "unit": task_of(plan).unit,
         "mfu": found.tokens_per_second / found.peak_tokens_per_second,
         "epoch_minutes": found.epoch_minutes,
     }
@@ -193,7 +194,7 @@ def text(plan: Plan, found: Estimate) -> str:
         f"{plan.effective_batch} rows per step",
         "",
     ]
-    phases = [p for p in PHASES if p in table.phases]
+    phases = list(table.phases)
     rows = [["", *phases]]
     for component in table.components:
         if any(component.phases.values()):

@@ -12,17 +12,20 @@ from memconsole.memory.coefficients import runtime
 from memconsole.memory.exact.sharpen import KnownExact, alike, compiled, saved, sharpened
 from memconsole.memory.formula import memory_table
 from memconsole.memory.reasons import nothing_saved
-from memconsole.memory.seconds import peak_tokens_per_second, step_seconds
-from memconsole.memory.state.data import training_tokens
+from memconsole.memory.seconds import peak_units_per_second, step_seconds
+from memconsole.memory.state.data import training_units, units_per_step
 from memconsole.memory.state.sizes import sizes
+from memconsole.memory.state.step_sizes import trained_group
 from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
+from memconsole.plan.model import Model
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, uncompiled
+from memconsole.plan.tasks import task_of_model
 
 Lookup = Callable[[Plan, Budget], KnownExact | None]
 """What is known exactly of a plan on a device, at once; None where nothing is."""
@@ -30,14 +33,12 @@ Lookup = Callable[[Plan, Budget], KnownExact | None]
 
 def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estimate:
     """Price `plan` on the device of `budget`, and every other value of every toggle. Raises `PlanError`."""
-    architecture = architecture_of(plan)
+    model = model_of(plan)
     table = table_of(plan, budget, lookup)
-    seconds = step_seconds(plan, architecture, budget)
-    s = sizes(architecture)
-    rank = plan.optimize.lora_rank
-    adapters = rank * s.block.adapter_width * s.layers
-    frozen = plan.optimize.freeze_base or rank > 0
-    rate = plan.tokens_per_step / seconds
+    seconds = step_seconds(plan, model, budget)
+    s = sizes(model)
+    adapters = plan.optimize.lora_rank * s.block.adapter_width * s.layers
+    rate = units_per_step(plan, model) / seconds
     return Estimate(
         table=table,
         savings=tuple(
@@ -47,26 +48,32 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
             if value != row.value(plan)
         ),
         parameters=s.total + adapters,
-        trainable_parameters=adapters if frozen else s.used.elements,
+        trainable_parameters=trained_group(plan, model).elements,
         step_seconds=seconds,
         tokens_per_second=rate,
-        peak_tokens_per_second=peak_tokens_per_second(plan, architecture, budget),
-        epoch_minutes=_epoch_minutes(plan, rate),
+        peak_tokens_per_second=peak_units_per_second(plan, model, budget),
+        epoch_minutes=_epoch_minutes(plan, model, rate),
     )
 
 
-def architecture_of(plan: Plan) -> Architecture:
-    """The catalog's architecture for a plan, remembered: a key press prices one model dozens of times."""
+def model_of(plan: Plan) -> Model:
+    """The catalog's model for a plan, remembered: a key press prices one model dozens of times."""
     d = plan.data
-    return _architecture(plan.model, d.sequence_length, d.vocab_size, d.tokenizer)
+    return _model(plan.model, d.sequence_length, d.vocab_size, d.tokenizer)
+
+
+def architecture_of(plan: Plan) -> Architecture:
+    """The same of a language plan. Raises `PlanError` for another one."""
+    model = model_of(plan)
+    return model if isinstance(model, Architecture) else catalog.architecture(plan)
 
 
 @lru_cache(maxsize=512)
-def _architecture(
+def _model(
     model: ModelChoice, sequence_length: int, vocab_size: int | None, tokenizer: str | None
-) -> Architecture:
+) -> Model:
     data = DataChoice(sequence_length=sequence_length, vocab_size=vocab_size, tokenizer=tokenizer)
-    return catalog.architecture(Plan(model=model, data=data))
+    return catalog.model(Plan(model=model, data=data))
 
 
 def table_of(
@@ -74,14 +81,14 @@ def table_of(
 ) -> MemoryTable:
     """The memory table alone, as exact as `lookup` can make it; its components only where `parts` are asked for or
     something exact is known. Raises `PlanError`."""
-    architecture = architecture_of(plan)
+    model = model_of(plan)
     known = lookup(plan, budget) if lookup is not None else None
     if known is None:
-        return memory_table(plan, architecture, budget, parts=parts)
-    table = memory_table(plan, architecture, budget)
+        return memory_table(plan, model, budget, parts=parts)
+    table = memory_table(plan, model, budget)
     if plan.backend != "torch" or not plan.optimize.compile:
         return sharpened(table, known)
-    plain = memory_table(uncompiled(plan), architecture, budget)
+    plain = memory_table(uncompiled(plan), model, budget)
     return compiled(table, sharpened(plain, known))
 
 
@@ -92,7 +99,8 @@ def training_floor(plan: Plan, budget: Budget) -> int:
     table = table_of(msgspec.structs.replace(plan, optimize=plain), budget)
     state = next(c for c in table.components if c.name == "optimizer state")
     # an optimizer in the backward pass brings its own workspace there
-    phases = ("forward", "loss") if plain.optimizer_in_backward else ("forward", "loss", "backward")
+    left_out = {"optimizer step"} | ({"backward"} if plain.optimizer_in_backward else set())
+    phases = (phase for phase in table.step_phases if phase not in left_out)
     most = max(table.phases[phase] - state.at(phase) for phase in phases)
     costs = runtime(plan.backend, budget.kind)
     if budget.kind == "cpu":
@@ -110,23 +118,22 @@ def _saving(
     value: Any,
     lookup: Lookup | None,
 ) -> Saving:
+    model = model_of(plan)
+    absent = task_of_model(model).not_applicable(plan).get(row.key)
+    if absent is not None:
+        return _unavailable(row, value, absent)
     refusal = row.refusal(plan, value)
     try:
         changed = row.apply(plan, value)
         after = table_of(changed, budget, lookup, parts=False)
         check(changed)
     except PlanError as error:
-        return Saving(
-            key=row.key,
-            value=value,
-            saves_bytes=0,
-            time_factor=1.0,
-            reason=str(error),
-            available=False,
-        )
+        return _unavailable(row, value, str(error))
     saves, tier = saved(table, after)
-    changed_seconds = step_seconds(changed, architecture_of(changed), budget)
-    factor = changed_seconds / changed.tokens_per_step * plan.tokens_per_step / seconds
+    after_model = model_of(changed)
+    changed_seconds = step_seconds(changed, after_model, budget)
+    units = units_per_step(changed, after_model)
+    factor = changed_seconds / units * units_per_step(plan, model) / seconds
     reason = refusal or ("" if saves > 0 else nothing_saved(row, changed, *alike(table, after)))
     return Saving(
         key=row.key,
@@ -139,7 +146,13 @@ def _saving(
     )
 
 
-def _epoch_minutes(plan: Plan, tokens_per_second: float) -> float | None:
+def _unavailable(row: Optimization, value: Any, reason: str) -> Saving:
+    return Saving(
+        key=row.key, value=value, saves_bytes=0, time_factor=1.0, reason=reason, available=False
+    )
+
+
+def _epoch_minutes(plan: Plan, model: Model, units_per_second: float) -> float | None:
     """Minutes per pass over the training rows; None where the dataset's size is unknown."""
-    tokens = training_tokens(plan)
-    return None if tokens is None else tokens / tokens_per_second / 60
+    units = training_units(plan, model)
+    return None if units is None else units / units_per_second / 60

@@ -6,40 +6,46 @@ is the largest moment, never a sum of largest components. Each phase of the tabl
 
 from __future__ import annotations
 
-from memconsole.memory.activations import jax_step
-from memconsole.memory.activations import torch_step as torch_step
+from collections.abc import Iterator
+
+from memconsole.memory.activations import general, jax_step, torch_step
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.host import compiler_bytes, host_bytes, runtime_bytes, saved_bytes
-from memconsole.memory.state.step_sizes import Moment, step_of
-from memconsole.memory.table import COMPONENTS, PHASES, Component, MemoryTable, Tier
+from memconsole.memory.state.step_sizes import Moment, StepSizes, step_of
+from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 
+PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
+"""What a plain training step passes through, and what comes between steps, in the order of a table."""
 
-def memory_table(
-    plan: Plan, architecture: Architecture, budget: Budget, *, parts: bool = True
-) -> MemoryTable:
-    """Price `plan` for `architecture` on the device of `budget`, from formulas alone. `parts`: by component, not in
+
+def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True) -> MemoryTable:
+    """Price `plan` for `model` on the device of `budget`, from formulas alone. `parts`: by component, not in
     total alone."""
     costs = runtime(plan.backend, budget.kind)
-    step = step_of(plan, architecture, budget.kind)
-    timeline = jax_step if plan.backend == "jax" else torch_step
+    step = step_of(plan, model, budget.kind)
     largest: dict[str, Moment] = {}
-    totals = dict.fromkeys(PHASES, -1)
-    for moment in timeline.moments(step):
+    totals: dict[str, int] = {}
+    for moment in _moments(step):
         total = moment.total
-        if total > totals[moment.phase]:
+        if moment.phase not in totals or total > totals[moment.phase]:
             totals[moment.phase], largest[moment.phase] = total, moment
     on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
     own = runtime_bytes(step, costs) + (compiler if on_cpu else 0)
-    phases = {phase: total + own for phase, total in totals.items()}
+    ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
+    phases = {phase: total + own for phase, total in ordered.items()}
     peak_phase = max(phases, key=phases.__getitem__)
     peak = phases[peak_phase]
     sixteen_bit = plan.optimize.precision != "fp32"
     reserved = peak if on_cpu else costs.reserved_bytes(peak, sixteen_bit=sixteen_bit)
     device = reserved if on_cpu else reserved + costs.context_bytes
-    low, high = costs.band
+    (low, high), why = costs.band, ""
+    if not isinstance(model, Architecture):
+        least, most = general.bounds(tuple(largest.values()), own)
+        low, high, why = low * least, high * most, general.WHERE_FROM
     return MemoryTable(
         backend=plan.backend,
         budget=budget,
@@ -51,14 +57,22 @@ def memory_table(
         reserved_bytes=reserved,
         device_bytes=device,
         host_bytes=host_bytes(
-            plan,
-            architecture.vocab_size,
+            step,
             costs,
-            step.state.host,
             peak if on_cpu else saved_bytes(step) + compiler,
         ),
         band_bytes=costs.band_bytes(reserved * low, reserved * high),
+        band_from=why,
     )
+
+
+def _moments(step: StepSizes) -> Iterator[Moment]:
+    """The formulas of a decoder in the plan's backend; another model's are the general rule's."""
+    if not isinstance(step.model, Architecture):
+        return general.moments(step)
+    if step.plan.backend == "jax":
+        return jax_step.moments(step)
+    return torch_step.moments(step)
 
 
 def _components(largest: dict[str, Moment], runtime_bytes: int) -> tuple[Component, ...]:

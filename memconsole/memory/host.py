@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from memconsole.memory.activations.jax_step import library_bytes
+from memconsole.memory.activations import general
+from memconsole.memory.activations.jax_step import PACKED, library_bytes
 from memconsole.memory.activations.torch_step import CHUNK_TOKENS
 from memconsole.memory.coefficients import Runtime
 from memconsole.memory.state.data import data_bytes
-from memconsole.memory.state.step_sizes import StepSizes
+from memconsole.memory.state.step_sizes import StepSizes, row_bytes
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
 
 def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
     """The framework's own bytes beside tensors: its workspace, what XLA's libraries take on a CPU, and what torch's fp32
     matmuls keep of the largest operand they repacked, or 16-bit ones of their kernels."""
+    if not isinstance(step.model, Architecture):
+        return costs.workspace_bytes + _libraries_in_general(step, costs)
     if step.plan.backend == "jax":
         return costs.workspace_bytes + library_bytes(step)
     if step.compute != 4:
@@ -27,6 +31,17 @@ def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
         step.sizes.block.largest, step.head, tokens * a.intermediate_size, rows * a.vocab_size
     )
     return costs.workspace_bytes + min(costs.packed_bytes, 4 * largest)
+
+
+def _libraries_in_general(step: StepSizes, costs: Runtime) -> int:
+    """The same of a model without formulas, from its widest matrix."""
+    tokens = max(step.tokens, step.evaluation_tokens)
+    widest = general.block_of(step.model).widest
+    if step.plan.backend == "jax":
+        return 4 * min(tokens, PACKED) * widest if step.kind == "cpu" else 0
+    if step.compute != 4:
+        return costs.kernels_16_bytes
+    return min(costs.packed_bytes, 4 * max(step.sizes.used.largest, tokens * widest))
 
 
 def compiler_bytes(plan: Plan, costs: Runtime) -> int:
@@ -48,7 +63,12 @@ def saved_bytes(step: StepSizes) -> int:
     return sum(min(size, SHARD_BYTES) for size in kinds)
 
 
-def host_bytes(plan: Plan, vocab_size: int, costs: Runtime, offloaded: int, on_host: int) -> int:
-    """Peak resident bytes: the idle trainer, its data, `offloaded` optimizer state, and `on_host` tensors
+def host_bytes(step: StepSizes, costs: Runtime, on_host: int) -> int:
+    """Peak resident bytes: the idle trainer, its data, offloaded optimizer state, and `on_host` tensors
     where the device is the CPU."""
-    return costs.host_bytes + data_bytes(plan, vocab_size) + offloaded + on_host
+    if isinstance(step.model, Architecture):
+        data = data_bytes(step.plan, step.model.vocab_size)
+    else:  # the step's rows and the next one's; the file stays on disk
+        rows = step.plan.train.batch_size * step.plan.optimize.accumulation_steps
+        data = 2 * rows * row_bytes(step.plan, step.model)
+    return costs.host_bytes + data + step.state.host + on_host

@@ -25,15 +25,20 @@ def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: 
     costs = after.device_bytes > before.device_bytes
     if row.touches == (HOST_MEMORY,):
         return _host(before, after)
-    peak = PHASE_WORDS[before.peak_phase]
+    peak = phase_words(before.peak_phase)
     live = [c.at(before.peak_phase) for c in before.components if c.name in row.touches]
-    if not any(live) and not costs:
+    if row.touches and not any(live) and not costs:
         return f"the peak is {peak}, where there {_are(row.touches[0])}"
     if costs and row.outweighed:
         return row.outweighed(changed)
     if costs:
-        return f"needs more memory: the peak is then {PHASE_WORDS[after.peak_phase]}"
+        return f"needs more memory: the peak is then {phase_words(after.peak_phase)}"
     return f"the peak is {peak}, which this does not change"
+
+
+def phase_words(phase: str) -> str:
+    """The phase as a sentence names it."""
+    return PHASE_WORDS.get(phase, f"the phase {phase}")
 
 
 def _are(component: str) -> str:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+from memconsole.memory.activations import general
 from memconsole.memory.activations.jax_block import jax_block
 from memconsole.memory.activations.torch_block import kept_per_token
 from memconsole.memory.coefficients import speed
+from memconsole.memory.state.data import units_per_step
 from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import sizes
-from memconsole.plan.architecture import Architecture, layer_parameters
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
-from memconsole.plan.sections import EIGHT_BIT
+from memconsole.plan.sections import EIGHT_BIT, Checkpointing
+from memconsole.plan.tasks import task_of_model
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
 """Bytes per second of a device that does not tell."""
@@ -54,9 +58,11 @@ def attention_flops_per_token(a: Architecture, sequence: int) -> int:
     return 4 * attended * a.query_width * a.layers // 2
 
 
-def step_flops(plan: Plan, architecture: Architecture) -> float:
+def step_flops(plan: Plan, model: Model) -> float:
     """Operations of one optimizer step on one device, recomputation included."""
-    o = plan.optimize
+    if not isinstance(model, Architecture):
+        return _step_flops_in_general(plan, model)
+    o, architecture = plan.optimize, model
     forward = forward_flops_per_token(architecture, plan.data.sequence_length)
     head = 2 * sizes(architecture).head_matrix
     total = _passes(plan) * forward
@@ -72,16 +78,30 @@ def step_flops(plan: Plan, architecture: Architecture) -> float:
     return float(total) * tokens
 
 
+def _step_flops_in_general(plan: Plan, model: Model) -> float:
+    """The same from the task's operations of one row: recomputed matmuls are not told from attention."""
+    o = plan.optimize
+    again = {"none": 0.0, "selective": 0.05}.get(o.gradient_checkpointing, 1.0)
+    rows = plan.train.batch_size * o.accumulation_steps
+    return rows * (_passes(plan) + again) * task_of_model(model).flops_per_row(plan, model)
+
+
 def _passes(plan: Plan) -> float:
     """Forward and backward pass over a forward pass alone: no weight gradients of a frozen base."""
     o = plan.optimize
     return 2.0 if o.freeze_base or o.lora_rank else 3.0
 
 
-def peak_tokens_per_second(plan: Plan, architecture: Architecture, budget: Budget) -> float:
-    """Tokens per second at the dense peak of one device, the model's own operations alone: what tokens per second are
-    divided by for model FLOPs utilization (Chowdhery et al. 2022, appendix B). Recomputation does not count."""
-    flops = _passes(plan) * forward_flops_per_token(architecture, plan.data.sequence_length)
+def peak_units_per_second(plan: Plan, model: Model, budget: Budget) -> float:
+    """Tokens, or what else the task counts, per second at the dense peak of one device, the model's own operations
+    alone: what the estimated rate is divided by for model FLOPs utilization (Chowdhery et al. 2022, appendix B).
+    Recomputation does not count."""
+    if isinstance(model, Architecture):
+        forward: float = forward_flops_per_token(model, plan.data.sequence_length)
+    else:
+        task = task_of_model(model)
+        forward = task.flops_per_row(plan, model) / task.units_per_row(plan)
+    flops = _passes(plan) * forward
     return peak_flops(budget, plan.optimize.precision, plan.backend) / flops
 
 
@@ -136,13 +156,14 @@ def _cpu_peak() -> float:
     return (cores or 1) * hertz * 2 * lanes * 2
 
 
-def _traffic(plan: Plan, a: Architecture, kind: str) -> float:
+def _traffic(plan: Plan, model: Model, kind: str) -> float:
     """Bytes a step moves through device memory besides matmul operands: activations, logits, weights, state."""
     o = plan.optimize
-    s = sizes(a)
-    per_token = s.layers * _kept_per_token(plan, a, "none", kind)
+    s = sizes(model)
+    per_token = s.layers * _kept_per_token(plan, model, "none", kind)
     element = 4 if o.precision == "fp32" or (plan.backend == "jax" and kind == "cpu") else 2
-    logits = a.vocab_size * (24 if element == 4 else 20)
+    vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
+    logits = vocabulary * (24 if element == 4 else 20)
     recompute = {"none": 1.0, "selective": 1.2}.get(o.gradient_checkpointing, 1.4)
     activations = plan.micro_batch_tokens * (3 * per_token * recompute + logits)
     weights = 3 * element * s.total
@@ -156,8 +177,12 @@ def _traffic(plan: Plan, a: Architecture, kind: str) -> float:
     return float(o.accumulation_steps * (activations + weights + accumulate) + update)
 
 
-def _kept_per_token(plan: Plan, a: Architecture, checkpointing: str, kind: str) -> int:
+def _kept_per_token(plan: Plan, model: Model, checkpointing: Checkpointing, kind: str) -> int:
     """Bytes per token that one block keeps for its backward pass."""
+    if not isinstance(model, Architecture):
+        narrow = plan.optimize.precision != "fp32" and not (plan.backend == "jax" and kind == "cpu")
+        return general.kept_bytes(model, checkpointing, 2 if narrow else 4)
+    a = model
     if plan.backend == "jax":
         o = plan.optimize
         return jax_block(a, o.precision, checkpointing, kind, o.lora_rank).kept
@@ -165,65 +190,70 @@ def _kept_per_token(plan: Plan, a: Architecture, checkpointing: str, kind: str) 
     return kept.token + kept.score * plan.data.sequence_length
 
 
-def _transfers(plan: Plan, a: Architecture) -> float:
+def _transfers(plan: Plan, model: Model) -> float:
     """Seconds of moving offloaded state between host and device."""
     o = plan.optimize
     seconds = 0.0
     if o.optimizer_offload != "none":
         link = HOST_LINK if o.optimizer_offload == "cpu" else PINNED_LINK
         compressed = o.optimizer_offload == "compressed"
-        seconds += 2 * state_bytes(o.optimizer, sizes(a).used, compressed=compressed) / link
+        seconds += 2 * state_bytes(o.optimizer, sizes(model).used, compressed=compressed) / link
     return seconds
 
 
-def _moving(plan: Plan, a: Architecture, kind: str) -> float:
+def _moving(plan: Plan, model: Model, kind: str) -> float:
     """Seconds of moving activations off the device and back: to disk, where the host's memory is the device's own."""
     if not plan.optimize.activation_offload:
         return 0.0
     if kind in ("cpu", "apple"):
-        return _moved_bytes(plan, a, kind) / DISK
-    return _moved_bytes(plan, a, "gpu") / PINNED_LINK * 0.5
+        return _moved_bytes(plan, model, kind) / DISK
+    return _moved_bytes(plan, model, "gpu") / PINNED_LINK * 0.5
 
 
-def _moved_bytes(plan: Plan, a: Architecture, kind: str) -> float:
+def _moved_bytes(plan: Plan, model: Model, kind: str) -> float:
     """Activations that go off the device and back in a step."""
     o = plan.optimize
-    kept = _kept_per_token(plan, a, o.gradient_checkpointing, kind) * a.layers
+    kept = _kept_per_token(plan, model, o.gradient_checkpointing, kind) * model.layers
     return 2.0 * kept * plan.micro_batch_tokens * o.accumulation_steps
 
 
 @lru_cache(maxsize=256)
-def _orthogonalizing_flops(a: Architecture, rank: int) -> float:
+def _orthogonalizing_flops(model: Model, rank: int) -> float:
     """Muon's five steps over every matrix: two products with the whole, one of the short side (m, m)."""
     found = 0
-    for p in layer_parameters(a, 0):
-        if p.role == "matrix":
+    for p in model.parameters():
+        if p.role == "matrix" and p.layer == 0:
             sides = [(rank, side) for side in p.shape] if rank else [p.shape]
             for one, other in sides:
                 m, n = min(one, other), max(one, other)
                 found += 5 * (4 * m * m * n + 2 * m**3)
-    return float(found * a.layers)
+    return float(found * model.layers)
 
 
-def step_seconds(plan: Plan, architecture: Architecture, budget: Budget) -> float:
+def step_seconds(plan: Plan, model: Model, budget: Budget) -> float:
     """Estimated seconds of one optimizer step."""
     o, costs = plan.optimize, speed(budget.kind)
     peak = peak_flops(budget, o.precision, plan.backend) * costs.flops_share
     if budget.kind == "cpu" and plan.backend == "torch":
         peak *= _vector_share(o.precision)
-    arithmetic = step_flops(plan, architecture) / peak
+    arithmetic = step_flops(plan, model) / peak
     bandwidth = budget.bandwidth_bytes_per_second or GENERIC_BANDWIDTH.get(budget.kind, 1e11)
-    traffic = _traffic(plan, architecture, budget.kind) / (bandwidth * costs.bandwidth_share)
-    launches = o.accumulation_steps * (architecture.layers + 2) * costs.step_overhead_seconds
+    traffic = _traffic(plan, model, budget.kind) / (bandwidth * costs.bandwidth_share)
+    launches = o.accumulation_steps * (model.layers + 2) * costs.step_overhead_seconds
     seconds = arithmetic + traffic + launches
     if o.compile:
         seconds = arithmetic + 0.6 * traffic + 0.5 * launches
     if budget.kind != "cpu":
-        seconds += _transfers(plan, architecture)
-    seconds += _moving(plan, architecture, budget.kind)
+        seconds += _transfers(plan, model)
+    seconds += _moving(plan, model, budget.kind)
     if o.optimizer == "muon":
-        update = _orthogonalizing_flops(architecture, o.lora_rank)
+        update = _orthogonalizing_flops(model, o.lora_rank)
         seconds += update / (peak_flops(budget, "fp32", plan.backend) * costs.flops_share)
     if o.optimizer in EIGHT_BIT:
-        seconds += 12e-9 * sizes(architecture).used.elements if budget.kind == "cpu" else 0.0
+        seconds += 12e-9 * sizes(model).used.elements if budget.kind == "cpu" else 0.0
     return seconds
+
+
+def seconds_per_unit(plan: Plan, model: Model, budget: Budget) -> float:
+    """Estimated seconds of a step over its tokens, or what else its task counts."""
+    return step_seconds(plan, model, budget) / units_per_step(plan, model)

@@ -27,7 +27,8 @@ COMPONENTS = (
     "data",
     "runtime",
 )
-PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
+BETWEEN_STEPS = ("evaluation", "checkpoint")
+"""Phases that are no part of a training step; every other phase of a table is."""
 
 
 class Component(msgspec.Struct, frozen=True):
@@ -81,6 +82,11 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """The compiler refused the program for this device."""
     formula: MemoryTable | None = None
     """The same plan by formula alone, where this table is sharper."""
+
+    @property
+    def step_phases(self) -> tuple[str, ...]:
+        """Its phases that are part of a training step."""
+        return tuple(phase for phase in self.phases if phase not in BETWEEN_STEPS)
 
     def phase_tier(self, phase: str) -> Tier:
         """How the total of `phase` was come by."""

@@ -51,6 +51,10 @@ class Model(Protocol):
         """The longest row that it takes."""
         ...
 
+    def __hash__(self) -> int:
+        """Models are values: what is made of one is remembered by it."""
+        ...
+
     def parameters(self) -> Iterator[Parameter]:
         """Every weight in a fixed order, which names, counts, prices and initializes them."""
         ...

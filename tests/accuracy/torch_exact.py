@@ -22,8 +22,11 @@ sys.path.insert(0, str(ROOT))
 
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.timeline import Exact
+from memconsole.memory.state.step_sizes import row_bytes
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.tasks import task_of_model
 from tests.accuracy.random_plans import describe, draw
 from tests.accuracy.results import Bar, Case, Errors, Part, unavailable, write
 
@@ -44,14 +47,29 @@ def drawn(seed: int) -> tuple[Architecture, Plan]:
     return architecture, replace(plan, {"device.name": "cpu"})
 
 
-def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
-    """MemTracker's peak of real training steps and of an evaluation."""
+def random_batch(plan: Plan, model: Model, micro_batches: int) -> Any:
+    """Random arrays of the shapes that the model's task names."""
     import numpy as np
+
+    from memconsole_trainer.engine import Batch
+
+    rng = np.random.default_rng(micro_batches)
+    arrays: dict[str, Any] = {}
+    for array in task_of_model(model).inputs(plan, model):
+        shape = (micro_batches, plan.train.batch_size, *array.shape)
+        if isinstance(model, Architecture):
+            arrays[array.name] = rng.integers(0, model.vocab_size, shape).astype(array.dtype)
+        else:
+            arrays[array.name] = rng.random(shape, dtype=array.dtype)
+    return Batch(arrays, float(next(iter(arrays.values())).size))
+
+
+def tracked(plan: Plan, model: Model) -> dict[str, int]:
+    """MemTracker's peak of real training steps and of an evaluation."""
     import torch
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from memconsole_torch import engine as torch_engine
-    from memconsole_trainer.data.batches import language_batch
     from memconsole_trainer.weights.initialize import InitialWeights
 
     class Tracker(MemTracker):  # type: ignore[misc,unused-ignore]
@@ -64,12 +82,11 @@ def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
 
     torch.set_num_threads(1)
     engine = torch_engine.create(plan, None)
-    engine.build(plan, architecture, 10, InitialWeights(architecture, 0))
-    shape = (plan.optimize.accumulation_steps, plan.train.batch_size, plan.data.sequence_length)
-    tokens = np.random.default_rng(0).integers(0, architecture.vocab_size, (2, *shape))
-    batch = language_batch(*tokens.astype(np.int32))
-    evaluated = np.random.default_rng(1).integers(0, architecture.vocab_size, (2, 2, *shape[1:]))
-    batches = {"training": batch, "evaluation": language_batch(*evaluated.astype(np.int32))}
+    engine.build(plan, model, 10, InitialWeights(model, 0))
+    batches = {
+        "training": random_batch(plan, model, plan.optimize.accumulation_steps),
+        "evaluation": random_batch(plan, model, 2),
+    }
     found = {}
     for name, rows in batches.items():
         tracker = Tracker()
@@ -84,11 +101,11 @@ def tracked(plan: Plan, architecture: Architecture) -> dict[str, int]:
     return found
 
 
-def traced(plan: Plan, architecture: Architecture) -> dict[str, int]:
+def traced(plan: Plan, model: Model) -> dict[str, int]:
     """The timeline's peaks, evaluated at the plan's sizes, without what no dispatch shows."""
     from memconsole_torch.tracing.trace import record
 
-    timeline = record(plan, architecture, "cpu", hidden=False).timeline
+    timeline = record(plan, model, "cpu", hidden=False).timeline
     exact = affine.evaluate(timeline, plan.train.batch_size, plan.data.sequence_length)
     return {"training": peak(exact, TRAINING), "evaluation": peak(exact, ("evaluation",))}
 
@@ -97,10 +114,10 @@ def peak(exact: Exact, phases: tuple[str, ...]) -> int:
     return max(exact.phases[phase].total_bytes for phase in phases)
 
 
-def held(plan: Plan) -> int:
+def held(plan: Plan, model: Model) -> int:
     """Bytes of the step's rows in the host's own arrays, which MemTracker does not see."""
-    micro_batches = plan.optimize.accumulation_steps
-    return 8 * micro_batches * plan.train.batch_size * plan.data.sequence_length
+    rows = plan.optimize.accumulation_steps * plan.train.batch_size
+    return rows * row_bytes(plan, model)
 
 
 def compare(seed: int) -> list[Case]:
@@ -110,7 +127,11 @@ def compare(seed: int) -> list[Case]:
     cases = []
     for name, truth in measured.items():
         words = f"{describe(plan, architecture)} rank {plan.optimize.lora_rank}, {name}"
-        case = Case(plan=words, estimated_bytes=estimated[name] - held(plan), measured_bytes=truth)
+        case = Case(
+            plan=words,
+            estimated_bytes=estimated[name] - held(plan, architecture),
+            measured_bytes=truth,
+        )
         cases.append(case)
         if abs(case.error) > SHOWN:
             print(f"{seed:5} {case.error:+7.2%} {truth / 2**20:8.2f} MiB  {words}", flush=True)

@@ -11,7 +11,8 @@ import pytest
 
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
-from memconsole.memory.table import COMPONENTS, PHASES
+from memconsole.memory.formula import PHASES
+from memconsole.memory.table import COMPONENTS
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, dumps, replace

@@ -15,9 +15,9 @@ import pytest
 from conftest import Console, cpu_reading, finished, readings, screen_lines, settle, snapshot
 
 from memconsole.devices.reading import Devices, Missing
+from memconsole.memory.formula import PHASES
 from memconsole.memory.table import (
     COMPONENTS,
-    PHASES,
     Component,
     Estimate,
     MemoryTable,

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memconsole.memory.estimate import architecture_of, estimate, table_of
+from memconsole.memory.formula import PHASES
 from memconsole.memory.seconds import forward_flops_per_token, peak_flops, step_flops, step_seconds
-from memconsole.memory.table import PHASES, Saving
+from memconsole.memory.table import Saving
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import parameter_count
 from memconsole.plan.budget import Budget

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from memconsole.memory.activations import jax_step
 from memconsole.memory.estimate import architecture_of
-from memconsole.memory.formula import memory_table
+from memconsole.memory.formula import PHASES, memory_table
 from memconsole.memory.state.data import AHEAD_BYTES
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable
+from memconsole.memory.table import COMPONENTS, MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture, parameter_count, parameters
 from memconsole.plan.budget import Budget

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from memconsole.memory.coefficients import Certainty, runtime
 from memconsole.memory.estimate import estimate, table_of
-from memconsole.memory.exact.sharpen import STEP, KnownExact, alike, saved, sharpened
+from memconsole.memory.exact.sharpen import KnownExact, alike, saved, sharpened
 from memconsole.memory.exact.timeline import Exact, ExactPhase
-from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable, Tier
+from memconsole.memory.formula import PHASES
+from memconsole.memory.table import COMPONENTS, MemoryTable, Tier
 from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -152,11 +153,11 @@ def test_a_whole_programs_one_number_is_shared_out_and_never_exceeded(
     )
     after = sharpened(before, KnownExact(exact=found))
     consistent(after)
-    step = max(after.phases[p] for p in STEP)
+    step = max(after.phases[p] for p in after.step_phases)
     assert step == total + running_bytes(before)
-    exact_ones = [p for p in STEP if after.phase_tier(p) == Tier.EXACT]
+    exact_ones = [p for p in after.step_phases if after.phase_tier(p) == Tier.EXACT]
     assert len(exact_ones) == 1
-    assert before.phases[exact_ones[0]] == max(before.phases[p] for p in STEP)
+    assert before.phases[exact_ones[0]] == max(before.phases[p] for p in before.step_phases)
     activations = next(c for c in after.components if c.name == "activations")
     assert activations.tier_at(exact_ones[0]) == (Tier.FORMULA if arena else Tier.EXACT)
     assert "whole step" in after.caveat

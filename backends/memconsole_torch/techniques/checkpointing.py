@@ -14,6 +14,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
 
 _PRODUCTS = {"mm": 1, "addmm": 2, "linear": 1}
@@ -87,4 +88,6 @@ def _is_made_again(
     inner, outer = reversed(shape) if name == "linear" else shape
     if rank and inner == rank:
         return True
-    return not a.post_norms and (inner, outer) == (a.intermediate_size, a.hidden_size)
+    # A norm after the MLP reads its product; the regression transformer has one in every block.
+    post_norms = not isinstance(a, Architecture) or a.post_norms
+    return not post_norms and (inner, outer) == (a.intermediate_size, a.hidden_size)

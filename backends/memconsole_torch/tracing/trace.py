@@ -20,8 +20,8 @@ from memconsole.memory.coefficients import runtime
 from memconsole.memory.exact import affine, allocator
 from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, TracerQuestion
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.check import check
+from memconsole.plan.model import Model
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, loads
 from memconsole_torch.tracing import trace_step
@@ -32,6 +32,7 @@ from memconsole_torch.tracing.trace_timeline import (
     UntoldSizeError,
     coefficients,
     evaluating,
+    has_table_of_positions,
     moments,
     telling_sizes,
 )
@@ -78,8 +79,8 @@ class Tracer:
             plan = loads(question.plan)
             check(plan)
             check_trainable(plan)
-            architecture = catalog.architecture(plan)
-            recording = self.recording(plan, architecture, question.kind, interrupt)
+            model = catalog.model(plan)
+            recording = self.recording(plan, model, question.kind, interrupt)
             exact = _exact(recording, plan, question.kind, interrupt)
         except PlanError as error:
             return TracerAnswer(id=question.id, problem=str(error))
@@ -97,17 +98,17 @@ class Tracer:
     def recording(
         self,
         plan: Plan,
-        architecture: Architecture,
+        model: Model,
         kind: str,
         interrupt: Callable[[], None] | None = None,
     ) -> Recording:
         """The trace of the plan's structure, or at its very sizes where sizes could not be told apart."""
-        key = affine.structure_key(plan, architecture, kind)
+        key = affine.structure_key(plan, model, kind)
         own = (plan.train.batch_size, plan.data.sequence_length)
         for only in (None, own):
             if (key, only) in self._recordings:
                 return self._recordings[key, only]
-        made = record(plan, architecture, kind, interrupt)
+        made = record(plan, model, kind, interrupt)
         self._recordings[key, made.timeline.only] = made
         if len(self._recordings) > _KEPT:
             del self._recordings[next(iter(self._recordings))]
@@ -116,35 +117,32 @@ class Tracer:
 
 def record(
     plan: Plan,
-    architecture: Architecture,
+    model: Model,
     kind: str,
     interrupt: Callable[[], None] | None = None,
     *,
     hidden: bool = True,
 ) -> Recording:
     """Trace the plan's structure. `hidden`: count what kernels hold inside, too."""
-    if (
-        architecture.positions == "learned"
-        and plan.data.sequence_length > architecture.max_positions
-    ):
-        raise PlanError(f"the model has {architecture.max_positions} positions")
-    telling = telling_sizes(plan, architecture)
-    evaluated = telling_sizes(evaluating(plan), architecture)
+    if has_table_of_positions(model) and plan.data.sequence_length > model.max_positions:
+        raise PlanError(f"the model has {model.max_positions} positions")
+    telling = telling_sizes(plan, model)
+    evaluated = telling_sizes(evaluating(plan), model)
     if telling is not None and evaluated is not None:
         live = trace_step.trace(
-            plan, architecture, kind, telling, evaluated, hidden=hidden, check=interrupt
+            plan, model, kind, telling, evaluated, hidden=hidden, check=interrupt
         )
         try:
-            return _recording(plan, architecture, kind, live, telling, evaluated)
+            return _recording(plan, model, kind, live, telling, evaluated)
         except UntoldSizeError as error:
             print(f"traced at its own sizes: {error}", file=sys.stderr)
-    live = trace_step.trace(plan, architecture, kind, hidden=hidden, check=interrupt)
-    return _recording(plan, architecture, kind, live)
+    live = trace_step.trace(plan, model, kind, hidden=hidden, check=interrupt)
+    return _recording(plan, model, kind, live)
 
 
 def _recording(
     plan: Plan,
-    architecture: Architecture,
+    model: Model,
     kind: str,
     live: Liveness,
     sizes: TellingSizes | None = None,
@@ -153,7 +151,7 @@ def _recording(
     found = coefficients(live, sizes, evaluated, kind)
     own = (plan.train.batch_size, plan.data.sequence_length)
     timeline = Timeline(
-        key=affine.structure_key(plan, architecture, kind),
+        key=affine.structure_key(plan, model, kind),
         phases=moments(live, found),
         only=None if sizes else own,
         source=f"torch {torch.__version__.partition('+')[0]}, traced",

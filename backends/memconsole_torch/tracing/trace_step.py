@@ -15,7 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memconsole.memory.activations.torch_step import MASK_ALIGNMENT
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.tasks import Input, task_of_model
 from memconsole_torch import devices
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
@@ -41,7 +43,7 @@ class Sizes:
 
 def trace(
     plan: Plan,
-    architecture: Architecture,
+    model: Model,
     kind: str = "cpu",
     sizes: Sizes | None = None,
     evaluated: Sizes | None = None,
@@ -61,11 +63,12 @@ def trace(
     length = plan.data.sequence_length
     evaluated = evaluated or sizes or Sizes(plan.evaluation_batch, length)
     sizes = sizes or Sizes(plan.train.batch_size, length)
-    few = plan.micro_batch_tokens <= architecture.vocab_size
+    vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
+    few = plan.micro_batch_tokens <= vocabulary
     fake = FakeTensorMode()
     live = Liveness(
         hidden=hidden,
-        vocabulary=architecture.vocab_size,
+        vocabulary=vocabulary,
         overrides=trace_devices.overrides() | trace_devices.device_overrides(kind),
         workspaces=trace_devices.workspaces(kind, few) if hidden else {},
         check=check,
@@ -86,23 +89,24 @@ def trace(
         engine = torch_engine.TorchEngine(plan, torch.device("cpu"))
         engine._memory = _NoMemory()
         with live:
-            engine.build(plan, architecture, 10, _NoWeights())
+            engine.build(plan, model, 10, _NoWeights())
             _declare(live, engine, plan)
             live.start()
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
             held = micro_batches if kind == "cpu" else 0
-            engine._to_device = partial(_rows, live, sizes, held == 0)  # type: ignore[method-assign]
+            engine._to_device = partial(_row, live, held == 0)  # type: ignore[method-assign]
+            inputs = task_of_model(model).inputs(plan, model)
             with _phases(engine, live):
                 for _ in range(steps):
-                    _train(engine, live, plan, sizes, held)
+                    _train(engine, live, plan, inputs, held)
                 live.phase = "evaluation"
-                release = live.hold(
-                    4 * _arrays(plan) * held * evaluated.batch * evaluated.length, "data"
-                )
-                engine._to_device = partial(_rows, live, evaluated, held == 0)  # type: ignore[method-assign]
-                with patch.object(chunked, "__defaults__", (evaluated.chunk,)):
-                    engine.evaluate([_batch(plan, EVALUATED)])
-                release()
+                shown = replace(plan, {"data.sequence_length": evaluated.length})
+                inputs = task_of_model(model).inputs(shown, model)
+                with (
+                    _held(live, inputs, held * evaluated.batch),
+                    patch.object(chunked, "__defaults__", (evaluated.chunk,)),
+                ):
+                    engine.evaluate([_batch(inputs, EVALUATED, evaluated.batch)])
             live.phase = "checkpoint"
             # A tensor at a time goes to the host; the device holds what it held.
             sum(1 for _ in engine._named_state())
@@ -111,30 +115,36 @@ def trace(
     return live
 
 
-def _train(engine: Any, live: Liveness, plan: Plan, sizes: Sizes, held: int) -> None:
+def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], held: int) -> None:
     live.phase = "forward"
-    start = len(live.events)
-    release = live.hold(4 * _arrays(plan) * held * sizes.batch * sizes.length, "data")
-    engine.train_step(_batch(plan, plan.optimize.accumulation_steps))
-    release()
+    start, rows = len(live.events), plan.train.batch_size
+    with _held(live, inputs, held * rows):
+        engine.train_step(_batch(inputs, plan.optimize.accumulation_steps, rows))
     engine._metrics.clear()
     live.steps.append((start, len(live.events)))
 
 
-def _batch(plan: Plan, micro_batches: int) -> Batch:
-    """Stands for a batch whose rows `_rows` makes."""
-    nothing = np.zeros((micro_batches, 1, 1), np.int32)
-    return Batch(nothing, nothing, nothing if plan.data.isolate_documents else None)
+def _batch(inputs: tuple[Input, ...], micro_batches: int, rows: int) -> Batch:
+    """Arrays of the shapes that a task names, which take no memory: `_row` makes the tensors."""
+    arrays = {}
+    for array in inputs:
+        nothing = np.zeros((), np.dtype(array.dtype))
+        arrays[array.name] = np.broadcast_to(nothing, (micro_batches, rows, *array.shape))
+    return Batch(arrays, 1.0)
 
 
-def _arrays(plan: Plan) -> int:
-    """Of token ids that a batch has."""
-    return 3 if plan.data.isolate_documents else 2
+@contextmanager
+def _held(live: Liveness, inputs: tuple[Input, ...], rows: int) -> Iterator[None]:
+    """So many rows of every array are there meanwhile."""
+    releases = [live.hold(rows * array.row_bytes, "data") for array in inputs if rows]
+    yield
+    for release in releases:
+        release()
 
 
-def _rows(live: Liveness, sizes: Sizes, counted: bool, array: Any) -> torch.Tensor:
-    """Token ids (B, T) on the device; where the step's rows are held already, they are not counted again."""
-    tensor = torch.empty(sizes.batch, sizes.length, dtype=torch.int32)
+def _row(live: Liveness, counted: bool, array: Any) -> torch.Tensor:
+    """One array of a micro-batch on the device; where the step's rows are held already, they are not counted again."""
+    tensor = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name))
     if counted:
         live.declare(tensor, "data")
     else:
@@ -144,7 +154,7 @@ def _rows(live: Liveness, sizes: Sizes, counted: bool, array: Any) -> torch.Tens
 
 def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
     away = plan.optimize.optimizer_offload != "none" and not offload.same_memory(engine._device)
-    for weight in (*engine._decoder.parameters(), *engine._decoder.buffers()):
+    for weight in (*engine.module.parameters(), *engine.module.buffers()):
         live.declare(weight, "weights")
     for _, tensor in engine._average.named() if engine._average is not None else ():
         live.declare(tensor, "optimizer state")
@@ -159,8 +169,8 @@ def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
 @contextmanager
 def _phases(engine: Any, live: Liveness) -> Iterator[None]:
     """Name the phases as the engine passes them, and the gradients once they are there."""
-    backward, step, loss = torch.Tensor.backward, engine._optimizer.step, engine._loss
-    forward, chunked = engine._decoder.forward, fused_loss.chunked
+    backward, step, loss = torch.Tensor.backward, engine._optimizer.step, engine.task.criterion
+    forward, chunked = engine.module.forward, fused_loss.chunked
 
     def named(phase: str, function: Callable[..., Any], after: str) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
@@ -192,13 +202,13 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
 
     with ExitStack() as stack:
         change = stack.enter_context
-        change(patch.object(engine._decoder, "forward", named("forward", forward, "forward")))
+        change(patch.object(engine.module, "forward", named("forward", forward, "forward")))
         run = named("backward", backward_and_declare, "optimizer step")
         change(patch.object(torch.Tensor, "backward", run))
         change(
             patch.object(engine._optimizer, "step", named("optimizer step", step, "optimizer step"))
         )
-        change(patch.object(engine, "_loss", in_loss(named("loss", loss, "loss"))))
+        change(patch.object(engine.task, "criterion", in_loss(named("loss", loss, "loss"))))
         change(patch.object(fused_loss, "chunked", in_loss(chunked)))
         yield
 

@@ -14,8 +14,9 @@ from memconsole.memory.exact import affine
 from memconsole.memory.exact.affine import TERMS
 from memconsole.memory.exact.allocator import rounded
 from memconsole.memory.exact.timeline import Moment
-from memconsole.memory.table import COMPONENTS, PHASES
+from memconsole.memory.table import COMPONENTS
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch.tracing.trace_liveness import Liveness, Storage
 from memconsole_torch.tracing.trace_step import Sizes
@@ -27,11 +28,16 @@ _TERM = {
     (1, 1): TERMS.index("B·S"),
     (0, 2): TERMS.index("S²"),
     (1, 2): TERMS.index("B·S²"),
+    (1, 0): TERMS.index("B"),
 }
 """By how often micro-batch and sequence length divide the bytes."""
 _CHUNK, _REST = TERMS.index("chunk"), TERMS.index("rest")
 _SMALLEST = 37
 _LARGEST = 4000
+
+
+OUTSIDE = ("build", "end")
+"""Before the first step and after all that is traced."""
 
 
 class Coefficient(msgspec.Struct, frozen=True):
@@ -46,11 +52,16 @@ class UntoldSizeError(ValueError):
 
 
 class TellingSizes(Sizes):
-    """Sizes to trace at, and the rows of the last of several chunks (0 where one holds all)."""
+    """Sizes to trace at, and the rows of the last of several chunks (0 where one holds all).
 
-    def __init__(self, batch: int, length: int, chunk: int, rest: int) -> None:
+    `by_row`: some arrays have so many numbers per row, whatever its length.
+    """
+
+    def __init__(
+        self, batch: int, length: int, chunk: int, rest: int, *, by_row: bool = False
+    ) -> None:
         super().__init__(batch, length, chunk)
-        self.rest = rest
+        self.rest, self.by_row = rest, by_row
 
     def coefficient(self, nbytes: int) -> Coefficient:
         """What `nbytes` is proportional to. Raises `UntoldSizeError`."""
@@ -64,9 +75,10 @@ class TellingSizes(Sizes):
                 times[position] += 1
         if self.batch == 1 and times[1]:
             times[0] = 1 if times[1] == 1 else 0
-        if nbytes and (times[0], times[1]) not in _TERM:
+        told = (times[0], times[1])
+        if nbytes and (told not in _TERM or (told == (1, 0) and not self.by_row)):
             raise UntoldSizeError(f"{nbytes} bytes at {self.batch} x {self.length}")
-        return Coefficient(_TERM[times[0], times[1]], factor)
+        return Coefficient(_TERM[told], factor)
 
 
 def evaluating(plan: Plan) -> Plan:
@@ -74,19 +86,24 @@ def evaluating(plan: Plan) -> Plan:
     return replace(plan, {"train.batch_size": plan.evaluation_batch})
 
 
-def telling_sizes(plan: Plan, architecture: Architecture) -> TellingSizes | None:
+def has_table_of_positions(model: Model) -> bool:
+    """Whether no row may be longer than `max_positions`."""
+    return not isinstance(model, Architecture) or model.positions == "learned"
+
+
+def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
     """Sizes of the plan's own regime whose factors are foreign to the model's; None where there are none."""
-    a, length = architecture, plan.data.sequence_length
-    own = _own_sizes(a, plan.optimize.lora_rank)
-    chunks = affine.chunks(plan.micro_batch_tokens)
+    length, text = plan.data.sequence_length, isinstance(model, Architecture)
+    own = _own_sizes(model, plan.optimize.lora_rank)
+    chunks = affine.chunks(plan.micro_batch_tokens) if text else 1
     most, least = _LARGEST, 2
-    if a.positions == "learned":
-        most = min(most, a.max_positions)
-    if a.sliding_window is not None:
-        if a.windowed(length):
-            least, most = a.sliding_window + 1, a.sliding_window + _LARGEST
+    if has_table_of_positions(model):
+        most = min(most, model.max_positions)
+    if isinstance(model, Architecture) and model.sliding_window is not None:
+        if model.windowed(length):
+            least, most = model.sliding_window + 1, model.sliding_window + _LARGEST
         else:
-            most = min(most, a.sliding_window)
+            most = min(most, model.sliding_window)
     lengths = _foreign_primes(own, max(least, _SMALLEST), most) or _foreign_primes(own, least, most)
     if not lengths:
         return None
@@ -98,7 +115,7 @@ def telling_sizes(plan: Plan, architecture: Architecture) -> TellingSizes | None
         batch = batches[0]
     tokens = batch * chosen
     if chunks == 1:
-        return TellingSizes(batch, chosen, tokens, 0)
+        return TellingSizes(batch, chosen, tokens, 0, by_row=not text)
     for chunk in range(-(-tokens // chunks), tokens):
         rest = tokens - (chunks - 1) * chunk
         if rest <= 1:
@@ -110,7 +127,12 @@ def telling_sizes(plan: Plan, architecture: Architecture) -> TellingSizes | None
     return None
 
 
-def _own_sizes(a: Architecture, rank: int) -> tuple[int, ...]:
+def _own_sizes(model: Model, rank: int) -> tuple[int, ...]:
+    if not isinstance(model, Architecture):
+        sides = {side for p in model.parameters() for side in p.shape}
+        fields = (getattr(model, name) for name in getattr(model, "__struct_fields__", ()))
+        return tuple(sorted(sides | {n for n in fields if type(n) is int and n > 1}))
+    a = model
     found = [value for value in msgspec.structs.astuple(a) if type(value) is int]
     found += [a.query_width, a.key_width, a.heads // max(1, a.kv_heads), rank]
     # Widths of the embedding's partial sums, see trace_devices.
@@ -177,9 +199,7 @@ def moments(live: Liveness, found: Sequence[Coefficient]) -> dict[str, tuple[Mom
                 name: tuple(row) for name, row in zip(COMPONENTS, levels, strict=True) if any(row)
             }
             seen[total] = Moment(total=total, components=named)
-    return {
-        phase: affine.largest_moments(phases[phase].values()) for phase in PHASES if phase in phases
-    }
+    return {phase: affine.largest_moments(seen.values()) for phase, seen in phases.items()}
 
 
 def _levels(
@@ -190,12 +210,12 @@ def _levels(
     phase, growing = "build", False
     for event in live.events:
         if isinstance(event, str):
-            if growing and phase in PHASES:
+            if growing and phase not in OUTSIDE:
                 yield phase, levels
             phase, growing = event, True
             continue
         index = abs(event) - 1
-        if event < 0 and growing and phase in PHASES:
+        if event < 0 and growing and phase not in OUTSIDE:
             yield phase, levels
         growing = event > 0
         c = found[index]

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from memconsole.memory.answers.correction import Correction, OutOfMemoryRun, correction
-from memconsole.memory.estimate import architecture_of, table_of
-from memconsole.memory.seconds import step_seconds
+from memconsole.memory.estimate import model_of, table_of
+from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -133,8 +133,8 @@ def _remedy(plan: Plan, before: MemoryTable, by: Correction, key: str, way: _Way
         saves = before.host_bytes - after.host_bytes
     if saves <= 0:
         return None
-    now = step_seconds(plan, architecture_of(plan), budget) / plan.tokens_per_step
-    then = step_seconds(changed, architecture_of(changed), budget) / changed.tokens_per_step
+    now = seconds_per_unit(plan, model_of(plan), budget)
+    then = seconds_per_unit(changed, model_of(changed), budget)
     return Remedy(
         key=key,
         changes=way.changes,
@@ -156,7 +156,7 @@ def largest_sequence_length(plan: Plan, budget: Budget, price: Price = table_of)
     """The longest rows, in multiples of 8 tokens, that fit and that the model has positions for; None where
     no length does. Rows are no shorter than `data.stride`."""
     shortest = -(-max(8, plan.data.stride or 8) // 8) * 8
-    sizes = range(shortest, architecture_of(plan).max_positions + 1, 8)
+    sizes = range(shortest, model_of(plan).max_positions + 1, 8)
     return _largest(plan, budget, "data.sequence_length", sizes, _least_beyond_length, price)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from memconsole import typed_json
 from memconsole.cache import cache_folder
-from memconsole.memory.estimate import Lookup, architecture_of, table_of
+from memconsole.memory.estimate import Lookup, model_of, table_of
 from memconsole.memory.table import MemoryTable
 from memconsole.plan.budget import Budget
 from memconsole.plan.lengths import Lengths, lengths_key
@@ -38,7 +38,7 @@ def priced_lengths(
     What a plan needs does not vary from batch to batch: the trainer packs documents into rows of
     `data.sequence_length`, pads the last one, and cuts wider rows.
     """
-    most = architecture_of(plan).max_positions
+    most = model_of(plan).max_positions
     found = []
     for name, tokens in (
         ("p50", lengths.p50),

@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from memconsole.memory.estimate import architecture_of, table_of, training_floor
-from memconsole.memory.seconds import step_seconds
+from memconsole.memory.estimate import model_of, table_of, training_floor
+from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
@@ -101,13 +101,13 @@ class _Merged(msgspec.Struct, frozen=True):
 
 class _Candidate(msgspec.Struct, frozen=True):
     plan: Plan
-    seconds_per_token: float
+    seconds_per_unit: float
     changes: int
 
     @property
     def rank(self) -> tuple[float, int]:
         """Nine digits of the time: what floating point leaves beyond is no difference."""
-        return float(f"{self.seconds_per_token:.9e}"), self.changes
+        return float(f"{self.seconds_per_unit:.9e}"), self.changes
 
 
 def fit(
@@ -305,12 +305,7 @@ def _combined(plan: Plan, *choices: _Merged) -> Plan:
 
 
 def _candidate(plan: Plan, changes: int, budget: Budget) -> _Candidate:
-    return _Candidate(plan, seconds_per_token(plan, budget), changes)
-
-
-def seconds_per_token(plan: Plan, budget: Budget) -> float:
-    """Estimated seconds of a step over its tokens."""
-    return step_seconds(plan, architecture_of(plan), budget) / plan.tokens_per_step
+    return _Candidate(plan, seconds_per_unit(plan, model_of(plan), budget), changes)
 
 
 def _solution(
@@ -329,5 +324,6 @@ def _solution(
         result_changes=tuple(result.value for result in HARM if result in results),
         before=before,
         after=after,
-        time_factor=seconds_per_token(solved, budget) / seconds_per_token(plan, budget),
+        time_factor=seconds_per_unit(solved, model_of(solved), budget)
+        / seconds_per_unit(plan, model_of(plan), budget),
     )

@@ -17,9 +17,10 @@ from memconsole.memory.activations.torch_step import CHUNK_TOKENS, MASK_ALIGNMEN
 from memconsole.memory.exact.timeline import Exact, ExactPhase, Moment, Timeline
 from memconsole.memory.step_key import step_settings
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 
-TERMS = ("1", "S", "B·S", "S²", "B·S²", "chunk", "rest")
+TERMS = ("1", "S", "B·S", "S²", "B·S²", "chunk", "rest", "B")
 """What bytes are proportional to: micro-batch B, sequence length S, rows of a whole chunk of the loss, and
 rows of its last chunk where there are several. A single chunk has B·S rows."""
 CHUNKS = 3
@@ -44,10 +45,11 @@ def sizes(batch: int, length: int) -> tuple[int, ...]:
         tokens * length,
         CHUNK_TOKENS if several else tokens,
         rest if several else tokens,
+        batch,
     )
 
 
-def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
+def structure_key(plan: Plan, model: Model, kind: str) -> str:
     """What selects a timeline: plans of one key differ in micro-batch and sequence length alone.
 
     Versions and the backend's code are not in it; whoever stores timelines adds them.
@@ -55,20 +57,20 @@ def structure_key(plan: Plan, architecture: Architecture, kind: str) -> str:
     batch, length = plan.train.batch_size, plan.data.sequence_length
     parts = (
         kind,
-        architecture_hash(architecture),
+        model_hash(model),
         repr(step_settings(plan, kind)),
-        *_regime(architecture, kind, batch, length, plan.data.isolate_documents),
+        *_regime(model, kind, batch, length, plan.data.isolate_documents),
         *_evaluated(plan),
     )
     return " ".join(parts)
 
 
-def covers(timeline: Timeline, plan: Plan, architecture: Architecture, kind: str) -> bool:
+def covers(timeline: Timeline, plan: Plan, model: Model, kind: str) -> bool:
     """Whether `timeline` holds for `plan`, with its batch and length."""
     sizes_of = (plan.train.batch_size, plan.data.sequence_length)
     if timeline.only is not None and timeline.only != sizes_of:
         return False
-    return timeline.key == structure_key(plan, architecture, kind)
+    return timeline.key == structure_key(plan, model, kind)
 
 
 def evaluate(
@@ -82,11 +84,12 @@ def evaluate(
     phases = {}
     for name, moments in timeline.phases.items():
         values = sizes(evaluation_batch or batch if name == "evaluation" else batch, length)
-        one, rows, tokens, square, scores, chunk, rest = values
+        one, span, tokens, square, scores, chunk, rest, rows = values
         largest, most = moments[0], -1
         for moment in moments:
-            a, b, c, d, e, f, g = moment.total
-            total = a * one + b * rows + c * tokens + d * square + e * scores + f * chunk + g * rest
+            a, b, c, d, e, f, g, h = moment.total
+            total = a * one + b * span + c * tokens + d * square + e * scores
+            total += f * chunk + g * rest + h * rows
             if total > most:
                 largest, most = moment, total
         components = {
@@ -126,9 +129,9 @@ def _weight(c: tuple[int, ...]) -> tuple[int, ...]:
     """Sums of coefficients such that `a` outweighs `b` at every size where each sum of a's is at least b's.
 
     For 1 ≤ S ≤ B·S ≤ B·S² and rest ≤ chunk: a sum c0·x0 + c1·x1 with x0 ≤ x1 is
-    (c0 + c1)·x0 + c1·(x1 - x0), with nothing negative to multiply with.
+    (c0 + c1)·x0 + c1·(x1 - x0), with nothing negative to multiply with. S² and B stand for themselves.
     """
-    one, length, tokens, square, scores, chunk, rest = c
+    one, length, tokens, square, scores, chunk, rest, rows = c
     return (
         one + length + tokens + scores,
         length + tokens + scores,
@@ -137,6 +140,7 @@ def _weight(c: tuple[int, ...]) -> tuple[int, ...]:
         square,
         chunk + rest,
         chunk,
+        rows,
     )
 
 
@@ -144,8 +148,11 @@ def _outweighs(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
     return all(a >= b for a, b in zip(more, less, strict=True))
 
 
-def _regime(a: Architecture, kind: str, batch: int, length: int, isolated: bool) -> tuple[str, ...]:
+def _regime(model: Model, kind: str, batch: int, length: int, isolated: bool) -> tuple[str, ...]:
     """What about the sizes themselves changes which tensors there are."""
+    if not isinstance(model, Architecture):
+        return (f"rows={'one' if batch == 1 else 'many'}",)
+    a = model
     tokens, cut = batch * length, a.windowed(length)
     parts = [f"rows={'one' if batch == 1 else 'many'}", f"chunks={chunks(tokens)}"]
     parts.append(f"windowed={cut}")
@@ -163,6 +170,6 @@ def _evaluated(plan: Plan) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def architecture_hash(architecture: Architecture) -> str:
+def model_hash(model: Model) -> str:
     """Sixteen hexadecimal digits that stand for every field."""
-    return hashlib.sha256(msgspec.json.encode(architecture)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(model)).hexdigest()[:16]

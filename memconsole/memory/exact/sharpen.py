@@ -8,8 +8,6 @@ from memconsole.memory.coefficients import Certainty, Runtime, certainty, runtim
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
 
-STEP = ("forward", "loss", "backward", "optimizer step")
-"""The phases of one training step, which a program compiled as a whole does not tell apart."""
 _RUNTIME = "runtime"
 _PROGRAM = "one number for the whole step: parts and phases marked ~ are the formula's"
 
@@ -39,8 +37,8 @@ def sharpened(table: MemoryTable, known: KnownExact) -> MemoryTable:
         phase = name
         if name == exact.program_phase:
             # Where in its step a whole program needs most, only the formula tells.
-            phase = max(STEP, key=lambda p: table.phases.get(p, 0))
-            _spread_program(totals, rows, phase, found, own)
+            phase = max(table.step_phases, key=table.phases.__getitem__)
+            _spread_program(totals, rows, table.step_phases, phase, found, own)
         else:
             _put(totals, rows, phase, found, own)
         tiers[phase] = Tier.EXACT
@@ -186,12 +184,17 @@ def _put(
 
 
 def _spread_program(
-    totals: dict[str, int], rows: Rows, phase: str, found: ExactPhase, runtime_bytes: int
+    totals: dict[str, int],
+    rows: Rows,
+    step: tuple[str, ...],
+    phase: str,
+    found: ExactPhase,
+    runtime_bytes: int,
 ) -> None:
-    """The one number of a whole program stands in its phase; no other phase of the step is above it."""
+    """The one number of a whole program, whose phases are `step`, stands in its phase; no other is above it."""
     _put(totals, rows, phase, found, runtime_bytes)
-    for other in STEP:
-        if other == phase or totals.get(other, 0) <= totals[phase]:
+    for other in step:
+        if other == phase or totals[other] <= totals[phase]:
             continue
         held = {name: row.get(other, (0, Tier.FORMULA))[0] for name, row in rows.items()}
         for name, size in _shared(totals[phase], held).items():

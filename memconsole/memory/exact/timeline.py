@@ -18,7 +18,7 @@ class Exact(msgspec.Struct, frozen=True, kw_only=True):
     """Traced or compiled memory of one plan on one kind of device."""
 
     phases: dict[str, ExactPhase]
-    """By the names in `table.PHASES`. A program compiled as a whole has one number for its whole training
+    """By the names of the table's phases. A program compiled as a whole has one number for its whole training
     step: it stands under `program_phase`, and no other phase of the step is here."""
     program_phase: str = ""
     reserved_bytes: int | None = None

@@ -1,11 +1,14 @@
-"""How much text a plan trains on and how much of it the host holds, as far as the catalog tells."""
+"""How much data a plan trains on and how much of it the host holds, as far as the catalog tells."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import DataChoice, Plan, PlanError
+from memconsole.plan.tasks import task_of_model
 
 ROW_OVERHEAD_BYTES = 152
 """An array object and its place in the window, per row held."""
@@ -37,6 +40,16 @@ def training_tokens(plan: Plan) -> int | None:
         return None
     rows = tokens * (1 - plan.data.validation_fraction) / plan.stride
     return max(1, int(rows)) * plan.data.sequence_length
+
+
+def units_per_step(plan: Plan, model: Model) -> int:
+    """What the task counts, tokens or windows, in one optimizer step over all devices."""
+    return plan.effective_batch * task_of_model(model).units_per_row(plan)
+
+
+def training_units(plan: Plan, model: Model) -> int | None:
+    """What the task counts in one epoch; None where unknown, as of rows in a file that was not read."""
+    return training_tokens(plan) if isinstance(model, Architecture) else None
 
 
 def dataset_tokens(plan: Plan) -> int | None:

@@ -1,4 +1,4 @@
-"""How many elements each part of a model holds, counted once per architecture from the list of its weights."""
+"""How many elements each part of a model holds, counted once per model from the list of its weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.plan.architecture import Architecture, layer_parameters, parameters
-from memconsole.plan.model import TABLES, Parameter, Role
+from memconsole.plan.model import TABLES, Model, Parameter, Role
 
 QUANTIZED_FROM = 4096
 """Smaller tensors keep 32-bit optimizer state (bitsandbytes `min_8bit_size`)."""
@@ -73,13 +72,13 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """A model's weights by what training does with them."""
 
     block: Group
-    """One decoder block; every block is alike."""
+    """One block; every block is alike."""
     block_matrices: int
     """Elements of one block's matrices, which autocast copies to 16 bits."""
     outside: Group
-    """Used weights outside the blocks: embeddings, positions, final norm, head."""
+    """Used weights outside the blocks: embeddings, input projection, positions, final norm, head."""
     used: Group
-    """Everything the text loss reaches."""
+    """Everything the loss reaches."""
     unused: int
     """Elements kept and saved but never trained."""
     order: tuple[Group, ...]
@@ -107,29 +106,33 @@ def coded_bytes(storage: str, blocks: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def sizes(architecture: Architecture) -> Sizes:
-    """Count an architecture's weights."""
-    a = architecture
-    block = tuple(layer_parameters(a, 0)) if a.layers else ()
-    rest = tuple(parameters(msgspec.structs.replace(a, layers=0)))
-    few = msgspec.structs.replace(a, layers=min(2, a.layers))
+def sizes(model: Model) -> Sizes:
+    """Count a model's weights."""
+    weights = tuple(model.parameters())
+    block = tuple(p for p in weights if p.layer == 0)
+    rest = tuple(p for p in weights if p.layer is None)
     last = max((p.size for p in block), default=0)
     before_head = tuple(p for p in rest if p.used and p.role != "head")
     head = tuple(p for p in rest if p.role == "head")
-    outside = _group(before_head).plus(_group(head, before=last))
-    one = _group(block, before=last)
+    outside = group(before_head).plus(group(head, before=last))
+    one = group(block, before=last)
     return Sizes(
         block=one,
         block_matrices=sum(p.size for p in block if p.role == "matrix"),
         outside=outside,
-        used=outside.plus(one, a.layers),
-        order=tuple(_group([p]) for p in parameters(few) if p.used),
+        used=outside.plus(one, model.layers),
+        order=order(weights),
         unused=sum(p.size for p in rest if not p.used),
         embedding=_of(rest, "embedding"),
         head=_of(rest, "head"),
-        small=_small(rest) + a.layers * _small(block),
-        layers=a.layers,
+        small=_small(rest) + model.layers * _small(block),
+        layers=model.layers,
     )
+
+
+def order(weights: Iterable[Parameter]) -> tuple[Group, ...]:
+    """The used ones of `weights` one by one, with as many blocks as tell which follows which."""
+    return tuple(group([p]) for p in weights if p.used and (p.layer is None or p.layer < 2))
 
 
 def _of(weights: Iterable[Parameter], role: Role) -> int:
@@ -140,7 +143,7 @@ def _small(weights: Iterable[Parameter]) -> int:
     return sum(p.size for p in weights if p.role in ("norm", "bias"))
 
 
-def _group(weights: Iterable[Parameter], before: int = 0) -> Group:
+def group(weights: Iterable[Parameter], before: int = 0) -> Group:
     """Totals of weights that follow a matrix of `before` elements."""
     total = Group()
     for p in weights:

@@ -7,9 +7,11 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.memory.state.optimizer_state import Rule, State, state
-from memconsole.memory.state.sizes import Group, Sizes, coded_bytes, sizes
+from memconsole.memory.state.sizes import Group, Sizes, coded_bytes, group, order, sizes
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of_model
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -38,16 +40,17 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan's sizes. `T` below is the tokens of a micro-batch."""
+    """One plan's sizes."""
 
     plan: Plan
-    architecture: Architecture
+    model: Model
     kind: str
     sizes: Sizes
     tokens: int
+    """Positions of a micro-batch: its rows times their length."""
     sequence: int
     evaluation_tokens: int
-    """Tokens of an evaluation batch."""
+    """Positions of an evaluation batch."""
     compute: int
     """Bytes of an element in matmuls."""
     shards: int
@@ -66,6 +69,12 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
     data: int
 
     @property
+    def architecture(self) -> Architecture:
+        """The model of a language plan."""
+        assert isinstance(self.model, Architecture)
+        return self.model
+
+    @property
     def accumulates(self) -> bool:
         return self.plan.optimize.accumulation_steps > 1
 
@@ -80,13 +89,13 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
         return self.gradients if self.accumulates else 0
 
 
-def step_of(plan: Plan, architecture: Architecture, kind: str) -> StepSizes:
+def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
     """The sizes of `plan` on a `kind` of device."""
-    o, s = plan.optimize, sizes(architecture)
+    o, s = plan.optimize, sizes(model)
     compute = 4 if o.precision == "fp32" else 2
     shards = plan.device.count if o.sharding == "fsdp" else 1
     frozen = o.freeze_base or o.lora_rank > 0
-    trained = _trained(s, o.lora_rank, frozen)
+    trained = trained_group(plan, model)
     # XLA for CPUs would widen a 16-bit base in each step: the JAX backend stores it in fp32 there.
     narrow = frozen and not (plan.backend == "jax" and kind == "cpu")
     whole, coded = s.total, 0
@@ -111,12 +120,15 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> StepSizes:
         kind=kind,
         shards=shards,
     )
-    kept = _state(rule, architecture, o.lora_rank, frozen)
+    if isinstance(model, Architecture):
+        kept = _state(rule, model, o.lora_rank, frozen)
+    else:
+        kept = _state_of_task(rule, model, _trained_names(plan, model))
     if plan.train.ema_decay:
         kept = kept.with_average(-(-4 * trained.elements // shards))
     return StepSizes(
         plan=plan,
-        architecture=architecture,
+        model=model,
         kind=kind,
         sizes=s,
         tokens=plan.micro_batch_tokens,
@@ -132,7 +144,7 @@ def step_of(plan: Plan, architecture: Architecture, kind: str) -> StepSizes:
         gradients=-(-gradients // shards),
         head=s.head_matrix,
         gathered=gathered,
-        data=_batch_bytes(plan, kind),
+        data=_batch_bytes(plan, model, kind),
     )
 
 
@@ -141,6 +153,30 @@ def _state(rule: Rule, architecture: Architecture, rank: int, frozen: bool) -> S
     """The optimizer's bytes, remembered: most key presses leave them as they are."""
     s = sizes(architecture)
     return state(rule, _trained(s, rank, frozen), _order(s, rank, frozen))
+
+
+def trained_group(plan: Plan, model: Model) -> Group:
+    """The weights that `plan` trains: of a decoder all, or adapters; of another model what its task says."""
+    o = plan.optimize
+    if isinstance(model, Architecture):
+        return _trained(sizes(model), o.lora_rank, o.freeze_base or o.lora_rank > 0)
+    return _named_group(model, _trained_names(plan, model))
+
+
+def _trained_names(plan: Plan, model: Model) -> tuple[str, ...]:
+    return tuple(p.name for p in task_of_model(model).trained(plan, model))
+
+
+@lru_cache(maxsize=256)
+def _named_group(model: Model, names: tuple[str, ...]) -> Group:
+    return group(p for p in model.parameters() if p.name in names)
+
+
+@lru_cache(maxsize=4096)
+def _state_of_task(rule: Rule, model: Model, names: tuple[str, ...]) -> State:
+    """The optimizer's bytes over the weights called `names`."""
+    one_by_one = order(p for p in model.parameters() if p.name in names)
+    return state(rule, _named_group(model, names), one_by_one)
 
 
 def _trained(s: Sizes, rank: int, frozen: bool) -> Group:
@@ -179,9 +215,13 @@ def _order(s: Sizes, rank: int, frozen: bool) -> tuple[Group, ...]:
     )
 
 
-def _batch_bytes(plan: Plan, kind: str) -> int:
-    """int32 inputs and targets, and document numbers where documents are isolated. On a CPU the whole step's rows are there, and where one program runs it whole."""
+def _batch_bytes(plan: Plan, model: Model, kind: str) -> int:
+    """The arrays of a batch. On a CPU the whole step's rows are there, and where one program runs it whole."""
     whole = kind == "cpu" or plan.backend == "jax"
     held = plan.optimize.accumulation_steps if whole else 1
-    arrays = 3 if plan.data.isolate_documents else 2
-    return 4 * arrays * plan.micro_batch_tokens * held
+    return row_bytes(plan, model) * plan.train.batch_size * held
+
+
+def row_bytes(plan: Plan, model: Model) -> int:
+    """Bytes of one row of a batch, all arrays together."""
+    return sum(array.row_bytes for array in task_of_model(model).inputs(plan, model))

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memconsole.memory.activations import torch_step
-from memconsole.memory.estimate import architecture_of
+from memconsole.memory.estimate import model_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.memory.tracers.question import neighbours
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
@@ -22,6 +23,8 @@ def prepared(plan: Plan, budget: Budget, first: str = "") -> Iterator[None]:
     """Make ready, a plan at a time, what every value of every toggle will need behind each key press from `plan`;
     presses on the optimization with the key `first` come first, those that leave the blocks as others do last. Stops
     between any two plans."""
+    if not isinstance(model_of(plan), Architecture):
+        return  # its blocks have no programs to make
     seen: set[object] = set()
     alike = []
     for pressed in neighbours(plan, first):
@@ -51,8 +54,8 @@ def _make(plan: Plan, budget: Budget) -> None:
         return
     if plan.backend == "torch":
         torch_step.prepare(step)
-    step_seconds(plan, step.architecture, budget)
+    step_seconds(plan, step.model, budget)
 
 
 def _step(plan: Plan, budget: Budget) -> StepSizes:
-    return step_of(plan, architecture_of(plan), budget.kind)
+    return step_of(plan, model_of(plan), budget.kind)

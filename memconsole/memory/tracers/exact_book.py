@@ -64,7 +64,7 @@ class ExactCache:
         for only in (None, (batch, length)):
             timeline = self._timelines.get((traced.structure, only))
             if timeline is not None and affine.covers(
-                timeline, traced.plan, traced.architecture, traced.kind
+                timeline, traced.plan, traced.model, traced.kind
             ):
                 exact = affine.evaluate(timeline, batch, length, traced.plan.evaluation_batch)
                 known = KnownExact(exact=exact, replayed=exact.reserved_bytes is None)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memconsole.memory.estimate import architecture_of
+from memconsole.memory.estimate import model_of
 from memconsole.memory.exact import affine
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
+from memconsole.plan.model import Model
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError, uncompiled
@@ -20,7 +20,7 @@ class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One plan on one kind of device."""
 
     plan: Plan
-    architecture: Architecture
+    model: Model
     kind: str
     target: str
     """The catalog device, empty for this machine's own."""
@@ -33,8 +33,8 @@ class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):
 def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
     """What to ask about `plan` on the device of `budget`: as it runs without torch.compile. Raises `PlanError`."""
     plan = uncompiled(plan)
-    architecture = architecture_of(plan)
-    structure = f"{plan.backend} {affine.structure_key(plan, architecture, budget.kind)}"
+    model = model_of(plan)
+    structure = f"{plan.backend} {affine.structure_key(plan, model, budget.kind)}"
     target = "" if budget.local else plan.device.name
     key = " ".join(
         (
@@ -47,7 +47,7 @@ def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
     )
     return TracedPlan(
         plan=plan,
-        architecture=architecture,
+        model=model,
         kind=budget.kind,
         target=target,
         key=key,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-STEP_PHASES = ("forward", "loss", "backward", "optimizer step")
-"""The estimate's phases of one training step; a trainer measures their highest as one."""
 MEASURED_PHASES = {
     "training step": ("compile", "train"),
     "evaluation": ("evaluate",),
@@ -119,12 +117,17 @@ def _phase(estimated: EstimatedTable | None, name: str) -> tuple[int | None, str
     """Bytes and tier of a phase of the estimate, and which of the step's phases is its highest."""
     if estimated is None:
         return None, "", ""
-    names = STEP_PHASES if name == "training step" else (name,)
-    found = {n: estimated.phases[n] for n in names if n in estimated.phases}
+    training = name == "training step"
+    # A trainer measures the highest of a training step's phases as one.
+    found = {
+        phase: size
+        for phase, size in estimated.phases.items()
+        if (phase not in MEASURED_PHASES if training else phase == name)
+    }
     if not found:
         return None, "", ""
-    highest = max(found, key=lambda n: found[n])
-    note = f"highest in {highest}" if name == "training step" else ""
+    highest = max(found, key=found.__getitem__)
+    note = f"highest in {highest}" if training else ""
     return found[highest], estimated.phase_tiers.get(highest, "~"), note
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memconsole.memory.exact.sharpen import alike
-from memconsole.memory.table import COMPONENTS, PHASES, MemoryTable, Tier
+from memconsole.memory.table import COMPONENTS, MemoryTable, Tier
 from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
 from memconsole.tui.draw.words import signed_bytes
@@ -35,8 +35,7 @@ def components_of(table: MemoryTable) -> dict[str, int]:
 
 def shown_phases(table: MemoryTable, width: int) -> tuple[str, ...]:
     """The phases that get a column of their own: none on narrow screens."""
-    known = tuple(p for p in PHASES if p in table.phases)
-    known += tuple(p for p in table.phases if p not in known)
+    known = tuple(table.phases)
     room = (width - 18 - NUMBER - CHANGE) // (NUMBER + 1)
     if room < 3:
         return ()
@@ -208,7 +207,7 @@ def phase_lines(view: PlanView, width: int, height: int) -> list[Line]:
         return []
     table = view.estimate.table
     lines = [rule("phases", width, "live bytes")]
-    phases = [p for p in PHASES if p in table.phases]
+    phases = list(table.phases)
     if height - 1 < len(phases):
         # The highest ones, in order of time.
         kept = sorted(phases, key=lambda p: -table.phases[p])[: height - 1]

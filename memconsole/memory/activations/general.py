@@ -1,0 +1,135 @@
+"""A training step of any model as a sequence of moments: activations by a general rule, the rest exact.
+
+For models that have no formulas of their own, until a trace or the compiler has found the exact bytes. The rule:
+the backward pass of ``y = x @ W.T`` reads x, and what follows reads y, so each matrix `(out, in)` of a block keeps
+`in + out` numbers per position. What it does not count, attention's scores and shared inputs, is what `LOW` and
+`HIGH` are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import msgspec
+
+from memconsole.memory.state.step_sizes import Moment, StepSizes, row_bytes
+from memconsole.plan.model import Model
+from memconsole.plan.sections import Checkpointing
+from memconsole.plan.tasks import task_of_model
+
+LOW, HIGH = 0.5, 2.0
+"""Factors within which the rule's bytes lie (`tests/training/test_general_memory.py` traces both ends)."""
+WHERE_FROM = "the activations follow a general rule that may be off by a factor of two"
+OFFLOADED_BLOCKS = {"cpu": 1, "apple": 1}
+"""Blocks whose activations are on the device while the others' wait elsewhere: one in use, and one on its way (2)
+where copies run beside the computation."""
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Numbers per position that one block makes of its input."""
+
+    width: int
+    """Of its input."""
+    outputs: int
+    """Of all of its matrices."""
+    kept: int
+    """Inputs and outputs of all of its matrices."""
+    widest: int
+    """Input and output of the largest of them."""
+    outside: int
+    """Inputs and outputs of the projections before the blocks."""
+
+
+@lru_cache(maxsize=256)
+def block_of(model: Model) -> Block:
+    """What the rule reads of a model's weights."""
+    weights = tuple(model.parameters())
+    shapes = [p.shape for p in weights if p.layer == 0 and p.role == "matrix"]
+    before = [p.shape for p in weights if p.role == "input"]
+    return Block(
+        width=shapes[0][-1] if shapes else 0,
+        outputs=sum(shape[0] for shape in shapes),
+        kept=sum(map(sum, shapes)),
+        widest=max(map(sum, shapes), default=0),
+        outside=sum(map(sum, before)),
+    )
+
+
+def kept_bytes(model: Model, checkpointing: Checkpointing, compute: int) -> int:
+    """Bytes per position that one block keeps for its backward pass. A block's input stays in fp32."""
+    block = block_of(model)
+    if checkpointing == "none":
+        return compute * block.kept
+    again = {"full": 0, "attention": block.width, "selective": block.outputs}[checkpointing]
+    return 4 * block.width + compute * again
+
+
+def loss_bytes(step: StepSizes, rows: int) -> int:
+    """Outputs, errors and their gradients: as large as the arrays of a batch beside its first, three times over."""
+    targets = task_of_model(step.model).inputs(step.plan, step.model)[1:]
+    return 3 * rows * sum(array.row_bytes for array in targets)
+
+
+def moments(step: StepSizes) -> Iterator[Moment]:
+    """The largest moment of each phase of a step, of an evaluation and of a checkpoint."""
+    o, block, layers = step.plan.optimize, block_of(step.model), step.model.layers
+    weights, resident, data = step.weights + step.gathered, step.state.resident, step.data
+    # XLA on a CPU computes 16-bit types in 32 bits.
+    compute = 4 if step.plan.backend == "jax" and step.kind == "cpu" else step.compute
+    copies = 0
+    if compute == 2 and not step.rounded:
+        copies = 2 * layers * step.sizes.block_matrices
+    held = min(layers, OFFLOADED_BLOCKS.get(step.kind, 2)) if o.activation_offload else layers
+    own = kept_bytes(step.model, o.gradient_checkpointing, compute)
+    outside = 4 * block.outside * step.tokens
+    kept = own * held * step.tokens + outside
+    passing = compute * block.widest * step.tokens
+    loss = loss_bytes(step, step.plan.train.batch_size)
+    standing = step.standing
+    yield Moment("forward", weights, standing, resident, kept, 0, copies + passing, data)
+    yield Moment("loss", weights, standing, resident, kept, loss, copies, data)
+    again = 0 if o.gradient_checkpointing == "none" else compute * block.kept * step.tokens
+    yield Moment(
+        "backward", weights, standing, resident, kept + again, loss, copies + 2 * passing, data
+    )
+    gradients, largest = step.gradients, step.gradient * step.trained.largest
+    # The first block comes last: its own gradients are not there yet, unless those of a micro-batch before are.
+    made = gradients
+    if o.optimizer_in_backward:
+        gradients = made = largest
+    elif not step.accumulates:
+        made = max(0, gradients - step.gradient * step.sizes.block.elements)
+    last = own * step.tokens + outside + again
+    workspace = copies + 2 * passing + (largest if step.accumulates else 0)
+    yield Moment("backward", weights, made, resident, last, 0, workspace, data)
+    yield Moment(
+        "optimizer step",
+        step.weights,
+        gradients,
+        step.state.at_step,
+        workspace=step.state.temporaries,
+        data=data,
+    )
+    rows = step.plan.evaluation_batch
+    yield Moment(
+        "evaluation",
+        weights,
+        state=resident,
+        activations=(2 * 4 * block.width + compute * block.widest) * step.evaluation_tokens,
+        logits=loss_bytes(step, rows),
+        workspace=copies,
+        data=row_bytes(step.plan, step.model) * rows,
+    )
+    yield Moment("checkpoint", step.weights, state=resident)
+
+
+def bounds(moments: Iterator[Moment] | tuple[Moment, ...], own: int) -> tuple[float, float]:
+    """How far the peak may be off, as factors of it: only what the rule counts is uncertain."""
+    totals = []
+    for m in moments:
+        ruled = m.activations + m.logits + m.workspace
+        sure = m.total - ruled + own
+        totals.append((sure + LOW * ruled, sure + ruled, sure + HIGH * ruled))
+    low, peak, high = (max(column) for column in zip(*totals, strict=True))
+    return low / peak, high / peak

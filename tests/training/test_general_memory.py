@@ -1,0 +1,122 @@
+"""Memory of a model without formulas: torch's trace of it against real steps, and the general rule against the trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memconsole.memory.activations import general
+from memconsole.memory.estimate import model_of, table_of
+from memconsole.memory.exact import affine
+from memconsole.memory.exact.sharpen import Known, sharpened
+from memconsole.memory.exact.timeline import Question
+from memconsole.memory.formula import PHASES
+from memconsole.memory.state.step_sizes import step_of
+from memconsole.memory.table import Tier
+from memconsole.memory.tracers.exact_book import Knowledge
+from memconsole.memory.tracers.question import matter_of
+from memconsole.plan.budget import Budget
+from memconsole.plan.plan import Plan, dumps, replace
+
+torch = pytest.importorskip("torch")
+
+from memconsole_torch.tracing import trace
+from tests.accuracy import torch_exact
+
+CPU = Budget(
+    name="cpu", kind="cpu", memory_label="host RAM", total_bytes=2**34, usable_bytes=2**34, why="test"
+)  # fmt: skip
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"train.batch_size": 1},
+    {"optimize.precision": "bf16", "train.batch_size": 64},
+    {"optimize.gradient_checkpointing": "full", "train.batch_size": 64},
+    {"optimize.gradient_checkpointing": "selective", "train.batch_size": 64},
+    {"optimize.accumulation_steps": 4, "optimize.optimizer": "muon"},
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def plan_with(changes: dict[str, Any]) -> Plan:
+    own = {"model.name": "lqr", "data.sequence_length": 32, "device.name": "cpu"}
+    return replace(Plan(), own | changes)
+
+
+@pytest.mark.parametrize("changes", SETTINGS)
+def test_a_trace_of_the_regressor_is_what_real_steps_hold(changes: dict[str, Any]) -> None:
+    plan = plan_with(changes)
+    model = model_of(plan)
+    measured, found = torch_exact.tracked(plan, model), torch_exact.traced(plan, model)
+    beside = torch_exact.held(plan, model)
+    for name, truth in measured.items():
+        assert found[name] - beside == pytest.approx(truth, rel=0.01), name
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "apple"])
+def test_one_timeline_holds_for_every_batch_and_length(kind: str) -> None:
+    plan = plan_with({})
+    model = model_of(plan)
+    timeline = trace.record(plan, model, kind).timeline
+    assert timeline.only is None
+    for batch, length in ((3, 8), (64, 32), (200, 128)):
+        other = replace(plan, {"train.batch_size": batch, "data.sequence_length": length})
+        assert affine.covers(timeline, other, model, kind)
+        own = trace.record(other, model, kind)
+        expected = affine.evaluate(own.timeline, batch, length)
+        assert affine.evaluate(timeline, batch, length).phases == expected.phases
+    rows = [moment.total[affine.TERMS.index("B")] for moment in timeline.phases["loss"]]
+    assert any(rows), "outputs and targets have so many numbers per row"
+    alone = replace(plan, {"train.batch_size": 1})
+    assert not affine.covers(timeline, alone, model, kind)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "apple"])
+@pytest.mark.parametrize(
+    "changes", [*SETTINGS, {"optimize.activation_offload": True, "train.batch_size": 64}]
+)
+def test_the_general_rule_is_as_sure_as_it_says(changes: dict[str, Any], kind: str) -> None:
+    plan = plan_with(changes)
+    model = model_of(plan)
+    timeline = trace.record(plan, model, kind).timeline
+    exact = affine.evaluate(timeline, plan.train.batch_size, plan.data.sequence_length)
+    moments = tuple(general.moments(step_of(plan, model, kind)))
+    low, high = general.bounds(iter(moments), 0)
+    estimated = max(moment.total for moment in moments)
+    traced = max(phase.total_bytes for phase in exact.phases.values())
+    assert low * 0.98 <= traced / estimated <= high * 1.02
+
+
+def test_a_table_with_traced_numbers_has_every_phase_and_every_part(tmp_path: Path) -> None:
+    windows = tmp_path / "windows.h5"
+    windows.write_bytes(b"pricing does not open it")
+    plan = plan_with({"data.source": str(windows)})
+    answer = trace.Tracer().answer(Question(id=1, plan=dumps(plan), kind="cpu"))
+    assert answer.exact is not None, answer.problem
+    table = sharpened(table_of(plan, CPU), Known(exact=answer.exact))
+    assert list(table.phases) == list(PHASES)
+    assert all(table.phase_tier(phase) == Tier.EXACT for phase in PHASES)
+    assert table.tier == Tier.EXACT
+    step = {c.name: c.at("optimizer step") for c in table.components}
+    assert step["weights"] == step["gradients"] == 4 * 208_774
+    assert sum(c.at(table.peak_phase) for c in table.components) == table.peak_bytes
+    low, high = table_of(plan, CPU).band_bytes
+    assert low <= table.device_bytes <= high
+
+
+def test_an_answer_is_found_again_at_other_sizes_and_not_for_another_plan() -> None:
+    plan, knowledge = plan_with({}), Knowledge()
+    made = trace.record(plan, model_of(plan), "cpu").timeline
+    knowledge.keep(matter_of(plan, CPU), None, made)
+    larger = replace(plan, {"train.batch_size": 100, "data.sequence_length": 96})
+    known = knowledge.known(matter_of(larger, CPU))
+    assert known is not None
+    backward = known.exact.phases["backward"].total_bytes
+    assert backward > 10 * made.phases["checkpoint"][0].total[0]
+    other = replace(plan, {"optimize.gradient_checkpointing": "full"})
+    assert knowledge.known(matter_of(other, CPU)) is None

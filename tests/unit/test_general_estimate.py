@@ -1,0 +1,183 @@
+"""Estimates of a task without formulas of its own: exact state, every toggle, fits and advice."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memconsole.memory.answers.advice import (
+    largest_micro_batch,
+    largest_sequence_length,
+    remedies,
+)
+from memconsole.memory.answers.solve import fit
+from memconsole.memory.estimate import estimate, model_of, table_of
+from memconsole.memory.exact.sharpen import Known, sharpened
+from memconsole.memory.exact.timeline import Exact, ExactPhase
+from memconsole.memory.formula import PHASES
+from memconsole.memory.seconds import step_flops
+from memconsole.memory.table import Tier
+from memconsole.memory.tracers.ahead import prepared
+from memconsole.memory.tracers.question import matter_of
+from memconsole.plan import plan as plans
+from memconsole.plan.budget import Budget
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import BY_KEY
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.tasks import task_of
+
+KINDS = {"torch": ("cpu", "gpu", "rocm", "apple"), "jax": ("cpu", "gpu", "rocm", "tpu")}
+PARAMETERS = 208_774
+ROW = 4 * (32 * 19 + 6 + 6)
+
+
+def device(kind: str, usable: int = 2**34) -> Budget:
+    return Budget(
+        name=kind,
+        kind=kind,
+        memory_label="memory",
+        total_bytes=2**34,
+        usable_bytes=usable,
+        why="test",
+        bandwidth_bytes_per_second=1e11,
+        peak_flops={"fp32": 1e13, "bf16": 1e14},
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Pricing does not open the file: any bytes stand for windows."""
+    folder = tmp_path_factory.mktemp("windows")
+    (folder / "windows.h5").write_bytes(b"windows")
+    with contextlib.chdir(folder):
+        yield
+
+
+def regression(backend: str = "torch", **changes: Any) -> Plan:
+    own = {"backend": backend, "model.name": "lqr", "data.sequence_length": 32}
+    own |= {"data.source": "windows.h5"} | {k.replace("__", "."): v for k, v in changes.items()}
+    return plans.replace(Plan(), own)
+
+
+@st.composite
+def settings_of_any_toggle(draw: st.DrawFn) -> tuple[Plan, str]:
+    backend = draw(st.sampled_from(["torch", "jax"]))
+    plan = regression(backend)
+    refused = task_of(plan).not_applicable(plan)
+    for key in draw(st.lists(st.sampled_from(sorted(BY_KEY)), unique=True, max_size=6)):
+        row = BY_KEY[key]
+        if row.key in refused:
+            continue
+        changed = row.apply(plan, draw(st.sampled_from(row.values(plan))))
+        try:
+            check(changed)
+        except PlanError:
+            continue
+        plan = changed
+    return plan, draw(st.sampled_from(KINDS[backend]))
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_state_and_data_are_exact(backend: str) -> None:
+    table = table_of(regression(backend), device("cpu"))
+    parts = {c.name: c for c in table.components}
+    assert list(table.phases) == list(PHASES)
+    step = "optimizer step"
+    assert parts["weights"].at(step) == parts["gradients"].at(step) == 4 * PARAMETERS
+    assert parts["optimizer state"].at(step) == 8 * PARAMETERS
+    assert parts["data"].at("forward") == 16 * ROW
+    for phase, total in table.phases.items():
+        assert sum(c.at(phase) for c in table.components) == total
+    assert table.phases["checkpoint"] < table.phases["forward"] < table.phases["backward"]
+
+
+def test_only_what_the_rule_counts_widens_the_band() -> None:
+    """A micro-batch of one row is nearly all state, which is exact; activations may be off by a factor of two."""
+
+    def width(rows: int) -> float:
+        low, high = table_of(regression(train__batch_size=rows), device("cpu")).band_bytes
+        return high / low
+
+    assert width(1) < 1.6 < 3 < width(1024)
+    assert "factor of two" in table_of(regression(), device("cpu")).band_from
+
+
+def test_rates_count_windows() -> None:
+    plan = regression(optimize__accumulation_steps=2)
+    found = estimate(plan, device("gpu"))
+    assert found.tokens_per_second * found.step_seconds == pytest.approx(32)
+    assert found.epoch_minutes is None
+    row = task_of(plan).flops_per_row(plan, model_of(plan))
+    assert step_flops(plan, model_of(plan)) == pytest.approx(3 * 32 * row)
+    assert found.peak_tokens_per_second == pytest.approx(1e13 / (3 * row))
+    priced = estimate(plan, device("cpu")).savings
+    longer = next(s for s in priced if s.key == "data.sequence_length" and s.value == 64)
+    assert longer.time_factor > 1.1, "per window, not per step of it"
+
+
+@given(chosen=settings_of_any_toggle())
+@settings(max_examples=25, deadline=None)
+def test_every_toggle_is_priced_or_refused_with_the_tasks_reason(chosen: tuple[Plan, str]) -> None:
+    plan, kind = chosen
+    budget = device(kind)
+    found = estimate(plan, budget)
+    reasons = task_of(plan).not_applicable(plan)
+    for saving in found.savings:
+        row = BY_KEY[saving.key]
+        if saving.key in reasons:
+            assert (saving.reason, saving.available) == (reasons[saving.key], False)
+            assert (saving.saves_bytes, saving.time_factor) == (0, 1.0)
+            continue
+        changed = row.apply(plan, saving.value)
+        try:
+            check(changed)
+        except PlanError:
+            assert not saving.available
+            continue
+        after = table_of(changed, budget)
+        assert saving.saves_bytes == found.table.device_bytes - after.device_bytes
+        assert saving.time_factor > 0
+        assert saving.saves_bytes > 0 or saving.reason
+        assert after.band_bytes[0] <= after.device_bytes <= after.band_bytes[1]
+    assert matter_of(plan, budget).key
+    assert not list(prepared(plan, budget)), "there are no blocks to make ready"
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_regression_plan_is_fitted_and_advised_on(backend: str, kind: str) -> None:
+    plan = regression(backend, train__batch_size=512)
+    needed = table_of(plan, device(kind)).device_bytes
+    least = table_of(regression(backend, train__batch_size=8), device(kind)).device_bytes
+    budget = device(kind, (needed + least) // 2)
+    found = fit(plan, budget)
+    assert found.fits
+    assert not {c.key for c in found.changes} & set(task_of(plan).not_applicable(plan))
+    assert any(r.fits for r in remedies(plan, budget))
+    most = largest_micro_batch(plan, budget)
+    assert most is not None
+    assert 8 <= most < 512
+    assert table_of(plans.replace(plan, {"train.batch_size": most}), budget).fits
+    assert largest_sequence_length(regression(backend), device(kind)) == 128
+
+
+def test_a_whole_program_stands_in_its_highest_phase() -> None:
+    """XLA tells one number for a step; the table keeps every phase."""
+    plan = regression("jax")
+    table = table_of(plan, device("gpu"))
+    phases = {
+        "backward": ExactPhase(total_bytes=2**24, components={"weights": 4 * PARAMETERS}),
+        "evaluation": ExactPhase(total_bytes=2**22),
+        "checkpoint": ExactPhase(total_bytes=12 * PARAMETERS),
+    }
+    exact = Exact(phases=phases, program_phase="backward", source="XLA")
+    after = sharpened(table, Known(exact=exact))
+    assert list(after.phases) == list(PHASES)
+    assert after.tier == Tier.EXACT
+    assert max(after.phases[p] for p in after.step_phases) == after.phases["backward"]
+    assert after.phase_tier("evaluation") == Tier.EXACT
