@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,6 @@ def plan_with(**settings: Any) -> Plan:
 ARCHITECTURE: Architecture = msgspec.structs.replace(
     tiny_models.ARCHITECTURES["llama"], layers=2, auxiliary_rows=5
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_shared_cache() -> Iterator[None]:
-    """Compile here, whatever an earlier run of the tests left behind."""
-    keep, devices.keep_compilations = devices.keep_compilations, lambda: None
-    yield
-    devices.keep_compilations = keep
 
 
 def built(plan: Plan, architecture: Architecture = ARCHITECTURE) -> JaxEngine:

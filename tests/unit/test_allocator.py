@@ -100,7 +100,6 @@ def test_expandable_segments_map_whole_pages() -> None:
     assert replay([1, 2], [512, 3 * MIB], expandable=True).reserved_bytes == 22 * MIB
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), expandable=st.booleans())
 def test_blocks_never_overlap_and_books_balance(seed: int, expandable: bool) -> None:
     events, sizes = program(seed)

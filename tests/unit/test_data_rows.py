@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole_trainer.data.rows import array_rows, streamed_rows
@@ -63,7 +63,6 @@ def test_row_count_agrees_with_cutting_rows_one_by_one(tokens: int, length: int,
     assert [source[i].tolist() for i in range(len(source))] == [list(r) for r in rows]
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(2, 20), st.integers(1, 30))
 def test_streamed_rows_are_the_rows_of_the_joined_blocks(
     sizes: list[int], length: int, stride: int

@@ -436,7 +436,7 @@ records: st.SearchStrategy[events.Record] = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(records, max_size=40))
 def test_no_sequence_of_records_breaks_the_fold(story: list[events.Record]) -> None:
     state = RunState()

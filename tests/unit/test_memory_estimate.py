@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.memory.estimate import architecture_of, estimate, table_of
@@ -122,7 +122,6 @@ def test_what_the_backend_does_not_train_is_priced_and_marked() -> None:
     st.sampled_from(("fp32", "bf16")),
     st.integers(1, 64),
 )
-@settings(max_examples=40, deadline=None)
 def test_time_is_positive_and_recomputing_takes_more_of_it(
     backend: str, kind: str, precision: str, rows: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.memory.activations import jax_step
@@ -128,7 +128,6 @@ LLAMA = Architecture(
 
 
 @given(choices(), architectures(), KINDS)
-@settings(max_examples=150, deadline=None)
 def test_the_peak_is_the_largest_phase_and_each_phase_is_the_sum_of_its_components(
     plan: Plan, architecture: Architecture, kind: str
 ) -> None:
@@ -148,7 +147,6 @@ def test_the_peak_is_the_largest_phase_and_each_phase_is_the_sum_of_its_componen
 @given(
     choices(), architectures(), KINDS, st.sampled_from(("train.batch_size", "data.sequence_length"))
 )
-@settings(max_examples=150, deadline=None)
 def test_more_tokens_never_take_less_memory(
     plan: Plan, architecture: Architecture, kind: str, key: str
 ) -> None:
@@ -159,7 +157,6 @@ def test_more_tokens_never_take_less_memory(
 
 
 @given(choices(), architectures())
-@settings(max_examples=150, deadline=None)
 def test_checkpointing_never_raises_the_activations_kept_by_the_forward_pass(
     plan: Plan, architecture: Architecture
 ) -> None:
@@ -177,7 +174,6 @@ def test_checkpointing_never_raises_the_activations_kept_by_the_forward_pass(
 
 
 @given(choices(), architectures())
-@settings(max_examples=100, deadline=None)
 def test_splitting_over_more_devices_never_takes_more_of_each(
     plan: Plan, architecture: Architecture
 ) -> None:
@@ -195,7 +191,6 @@ def test_splitting_over_more_devices_never_takes_more_of_each(
 
 
 @given(architectures())
-@settings(max_examples=60, deadline=None)
 def test_weights_gradients_and_state_are_counted_from_the_list_of_parameters(
     architecture: Architecture,
 ) -> None:
@@ -219,7 +214,6 @@ def test_weights_the_loss_never_reaches_have_neither_gradient_nor_state() -> Non
 
 
 @given(architectures(), st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_eight_bit_state_is_two_bytes_and_a_scale_on_large_matrices_only(
     architecture: Architecture, everywhere: bool
 ) -> None:

@@ -16,9 +16,7 @@ from memconsole.runs.record import events
 from memconsole.runs.record.eventline import RECORD_BYTES, decode_line, encode_line
 from memconsole.runs.record.eventlog import EventReader, EventWriter, segment_numbers
 
-relaxed = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def step(number: int, loss: float | None = 1.0) -> events.Step:

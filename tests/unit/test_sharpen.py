@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.memory.coefficients import Certainty, runtime
@@ -138,7 +138,6 @@ def test_on_a_cpu_the_host_holds_the_tensors() -> None:
     st.integers(0, 3 * GIB),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_a_whole_programs_one_number_is_shared_out_and_never_exceeded(
     kind: str, arena: int, evaluated: int, refused: bool
 ) -> None:
@@ -167,7 +166,6 @@ def test_a_whole_programs_one_number_is_shared_out_and_never_exceeded(
 @given(
     st.dictionaries(st.sampled_from(PHASES), st.tuples(st.integers(1, GIB), st.integers(0, GIB)))
 )
-@settings(max_examples=60, deadline=None)
 def test_any_answer_makes_a_consistent_table(phases: dict[str, tuple[int, int]]) -> None:
     found = exact(
         {n: (a + b, {"weights": a, "an unknown part": 0}) for n, (a, b) in phases.items()}
