@@ -194,6 +194,8 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
+    # Pricing ahead would be waited for after each key.
+    monkeypatch.setattr("memconsole.tui.plan.ahead.AHEAD_SECONDS", 1e6)
 
 
 @pytest.fixture
