@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 from hypothesis import settings
-from later import LATER
+from later import LATER, MACHINE
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # XLA makes the same buffers and the same arithmetic in an eighth of the time; `make soak` runs the
@@ -64,12 +64,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is left to `make soak`."""
+    """Mark what is left to `make soak` and to `make accuracy`."""
     files = {item.path.name for item in items}
     whole = not any("::" in argument for argument in config.args)
-    for start in LATER:
+    marks = [(start, pytest.mark.slow) for start in LATER]
+    marks += [(start, pytest.mark.machine) for start in MACHINE]
+    for start, mark in marks:
         found = [item for item in items if item.nodeid.removeprefix("tests/").startswith(start)]
         if whole and not found and start.partition("::")[0].rpartition("/")[2] in files:
             raise pytest.UsageError(f"tests/later.py names no test: {start}")
         for item in found:
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(mark)

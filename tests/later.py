@@ -1,10 +1,10 @@
-"""Tests that are more of what another one already shows, at many seconds each: `make soak` runs them."""
+"""Tests that `make test` leaves out, and what runs them: `make soak` or `make accuracy`."""
 
 LATER = (
     "training/test_average.py::test_the_average_is_that_of_its_definition_whatever_trains[jax fp16",
     "training/test_average.py::test_the_average_is_that_of_its_definition_whatever_trains[jax 8-bit",
     "training/test_average.py::test_the_table_and_both_tracers_see_an_fp32_copy_of_the_trained_weights[lora]",
-    "training/test_commands.py::test_detached_run_survives_its_shell_and_stops_and_resumes[torch]",
+    "training/test_commands.py::test_detached_run_survives_its_shell_and_stops_and_resumes[jax]",
     "training/test_commands.py::test_training_in_the_foreground_ends_in_a_summary[jax]",
     "training/test_compressed_state.py::test_both_backends_store_the_same_moments[muon]",
     "training/test_isolated_documents.py::test_gradients_are_those_of_documents_in_rows_of_their_own[llama-jax]",
@@ -20,7 +20,46 @@ LATER = (
     "training/test_out_of_memory_ladder.py::test_a_step_too_large_is_taken_in_smaller_pieces_and_learns_the_same[jax]",
     "training/test_preflight.py::test_a_run_is_to_the_bit_what_it_is_without_a_preflight[jax-bf16-sr-muon]",
     "training/test_quantized_base.py::test_both_backends_take_the_same_twenty_steps[nf4-llama]",
-    "pty/test_out_of_memory_story.py::test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes[torch]",
+    "training/test_compiled_memory.py::test_a_compiled_block_holds_what_the_formula_says_and_computes_the_same[gemma-3-1b",
+    "training/test_compiled_memory.py::test_a_compiled_block_holds_what_the_formula_says_and_computes_the_same[qwen3-0.6b",
+    "training/test_compiled_memory.py::test_a_compiled_block_holds_what_the_formula_says_and_computes_the_same[llama-3.2-1b-{'gradient_checkpointing': 'full'}",
+    "training/test_memory_limit.py::test_a_step_larger_than_what_is_left_ends_with_an_error[jax]",
+    "training/test_out_of_memory.py::test_a_model_larger_than_the_plan_allows_is_told_before_the_first_step[jax]",
+    "training/test_out_of_memory.py::test_a_step_that_needs_more_than_the_plan_allows_ends_with_what_it_lacked[jax]",
+    "training/test_out_of_memory.py::test_memory_that_runs_out_late_leaves_the_last_checkpoint_to_resume_from[jax]",
+    "training/test_pause.py::test_a_paused_run_goes_on_to_the_same_end[jax]",
+    "training/test_trainer_runs.py::test_sigterm_to_the_real_process_checkpoints_and_kill_9_loses_nothing_committed[jax]",
+    "pty/test_out_of_memory_story.py::test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes[jax]",
+    "pty/test_web_browser.py::test_a_page_of_others_cannot_reach_the_console_of_this_browser",
+    "pty/test_web_browser.py::test_a_used_address_opens_nothing_in_another_browser",
     "tui/test_tui_hostile.py::test_no_size_is_an_error[0]",
+    "tui/test_tui_hostile.py::test_no_size_is_an_error[16]",
+    "tui/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[1]",
+    "tui/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[2]",
+    "tui/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[4]",
+    "tui/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[5]",
 )  # fmt: skip
-"""How ids begin, without the folder `tests`."""
+"""More of what another test already shows, at many seconds each. How ids begin, without the folder `tests`."""
+
+MACHINE = (
+    "faults/test_faults_supervision.py::test_a_supervisor_holds_less_than_60_mib",
+    "pty/test_bar.py::test_a_plan_that_nobody_touches_is_silent",
+    "pty/test_bar.py::test_a_slow_link_holds_nothing_up",
+    "pty/test_bar.py::test_the_first_screen_holds_less_than_90_mib",
+    "pty/test_bar.py::test_watching_a_live_run_costs_less_than_a_kilobyte_a_second",
+    "training/test_data_memory.py::",
+    "training/test_heap.py::",
+    "training/test_jax_library_memory.py::test_small_chunks_of_scores_save_what_reductions_take_beside_the_plan",
+    "training/test_memory_limit.py::test_a_run_maps_no_more_on_top_of_what_it_fills_than_is_allowed",
+    "training/test_resume_memory.py::",
+    "training/test_trainer_checkpoint.py::test_reading_a_file_through_holds_one_tensor_of_it_at_a_time",
+    "training/test_trainer_start.py::test_a_peak_between_two_readings_is_found_and_mapped_files_are_not_counted",
+    "training/test_trainer_start.py::test_a_reading_costs_less_than_a_hundredth_of_the_time_between_two",
+    "training/test_trainer_start.py::test_children_count_into_the_tree",
+    "training/test_trainer_start.py::test_growth_and_peak_follow_allocations_and_the_peak_can_begin_anew",
+    "training/test_trainer_start.py::test_shared_pages_are_told_apart_and_counted_once",
+    "unit/test_memory_estimate.py::test_a_key_press_is_priced_in_an_instant",
+    "unit/test_runs_directory.py::test_a_thousand_runs_are_judged_without_delay",
+    "unit/test_sanitize.py::test_a_megabyte_of_openings_is_cleaned_in_linear_time",
+)  # fmt: skip
+"""Resident megabytes, times and what else another machine, or a busy one, may show otherwise: `make accuracy`."""

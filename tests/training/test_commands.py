@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.record.directory import RunDirectory
+
 COMMAND = [sys.executable, "-m", "memconsole"]
 SMALL = [
     "--set", "model.target_params=500000", "--set", "data.vocab_size=1024",
@@ -35,15 +38,15 @@ def memconsole(env: dict[str, str], *arguments: str, code: int | None = 0) -> st
     return done.stdout
 
 
-def wait_for_step(env: dict[str, str], run: str, step: int, seconds: float = 90) -> dict:
+def wait_for_step(env: dict[str, str], run: str, step: int, seconds: float = 90) -> int:
+    """The step that a run has reached, once that is at least `step`."""
+    follower = Follower(RunDirectory(Path(env["XDG_STATE_HOME"]) / "memconsole" / "runs" / run))
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        listed = {r["id"]: r for r in json.loads(memconsole(env, "runs", "--json"))}
-        if listed[run]["step"] >= step:
-            return listed[run]
-        assert listed[run]["state"] in ("starting", "running"), listed[run]
-        time.sleep(0.3)
-    raise AssertionError(f"{run} did not reach step {step}: {listed[run]}")
+    while (seen := follower.poll()).facts.step < step:
+        assert seen.state in ("starting", "running"), seen
+        assert time.monotonic() < end, f"{run} did not reach step {step}: {seen}"
+        time.sleep(0.1)
+    return seen.facts.step
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -82,7 +85,7 @@ def test_detached_run_survives_its_shell_and_stops_and_resumes(
     os.killpg(shell.pid, signal.SIGKILL)
     shell.wait()
     before = wait_for_step(environment, run, 10)
-    wait_for_step(environment, run, before["step"] + 4)
+    wait_for_step(environment, run, before + 4)
 
     output = memconsole(environment, "stop", run, "--yes")
     assert "stopped" in output

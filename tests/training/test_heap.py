@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys
-from memconsole_trainer import heap
+from memconsole_trainer.host import heap
 from memconsole_trainer.host.host_memory import resident
 
 libc = ctypes.CDLL(None)

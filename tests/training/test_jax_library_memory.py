@@ -34,7 +34,9 @@ PLAN = replace(
 PROGRAM = """
 import sys
 import numpy as np
-from memconsole_jax import attention, engine, trace, trace_targets
+from memconsole_jax import engine
+from memconsole_jax.models import attention
+from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.test_jax_library_memory import MODEL, PLAN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.accuracy.random_plans import draw as draw_small
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case, describe, draw
 
+LATER = pytest.mark.slow
+"""More of the same, by `make soak`."""
 SEEDS = range(2000, 2400)
 SLOWEST = 3
 """Layers of the deepest model traced here: a trace takes most of a second per layer."""
@@ -51,6 +54,7 @@ def sample(count: int, **wanted: Any) -> list[Case]:
     raise AssertionError(f"the grid has too few of {wanted}")
 
 
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=LATER)])
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -65,9 +69,9 @@ def sample(count: int, **wanted: Any) -> list[Case]:
     ids=str,
 )
 def test_every_phase_of_the_formula_is_what_a_trace_of_the_engine_shows(
-    wanted: dict[str, Any],
+    wanted: dict[str, Any], count: int
 ) -> None:
-    for case in sample(2, **wanted):
+    for case in sample(count, **wanted):
         expected, found = estimated(case), traced(case)
         for phase in TRAINING:
             assert expected[phase] == pytest.approx(found[phase], rel=0.03), (phase, describe(case))
@@ -75,15 +79,25 @@ def test_every_phase_of_the_formula_is_what_a_trace_of_the_engine_shows(
         assert peak == pytest.approx(truth, rel=0.01), describe(case)
 
 
-@pytest.mark.parametrize("phase", ["evaluation", "checkpoint"])
-def test_what_comes_between_steps_is_priced_as_it_is_traced(phase: str) -> None:
-    for case in sample(2, precision="bf16"):
-        assert estimated(case)[phase] == pytest.approx(traced(case)[phase], rel=0.03)
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=LATER)])
+def test_what_comes_between_steps_is_priced_as_it_is_traced(count: int) -> None:
+    for case in sample(count, precision="bf16"):
+        expected, found = estimated(case), traced(case)
+        for phase in ("evaluation", "checkpoint"):
+            assert expected[phase] == pytest.approx(found[phase], rel=0.03), phase
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "attention", "full"])
-@pytest.mark.parametrize("width", ["fp32", "bf16"])
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4])
+MODES = itertools.product(("fp32", "bf16"), ("none", "selective", "attention", "full"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "width", "seed"),
+    [
+        pytest.param(mode, width, seed, marks=() if seed == n % 5 else LATER)
+        for n, (width, mode) in enumerate(MODES)
+        for seed in range(5)
+    ],
+)
 def test_a_torch_block_keeps_exactly_the_tensors_the_formula_lists(
     mode: str, width: str, seed: int
 ) -> None:
@@ -115,7 +129,7 @@ def test_a_torch_block_keeps_exactly_the_tensors_the_formula_lists(
     assert abs(counted - expected) <= unit_offset + 8 * architecture.head_size
 
 
-@pytest.mark.parametrize("seed", [3, 8])
+@pytest.mark.parametrize("seed", [3, pytest.param(8, marks=LATER)])
 def test_the_formula_is_near_what_xla_plans_for_the_jax_step(seed: int) -> None:
     pytest.importorskip("jax")
     from memconsole_jax.tracing import trace, trace_targets
