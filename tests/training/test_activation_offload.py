@@ -9,17 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import test_lora
 import torch
-from test_lora import LENGTH, MODELS, batch
 
 from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.check import check
-from memconsole.plan.optimizations import check_trainable
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import PlanError
 from memconsole_jax import engine as jax_engine
 from memconsole_jax import target
 from memconsole_jax.stacking import stacks
@@ -31,44 +26,19 @@ from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
+from tests.training.harness import adapted, tiny_models
+from tests.training.harness.activation_offload import EVERYTHING, FULL, KEY, STEPS
+from tests.training.harness.adapted import LENGTH, MODELS, batch
+from tests.training.harness.offloaded import IN_BACKWARD, LORA, plan_with
 
 torch.set_num_threads(1)
-KEY = "optimize.activation_offload"
-FULL = {"optimize.gradient_checkpointing": "full"}
-STEPS = 4
-EVERYTHING = FULL | {
-    "optimize.precision": "bf16",
-    "optimize.fused_loss": True,
-    "optimize.accumulation_steps": 2,
-    "optimize.optimizer": "adamw-8bit",
-    "optimize.optimizer_offload": "pinned",
-    "train.batch_size": 2,
-}
-LORA = {"optimize.lora_rank": 4, "optimize.freeze_base": True, "optimize.base_storage": "nf4"}
-IN_BACKWARD = {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
-
-
-def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
-    base = {
-        "backend": backend,
-        "device.name": "cpu",
-        "data.sequence_length": LENGTH,
-        "train.batch_size": 4,
-        "train.learning_rate": 1e-2,
-        "train.warmup_steps": 2,
-        "train.sample_tokens": 0,
-    }
-    plan = plans.replace(Plan(), base | changes)
-    check_trainable(plan)
-    check(plan)
-    return plan
 
 
 def stepped(backend: str, changes: dict[str, Any], directory: Path | None = None) -> Any:
     plan = plan_with(backend, changes)
     module: Any = torch_engine if backend == "torch" else jax_engine
     engine = module.create(plan, directory)
-    engine.build(plan, MODELS["llama"], STEPS, test_lora.Base("llama"))
+    engine.build(plan, MODELS["llama"], STEPS, adapted.Base("llama"))
     for step in range(STEPS):
         engine.train_step(batch(plan, step))
     return engine, [m.loss for m in engine.take_metrics()]
@@ -91,8 +61,8 @@ def test_torch_trains_the_same_to_the_bit(changes: dict[str, Any], tmp_path: Pat
     plain, expected = stepped("torch", changes)
     engine, found = stepped("torch", changes | {KEY: True}, tmp_path)
     assert found == expected
-    state = test_lora.State(plain)
-    for name, array in test_lora.State(engine).tensors.items():
+    state = adapted.State(plain)
+    for name, array in adapted.State(engine).tensors.items():
         np.testing.assert_array_equal(array, state.tensor(name), name)
     assert list(tmp_path.iterdir()) == [], "the file has no name"
 
@@ -115,7 +85,7 @@ def test_torch_keeps_one_blocks_activations_alive(mode: str, tmp_path: Path) -> 
             for _, tensor in engine._named_state():
                 tracker.count(tensor)
             tracker.phase, held = "step", tracker.live
-            engine.train_step(test_lora.tiny_models.batch(1, 128, LENGTH))
+            engine.train_step(tiny_models.batch(1, 128, LENGTH))
             found.append(tracker.peaks["step"] - held)
         step = step_of(plan, a, "cpu")
         most = max(m.total for m in moments(step) if m.phase in TRAINING)
@@ -209,7 +179,7 @@ def test_a_full_disk_is_an_error_of_the_step(tmp_path: Path) -> None:
 
     plan = plan_with("torch", FULL | {KEY: True})
     engine = torch_engine.create(plan, tmp_path)
-    engine.build(plan, MODELS["llama"], STEPS, test_lora.Base("llama"))
+    engine.build(plan, MODELS["llama"], STEPS, adapted.Base("llama"))
     before = os.pwrite
     os.pwrite = full  # type: ignore[assignment]
     try:

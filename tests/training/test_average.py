@@ -9,9 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from test_lora import MODELS, RANK, State, batch, built, plan_with
-from test_trainer_runs import attempt, plan, state_hashes
-from test_trainer_runs import text as text
 
 from memconsole.memory.formula import memory_table
 from memconsole.plan.budget import Budget
@@ -24,6 +21,8 @@ from memconsole_trainer.techniques.adapters import trained_parameters
 from memconsole_trainer.techniques.average import PREFIX, share
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.export import export
+from tests.training.harness.adapted import MODELS, RANK, State, batch, built, plan_with
+from tests.training.harness.runs import attempt, plan, state_hashes
 
 torch.set_num_threads(1)
 WHOLE = {"optimize.lora_rank": 0, "optimize.freeze_base": False, "train.ema_decay": 0.8}

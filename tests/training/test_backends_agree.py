@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import tiny_models
 import torch
-from test_lora import State
 
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, replace
@@ -20,6 +18,8 @@ from memconsole_torch.models import decoder as torch_decoder
 from memconsole_trainer.engine import Engine, WeightsError
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
+from tests.training.harness.adapted import State
 
 torch.set_num_threads(1)
 

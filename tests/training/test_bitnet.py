@@ -15,9 +15,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from test_trainer_runs import attempt, plan, told
-from test_trainer_runs import text as text
-from tiny_models import ARCHITECTURES
 from transformers.integrations import bitnet as theirs
 
 from memconsole.cli.main import cli
@@ -35,6 +32,8 @@ from memconsole_trainer.weights import bitnet, trained
 from memconsole_trainer.weights.export import export
 from memconsole_trainer.weights.huggingface import stored
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness.runs import attempt, plan, told
+from tests.training.harness.tiny_models import ARCHITECTURES
 
 torch.set_num_threads(1)
 

@@ -4,49 +4,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from memconsole.runs.read.follow import Follower
-from memconsole.runs.record.directory import RunDirectory
+from tests.shell import COMMAND, memconsole, wait_for_step
 
-COMMAND = [sys.executable, "-m", "memconsole"]
 SMALL = [
     "--set", "model.target_params=500000", "--set", "data.vocab_size=1024",
     "--set", "data.sequence_length=32", "--set", "train.batch_size=4",
     "--set", "train.log_every=2", "--set", "train.sample_tokens=8",
     "--set", "data.max_examples=12", "--set", "device.name=cpu",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
-    yield env
-    subprocess.run([*COMMAND, "stop", "latest", "--kill", "--yes"], env=env, capture_output=True)
-
-
-def memconsole(env: dict[str, str], *arguments: str, code: int | None = 0) -> str:
-    done = subprocess.run(
-        [*COMMAND, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert code is None or done.returncode == code, done.stdout + done.stderr
-    return done.stdout
-
-
-def wait_for_step(env: dict[str, str], run: str, step: int, seconds: float = 90) -> int:
-    """The step that a run has reached, once that is at least `step`."""
-    follower = Follower(RunDirectory(Path(env["XDG_STATE_HOME"]) / "memconsole" / "runs" / run))
-    end = time.monotonic() + seconds
-    while (seen := follower.poll()).facts.step < step:
-        assert seen.state in ("starting", "running"), seen
-        assert time.monotonic() < end, f"{run} did not reach step {step}: {seen}"
-        time.sleep(0.1)
-    return seen.facts.step
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

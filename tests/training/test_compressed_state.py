@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import test_lora
 import torch
-from test_lora import MODELS, batch, built
-from test_optimizer_offload import IN_BACKWARD, LORA, ROUNDED, moving, plan_with, resumes
 
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
@@ -26,9 +23,11 @@ from memconsole_trainer.techniques.compressed import slot_index
 from memconsole_trainer.techniques.rounding import random_bits, rounded, tensor_key
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
+from tests.training.harness import adapted
+from tests.training.harness.adapted import MODELS, batch, built
+from tests.training.harness.offloaded import IN_BACKWARD, LORA, ROUNDED, plan_with, resumes, stepped
 
 torch.set_num_threads(1)
-__all__ = ["moving"]
 KEY = "optimize.optimizer_offload"
 HERE = {KEY: "compressed"}
 RULES = ("adamw", "lion", "sgd", "muon")
@@ -48,16 +47,8 @@ MEDIUM = Architecture(
 )  # fmt: skip
 
 
-def stepped(backend: str, changes: dict[str, Any], steps: int = STEPS) -> tuple[Any, list[float]]:
-    plan = plan_with(backend, changes)
-    engine = built(plan)
-    for step in range(steps):
-        engine.train_step(batch(plan, step))
-    return engine, [m.loss for m in engine.take_metrics()]
-
-
 def moments(engine: Any) -> dict[str, np.ndarray]:
-    found = test_lora.State(engine).tensors.items()
+    found = adapted.State(engine).tensors.items()
     return {n: x for n, x in found if n.startswith("optimizer.") and x.ndim and "base" not in n}
 
 
@@ -71,8 +62,8 @@ def state_bytes(engine: Any) -> int:
 def test_the_state_is_half_as_large_and_trains_the_same(backend: str, rule: str) -> None:
     rate = 1e-3 if rule == "lion" else 1e-2
     changes = {"optimize.optimizer": rule, "train.learning_rate": rate}
-    engine, found = stepped(backend, changes | HERE)
-    plain, expected = stepped(backend, changes)
+    engine, found = stepped(backend, changes | HERE, STEPS)
+    plain, expected = stepped(backend, changes, STEPS)
     assert 2 * state_bytes(engine) == state_bytes(plain)
     state = step_of(plan_with(backend, changes | HERE), MODELS["llama"], "cpu").state
     assert state.resident == state_bytes(engine)
@@ -131,7 +122,7 @@ def test_fp16_skips_a_step_and_leaves_the_state_to_the_bit(backend: str) -> None
     engine = built(plan)
     engine.train_step(batch(plan, 0))
     before = moments(engine)
-    loaded = test_lora.State(engine)
+    loaded = adapted.State(engine)
     scale = next(n for n in loaded.names() if "scale" in n)
     loaded.tensors[scale] = loaded.tensors[scale].copy()
     loaded.tensors[scale][0] = 1e30
@@ -175,8 +166,8 @@ def test_weights_may_be_rounded_beside_it(backend: str, rule: str) -> None:
     """Rounding of moments comes to that of weights, and is as exact when resumed."""
     rate = 1e-3 if rule == "lion" else 1e-2
     changes = {"optimize.optimizer": rule, "train.learning_rate": rate, **ROUNDED}
-    engine, found = stepped(backend, changes | HERE)
-    plain, expected = stepped(backend, changes)
+    engine, found = stepped(backend, changes | HERE, STEPS)
+    plain, expected = stepped(backend, changes, STEPS)
     assert 2 * state_bytes(engine) == state_bytes(plain)
     assert found != expected
     assert expected[-1] < expected[0] - 0.02
@@ -191,8 +182,8 @@ def test_a_slice_of_a_rounded_weight_has_the_moments_of_the_whole(
     whole, _ = stepped("torch", changes, 3)
     monkeypatch.setattr(torch_rounding, "CPU_SLICE", 1024)
     sliced, _ = stepped("torch", changes, 3)
-    state = test_lora.State(whole)
-    for name, array in test_lora.State(sliced).tensors.items():
+    state = adapted.State(whole)
+    for name, array in adapted.State(sliced).tensors.items():
         np.testing.assert_array_equal(array, state.tensor(name), name)
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_trainer_runs import attempt, plan, state_hashes, told
-from test_trainer_runs import text as text
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole_torch import devices
+from tests.training.harness.runs import attempt, plan, state_hashes, told
 
 
 @pytest.fixture(autouse=True)

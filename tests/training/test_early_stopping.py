@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from test_trainer_runs import attempt, final, plan, told
-from test_trainer_runs import text as text
 
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole_trainer.loop.progress import Progress
+from tests.training.harness.runs import attempt, final, plan, told
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 import pytest
-import tiny_models
 
 from memconsole.memory.activations import jax_step
 from memconsole.memory.activations import torch_step as torch_step
@@ -19,6 +18,7 @@ from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
 
 BACKENDS = ("torch", "jax")
 ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gemma3"], vocab_size=100)

@@ -5,13 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from tiny_models import ARCHITECTURES
 from transformers import AutoModelForCausalLM
 
 from memconsole.plan.huggingface import read_architecture
 from memconsole_torch.models.pretrained import load
 from memconsole_trainer.weights import export
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness.tiny_models import ARCHITECTURES
 
 NO_TOKENIZER = Path("/nonexistent")
 

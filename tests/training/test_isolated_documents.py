@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import tiny_models
 
 from memconsole.memory.activations import jax_step
 from memconsole.memory.activations import torch_step as torch_step
@@ -27,6 +26,7 @@ from memconsole_trainer.data.stream import MASKED, BatchShape, make_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.checkpoint import weights_digest
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
 
 BACKENDS = ("torch", "jax")
 FAMILIES = ("gpt2", "llama", "llama-scaled", "gemma3")

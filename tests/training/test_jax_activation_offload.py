@@ -13,10 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import test_lora
-from test_activation_offload import EVERYTHING, FULL, KEY, LORA, STEPS, plan_with
-from test_every_pair import rows
-from test_lora import LENGTH, MODELS, State
 
 from memconsole.memory.activations.jax_step import library_bytes, moments
 from memconsole.memory.state.step_sizes import step_of
@@ -28,6 +24,11 @@ from memconsole_jax.techniques.activation_offload import Disk
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.engine import Batch
 from tests.accuracy.torch_formula import TRAINING
+from tests.training.harness import adapted
+from tests.training.harness.activation_offload import EVERYTHING, FULL, KEY, STEPS
+from tests.training.harness.adapted import LENGTH, MODELS, State
+from tests.training.harness.offloaded import LORA, plan_with
+from tests.training.harness.pairs import rows
 
 ISOLATED = {"data.isolate_documents": True}
 ACCUMULATED = {"optimize.accumulation_steps": 2, "train.batch_size": 2}
@@ -92,7 +93,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 
 def built(plan: Plan, directory: Path | None = None) -> Any:
     engine = jax_engine.create(plan, directory)
-    engine.build(plan, MODELS["llama"], STEPS, test_lora.Base("llama"))
+    engine.build(plan, MODELS["llama"], STEPS, adapted.Base("llama"))
     return engine
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-import tiny_models
 
 from memconsole.plan.architecture import Architecture, parameter_count, parameters
 from memconsole_jax import engine
@@ -21,6 +19,8 @@ from memconsole_jax.models.decoder import assemble
 from memconsole_jax.stacking import stacks
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
+from tests.training.harness.jaxprs import equations
 
 
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
@@ -60,18 +60,6 @@ def test_stacked_arrays_are_the_canonical_parameters_and_nothing_else(kind: str)
     for parameter in parameters(architecture):
         np.testing.assert_array_equal(found[parameter.name], source.tensor(parameter.name))
     assemble(architecture, weights)  # raises KeyError for a module parameter that has no stack
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """Every equation of a jaxpr, those inside loops and calls included."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, list | tuple) else (value,):
-                if hasattr(inner, "jaxpr") and hasattr(inner.jaxpr, "eqns"):
-                    yield from equations(inner.jaxpr)
-                elif hasattr(inner, "eqns"):
-                    yield from equations(inner)
 
 
 def gradient_program(architecture: Architecture) -> Any:

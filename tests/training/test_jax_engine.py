@@ -10,7 +10,6 @@ import jax
 import msgspec
 import numpy as np
 import pytest
-import tiny_models
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
@@ -19,6 +18,7 @@ from memconsole_jax.engine import JaxEngine
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
 
 LENGTH, ROWS, STEPS = 12, 2, 20
 

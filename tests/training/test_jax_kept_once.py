@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-import tiny_models
 
 from memconsole.plan.plan import Checkpointing, Plan, replace
 from memconsole_jax import target
@@ -20,6 +19,7 @@ from memconsole_jax.stacking import stacks
 from memconsole_jax.step import mean_gradients, summed_loss
 from memconsole_jax.techniques.fused_loss import MASKED, plain_nats
 from memconsole_jax.techniques.optimizers import transformation
+from tests.training.harness import tiny_models
 
 RANDOM = np.random.default_rng(0)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import jax
 import pytest
-from test_every_pair import covering, plan_of
-from test_lora import MODELS
 
 from memconsole_jax import target
 from memconsole_jax.programs import Programs
+from tests.training.harness.adapted import MODELS
+from tests.training.harness.pairs import covering, plan_of
 
 
 @pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.slow)])

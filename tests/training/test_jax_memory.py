@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-import tiny_models
-from test_jax_decoder import equations
 
 from memconsole.plan.plan import Plan, replace
 from memconsole_jax.stacking import stacks
@@ -22,6 +20,8 @@ from memconsole_jax.techniques.fused_loss import chunked_nats, plain_nats
 from memconsole_jax.techniques.optimizers import transformation
 from memconsole_trainer.techniques import loss_scale
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
+from tests.training.harness.jaxprs import equations
 
 ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gemma3"], layers=6)
 ROWS, LENGTH = 4, 64

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-import tiny_models
 import torch
 
 from memconsole.plan.plan import Plan, replace
 from memconsole_jax.stacking import Stack, stacks
 from memconsole_jax.techniques.optimizers import clip_factor, transformation
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
 
 ARCHITECTURE = msgspec.structs.replace(tiny_models.ARCHITECTURES["gpt2"], layers=2)
 RATES = (1e-3, 5e-3, 2e-3, 1e-2, 3e-3, 3e-3)

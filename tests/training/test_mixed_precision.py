@@ -11,12 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_compressed_state
-import test_lora
-import test_optimizer_offload
-import tiny_models
 import torch
-from test_lora import LENGTH, MODELS, batch, built
 
 from memconsole.memory import seconds
 from memconsole.memory.activations import jax_step
@@ -39,6 +34,8 @@ from memconsole_trainer.techniques import loss_scale, rounding
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING
 from tests.bench.optimizations import RESULTS
+from tests.training.harness import adapted, offloaded, tiny_models
+from tests.training.harness.adapted import LENGTH, MODELS, batch, built
 
 torch.set_num_threads(1)
 BACKENDS = ("torch", "jax")
@@ -61,11 +58,11 @@ RATE = {"train.learning_rate": 3e-3}
 
 
 def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
-    return test_optimizer_offload.plan_with(backend, {**RATE, **changes})
+    return offloaded.plan_with(backend, {**RATE, **changes})
 
 
 def trained(backend: str, changes: dict[str, Any], steps: int = STEPS) -> tuple[Any, list[float]]:
-    return test_compressed_state.stepped(backend, {**RATE, **changes}, steps)
+    return offloaded.stepped(backend, {**RATE, **changes}, steps)
 
 
 def in_numpy(array: np.ndarray, key: tuple[int, int]) -> np.ndarray:
@@ -140,7 +137,7 @@ def test_both_backends_train_rounded_weights_alike(changes: dict[str, Any]) -> N
     np.testing.assert_allclose(losses, others, rtol=0.01)
     for engine in (ours, theirs):
         for p in parameters(MODELS["llama"]):
-            stored = test_lora.State(engine).tensor(f"model.{p.name}")
+            stored = adapted.State(engine).tensor(f"model.{p.name}")
             wide = np.asarray(stored, np.float32)
             is_narrow = (
                 wide == np.asarray(jnp.asarray(wide).astype(jnp.bfloat16), np.float32)
@@ -156,7 +153,7 @@ def test_a_resumed_run_goes_on_to_the_bit(
 ) -> None:
     changes = {"optimize.precision": precision, **changes}
     engine, _ = trained(backend, changes, 5)
-    test_optimizer_offload.resumes(engine, backend, changes)
+    offloaded.resumes(engine, backend, changes)
 
 
 def test_rounded_weights_and_gradients_take_half_where_they_are_stored_so() -> None:

@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import test_lora
-import tiny_models
 import torch
-from test_lora import LENGTH, MODELS, batch, built
 
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
@@ -23,6 +20,8 @@ from memconsole_torch.techniques import muon as torch_muon
 from memconsole_trainer.techniques import muon
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
+from tests.training.harness import adapted, tiny_models
+from tests.training.harness.adapted import LENGTH, MODELS, batch, built
 
 torch.set_num_threads(1)
 SHAPES = [(24, 24), (40, 16), (16, 40), (8, 1)]
@@ -107,19 +106,19 @@ def test_both_backends_take_the_same_steps() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_it_composes_with_everything_else(backend: str) -> None:
-    composed = test_lora.COMPOSED | {"optimize.optimizer": "muon"}
+    composed = adapted.COMPOSED | {"optimize.optimizer": "muon"}
     lora = {"optimize.lora_rank": 4, "optimize.freeze_base": True, "optimize.base_storage": "nf4"}
     whole = losses(backend, composed)[1]
     np.testing.assert_allclose(whole, losses("torch")[1], rtol=0.02)
-    engine, adapted = losses(backend, composed | lora)
-    assert adapted[-1] < adapted[0]
-    before = test_lora.State(engine)
+    engine, found = losses(backend, composed | lora)
+    assert found[-1] < found[0]
+    before = adapted.State(engine)
     plan = plan_with(backend, composed | lora)
     engine.train_step(batch(plan, 5))
-    after = test_lora.State(engine)
+    after = adapted.State(engine)
     engine.load_state(before)
     engine.train_step(batch(plan, 5))
-    for name, array in test_lora.State(engine).tensors.items():
+    for name, array in adapted.State(engine).tensors.items():
         np.testing.assert_array_equal(array, after.tensor(name), name)
 
 

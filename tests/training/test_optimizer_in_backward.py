@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_lora
 import torch
-from test_lora import LENGTH, batch, built
 
 from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
@@ -22,6 +20,8 @@ from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
+from tests.training.harness import adapted, tiny_models
+from tests.training.harness.adapted import LENGTH, batch, built
 
 torch.set_num_threads(1)
 KEY = "optimize.optimizer_in_backward"
@@ -63,9 +63,9 @@ def test_weights_state_and_norms_are_those_of_the_plain_step(
     changes = {"optimize.optimizer": optimizer, "optimize.precision": precision}
     plain, expected = stepped(changes)
     engine, found = stepped({**changes, KEY: True})
-    state = test_lora.State(plain)
-    assert set(test_lora.State(engine).names()) == set(state.names())
-    for name, array in test_lora.State(engine).tensors.items():
+    state = adapted.State(plain)
+    assert set(adapted.State(engine).names()) == set(state.names())
+    for name, array in adapted.State(engine).tensors.items():
         np.testing.assert_array_equal(array, state.tensor(name), name)
     assert [m.loss for m in found] == [m.loss for m in expected]
     norms = [[m.gradient_norm for m in metrics] for metrics in (found, expected)]
@@ -86,7 +86,7 @@ def test_it_composes_with_everything_that_is_not_refused() -> None:
         plain, expected = stepped(changes | more)
         engine, found = stepped(changes | more | {KEY: True})
         assert [m.loss for m in found] == [m.loss for m in expected]
-        before = test_lora.State(engine)
+        before = adapted.State(engine)
         plain.load_state(before)
         engine.load_state(before)
         for each in (plain, engine):
@@ -110,7 +110,7 @@ def test_gradients_are_never_all_alive() -> None:
             for _, tensor in engine._named_state():
                 tracker.count(tensor)
             tracker.phase, held = "step", tracker.live
-            engine.train_step(test_lora.tiny_models.batch(1, 1, LENGTH))
+            engine.train_step(tiny_models.batch(1, 1, LENGTH))
             peaks.append(tracker.peaks["step"] - held)
         step = step_of(plan, a, "cpu")
         most = max(m.total for m in moments(step) if m.phase in TRAINING)

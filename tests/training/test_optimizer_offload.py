@@ -7,26 +7,23 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import test_lora
 import torch
-from test_lora import LENGTH, MODELS, batch, built
 
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan import plan as plans
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.check import check
-from memconsole.plan.optimizations import check_trainable
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import PlanError
 from memconsole_jax import offload as jax_offload
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_torch.techniques import offload as torch_offload
 from memconsole_trainer.techniques import loss_scale
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
+from tests.training.harness import adapted
+from tests.training.harness.adapted import MODELS, batch, built
+from tests.training.harness.offloaded import IN_BACKWARD, LORA, ROUNDED, plan_with, resumes, stepped
 
 torch.set_num_threads(1)
 KEY = "optimize.optimizer_offload"
-STEPS = 5
 EVERYTHING = {
     "optimize.precision": "bf16",
     "optimize.gradient_checkpointing": "full",
@@ -35,61 +32,12 @@ EVERYTHING = {
     "optimize.optimizer": "adamw-8bit",
     "train.batch_size": 2,
 }
-LORA = {"optimize.lora_rank": 4, "optimize.freeze_base": True, "optimize.base_storage": "nf4"}
-ROUNDED = {"optimize.precision": "bf16-sr"}
-IN_BACKWARD = {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
-
-
-def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
-    base = {
-        "backend": backend,
-        "device.name": "cpu",
-        "data.sequence_length": LENGTH,
-        "train.batch_size": 4,
-        "train.learning_rate": 1e-2,
-        "train.warmup_steps": 2,
-        "train.sample_tokens": 0,
-    }
-    plan = plans.replace(Plan(), base | changes)
-    check_trainable(plan)
-    check(plan)
-    return plan
-
-
-def resumes(engine: Any, backend: str, changes: dict[str, Any]) -> None:
-    """A step after loading what was stored before it ends in the same state."""
-    plan = plan_with(backend, changes)
-    before = test_lora.State(engine)
-    engine.train_step(batch(plan, 7))
-    after = test_lora.State(engine)
-    engine.load_state(before)
-    engine.train_step(batch(plan, 7))
-    for name, array in test_lora.State(engine).tensors.items():
-        np.testing.assert_array_equal(array, after.tensor(name), name)
-
-
-@pytest.fixture
-def moving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State really moves, between two parts of the same memory."""
-    monkeypatch.setattr(torch_offload, "same_memory", lambda device: False)
-    monkeypatch.setattr(jax_offload, "same_memory", lambda kind: False)
-    pinless = lambda self, tensor: torch.empty_like(tensor).copy_(tensor)  # noqa: E731
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(torch_offload.HostState, "_on_host", pinless)
-
-
-def stepped(backend: str, changes: dict[str, Any]) -> tuple[Any, list[float]]:
-    plan = plan_with(backend, changes)
-    engine = built(plan)
-    for step in range(STEPS):
-        engine.train_step(batch(plan, step))
-    return engine, [m.loss for m in engine.take_metrics()]
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    state = test_lora.State(expected)
-    assert set(test_lora.State(found).names()) == set(state.names())
-    for name, array in test_lora.State(found).tensors.items():
+    state = adapted.State(expected)
+    assert set(adapted.State(found).names()) == set(state.names())
+    for name, array in adapted.State(found).tensors.items():
         np.testing.assert_array_equal(array, state.tensor(name), name)
 
 
@@ -139,9 +87,9 @@ def test_jax_takes_the_same_steps_through_pinned_memory(
     # Programs apart round otherwise, and Adam's first updates divide small gradients by themselves.
     # A weight that rounds the other way is off by 2^-8 of itself.
     np.testing.assert_allclose(found, expected, rtol=1e-3 if changes == ROUNDED else 2e-5)
-    state = test_lora.State(plain)
-    assert set(test_lora.State(engine).names()) == set(state.names())
-    for name, array in test_lora.State(engine).tensors.items():
+    state = adapted.State(plain)
+    assert set(adapted.State(engine).names()) == set(state.names())
+    for name, array in adapted.State(engine).tensors.items():
         if array.dtype.kind in "iu" and array.ndim == 0:  # counts
             np.testing.assert_array_equal(array, state.tensor(name), name)
     resumes(engine, "jax", changes | {KEY: "pinned"})
@@ -179,8 +127,8 @@ def test_weights_and_moments_are_rounded_alike_whether_the_state_moves_or_not(
     engine, found = stepped("jax", changes)
     assert waits(engine)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-    state, same, many = test_lora.State(plain), 0, 0
-    for name, array in test_lora.State(engine).tensors.items():
+    state, same, many = adapted.State(plain), 0, 0
+    for name, array in adapted.State(engine).tensors.items():
         moment = array.dtype == jax.numpy.bfloat16
         if moment if value == "compressed" else array.ndim == 2 and not name.startswith("optim"):
             same += int((array == state.tensor(name)).sum())
@@ -196,10 +144,10 @@ def test_a_skipped_step_changes_nothing_but_the_scale(moving: None) -> None:
     engine.train_step(batch(plan, 0))
     scale = np.array([2.0**60, 0.0, 0.0], np.float32)  # overflows
     engine._trained = engine._trained._replace(precision=jax.numpy.asarray(scale))
-    before = test_lora.State(engine).tensors
+    before = adapted.State(engine).tensors
     engine.train_step(batch(plan, 1))
     assert not np.isfinite(engine.take_metrics()[-1].gradient_norm)
-    for name, array in test_lora.State(engine).tensors.items():
+    for name, array in adapted.State(engine).tensors.items():
         if name not in ("optimizer.step", loss_scale.NAME):
             np.testing.assert_array_equal(array, before[name], name)
     assert engine._trained.precision[0] == 2.0**59

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from test_trainer_runs import attempt, plan, state_hashes, told
-from test_trainer_runs import text as text
 
 from memconsole.cli.main import cli
 from memconsole.runs.act import control, launch
@@ -19,6 +17,7 @@ from memconsole.runs.read.liveness import liveness
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events, files, requests
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from tests.training.harness.runs import attempt, plan, state_hashes, told
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_lora
 import torch
-from test_lora import LENGTH, MODELS, STEPS, Base, State, batch, built, plan_with
 
 from memconsole.memory.state.sizes import STORAGE_BLOCK
 from memconsole.memory.state.step_sizes import step_of
@@ -26,6 +24,17 @@ from memconsole_trainer.techniques import adapters, base_storage
 from memconsole_trainer.techniques.base_storage import BLOCK, SCALES, dequantize, quantize
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
+from tests.training.harness import adapted
+from tests.training.harness.adapted import (
+    LENGTH,
+    MODELS,
+    STEPS,
+    Base,
+    State,
+    batch,
+    built,
+    plan_with,
+)
 
 torch.set_num_threads(1)
 VECTORS = json.loads(
@@ -111,7 +120,7 @@ def quantized(backend: str, storage: str, changes: dict[str, Any] | None = None)
 def trained(
     backend: str, storage: str, kind: str = "llama", composed: bool = False
 ) -> tuple[Any, list[float]]:
-    plan = quantized(backend, storage, test_lora.COMPOSED if composed else None)
+    plan = quantized(backend, storage, adapted.COMPOSED if composed else None)
     engine = built(plan, kind)
     for step in range(STEPS):
         engine.train_step(batch(plan, step))
@@ -164,7 +173,7 @@ def test_the_engine_holds_the_bytes_that_are_estimated(storage: str, backend: st
     engine, _ = trained(backend, storage)
     estimated = step_of(quantized(backend, storage), MODELS["llama"], "cpu").weights
     assert held_bytes(engine, backend) == estimated
-    plain, _ = test_lora.trained(backend)
+    plain, _ = adapted.trained(backend)
     matrices = sum(p.size for p in parameters(MODELS["llama"]) if p.role == "matrix")
     saved = held_bytes(plain, backend) - estimated
     per_element = {"int8": 4 - 1 - 4 / 64, "nf4": 4 - 0.5 - 4 / 64}[storage]
@@ -203,7 +212,7 @@ def test_codes_are_the_specifications_and_only_of_matrices(backend: str) -> None
 @pytest.mark.parametrize("composed", [False, True], ids=["fp32", "bf16"])
 def test_merged_weights_give_the_same_loss(backend: str, composed: bool) -> None:
     engine, _ = trained(backend, "nf4", composed=composed)
-    plan = quantized(backend, "nf4", test_lora.COMPOSED if composed else None)
+    plan = quantized(backend, "nf4", adapted.COMPOSED if composed else None)
     state = State(engine)
     merged = adapters.Merged(
         plan, MODELS["llama"], Base("llama"), lambda name: state.tensor(f"model.{name}")

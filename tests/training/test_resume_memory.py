@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
-import test_commands
-from test_commands import memconsole
 
 from memconsole.units import MIB
+from tests.shell import memconsole, wait_for_step
 
 SETTINGS = {
     "device.name": "cpu",
@@ -30,22 +28,11 @@ NOISE = 10 * MIB
 """By which two attempts on a busy machine may differ; a second copy of the weights alone takes 23 MiB."""
 
 
-environment = test_commands.environment
-
-
 def stopped_behind(env: dict[str, str], run: str, steps: int) -> dict[str, Any]:
     """The memory section of the report, once the present attempt has made so many steps and is stopped."""
 
-    def step() -> int:
-        (found,) = json.loads(memconsole(env, "runs", "--json"))
-        assert found["state"] in ("starting", "running"), found
-        number: int = found["step"]
-        return number
-
-    first, end = step(), time.monotonic() + 120
-    while step() < first + steps:
-        assert time.monotonic() < end
-        time.sleep(0.3)
+    first = wait_for_step(env, run, 0)
+    wait_for_step(env, run, first + steps)
     memconsole(env, "stop", run, "--yes")
     report = json.loads(memconsole(env, "report", run, "--json"))
     memory: dict[str, Any] = report["memory"]

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_trainer_runs import attempt, plan, told
-from test_trainer_runs import text as text
 
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard, crc32c, record
+from tests.training.harness.runs import attempt, plan, told
 
 Curves = dict[str, list[tuple[int, float]]]
 

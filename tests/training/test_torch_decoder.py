@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 import torch.nn.functional as F
 
@@ -16,6 +15,7 @@ from memconsole_torch.models.decoder import Decoder, RMSNorm, attend, sliding_wi
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +21,7 @@ from memconsole_torch.techniques import compilation
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
 
 torch.set_num_threads(1)
 LLAMA = tiny_models.ARCHITECTURES["llama"]

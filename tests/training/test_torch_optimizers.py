@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +19,7 @@ from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.techniques import checkpointing, fused_loss, optimizers
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,93 +16,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import replace
 from memconsole.plan.processor import missing_instructions
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventlog import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.weights.checkpoint import weights_digest
-
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
-TINY: dict[str, Any] = {
-    "model.target_params": 200_000,
-    "data.vocab_size": 300,
-    "data.sequence_length": 16,
-    "data.shuffle_buffer": 24,
-    "data.validation_fraction": 0.2,
-    "train.batch_size": 4,
-    "train.epochs": 2,
-    "train.log_every": 3,
-    "train.learning_rate": 3e-3,
-    "train.warmup_steps": 3,
-    "train.sample_tokens": 4,
-    "optimize.accumulation_steps": 2,
-    "device.name": "cpu",
-}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dozen small documents: 10 steps an epoch, the last one ragged."""
-    folder = tmp_path_factory.mktemp("text")
-    source = random.Random(1)
-    for number in range(12):
-        words = (source.choice(WORDS) for _ in range(110))
-        (folder / f"{number:02d}.txt").write_text(" ".join(words))
-    return folder
+from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
 
 @pytest.fixture(autouse=True)
 def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
-class StopAt(Attempt):
-    """An attempt that is asked to stop when it has come to a step, or to a phase."""
-
-    stop_at: Callable[[str, int], bool] = staticmethod(lambda phase, step: False)
-
-    def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
-        super().progress(phase, step, bytes_written)
-        if self.stop_at(phase, step):
-            self.stop_requested = True
-
-
-def plan(text: Path, backend: str = "torch", **changes: Any) -> Plan:
-    settings = {key.replace("__", "."): value for key, value in changes.items()}
-    return replace(Plan(), {**TINY, "backend": backend, "data.source": str(text), **settings})
-
-
-def attempt(run: RunDirectory, stop_at: Callable[[str, int], bool] | None = None) -> int:
-    """Run one attempt in this process. Returns its exit code."""
-    with StopAt(run, run.new_attempt()) as started:
-        if stop_at is not None:
-            started.stop_at = stop_at  # type: ignore[method-assign]
-        return run_attempt(started)
-
-
-def told(run: RunDirectory, kind: type[Any]) -> list[Any]:
-    found = []
-    for number in run.attempt_numbers():
-        reader = EventReader(run.attempt_path(number))
-        found += [record for record in reader.read() if isinstance(record, kind)]
-    return found
-
-
-def final(run: RunDirectory) -> dict[str, Any]:
-    number = run.newest_attempt()
-    assert number is not None
-    content: dict[str, Any] = json.loads((run.attempt_path(number) / "final.json").read_text())
-    return content
-
-
-def state_hashes(run: RunDirectory) -> dict[str, str]:
-    newest = run.committed_checkpoints()[-1]
-    files = json.loads((newest / "MANIFEST.json").read_text())["files"]
-    return {name: e["sha256"] for name, e in files.items() if name.endswith(".safetensors")}
 
 
 def progress_of(run: RunDirectory) -> dict[str, Any]:

@@ -9,21 +9,9 @@ import psutil
 import pytest
 
 from memconsole.available_memory import fillable_bytes, memory_limit
+from tests.unit.cgroups import GIB, version_2, write
 
 RAM = 64 << 30
-GIB = 1 << 30
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def version_2(root: Path, group: str, limit: str, current: int, inactive: int) -> None:
-    folder = root / "sys/fs/cgroup" / group
-    write(folder / "memory.max", f"{limit}\n")
-    write(folder / "memory.current", f"{current}\n")
-    write(folder / "memory.stat", f"anon 5\nfile 9\ninactive_anon 1\ninactive_file {inactive}\n")
 
 
 def test_version_2_limits_count_droppable_file_pages_as_free(tmp_path: Path) -> None:
