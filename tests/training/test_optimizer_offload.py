@@ -86,7 +86,8 @@ def test_jax_takes_the_same_steps_through_pinned_memory(
     assert waits(engine)
     # Programs apart round otherwise, and Adam's first updates divide small gradients by themselves.
     # A weight that rounds the other way is off by 2^-8 of itself.
-    np.testing.assert_allclose(found, expected, rtol=1e-3 if changes == ROUNDED else 2e-5)
+    rtol = {"bf16-sr": 1e-3, "fp16": 2e-4}.get(changes.get("optimize.precision", ""), 2e-5)
+    np.testing.assert_allclose(found, expected, rtol=rtol)
     state = adapted.State(plain)
     assert set(adapted.State(engine).names()) == set(state.names())
     for name, array in adapted.State(engine).tensors.items():
@@ -96,6 +97,7 @@ def test_jax_takes_the_same_steps_through_pinned_memory(
     assert waits(engine)
 
 
+@pytest.mark.slow  # two programs agree to the bit only where both are fully optimized
 @pytest.mark.parametrize("optimizer", ["sgd", "lion", "adafactor"])
 def test_jax_ends_in_the_same_bits_layer_by_layer_where_no_rule_divides_by_what_is_small(
     optimizer: str, moving: None
