@@ -119,6 +119,7 @@ def test_one_map_step_is_the_largest_error() -> None:
     assert error < 0.012  # 1.1 % in the paper's data type, whatever the library
 
 
+@pytest.mark.slow  # to the bit only where XLA optimizes fully
 def test_the_same_gradients_give_the_same_codes_in_both_backends() -> None:
     """Over 12 steps, in several slices, with ragged tails, on a stack of three matrices."""
     random = np.random.default_rng(0)
