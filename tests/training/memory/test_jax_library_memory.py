@@ -39,7 +39,7 @@ from memconsole_jax.models import attention
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.initialize import InitialWeights
-from tests.training.test_jax_library_memory import MODEL, PLAN
+from tests.training.memory.test_jax_library_memory import MODEL, PLAN
 
 attention.CPU_SCORE_BYTES = int(sys.argv[1])
 made = engine.create(PLAN, None)

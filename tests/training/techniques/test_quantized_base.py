@@ -38,7 +38,7 @@ from tests.training.harness.adapted import (
 
 torch.set_num_threads(1)
 VECTORS = json.loads(
-    Path(__file__).parents[1].joinpath("data/base_storage_vectors.json").read_text()
+    Path(__file__).parents[2].joinpath("data/base_storage_vectors.json").read_text()
 )
 STORAGES = ("int8", "nf4")
 ERROR = {"int8": 0.007, "nf4": 0.1}

@@ -20,7 +20,7 @@ from memconsole.runs.read.receipt import Receipt
 from memconsole.runs.record.directory import RunDirectory, find_run, runs_root
 from memconsole.tui.run.predictions import kept_estimate
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 RUN = DATA / "golden_run"
 """A finished run of 14 steps, without its checkpoints."""
 PLAN_KEYS = {

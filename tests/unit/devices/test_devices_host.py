@@ -12,7 +12,7 @@ from memconsole.devices.host import Host, host_facts, processor_name
 from memconsole.devices.reading import Missing
 from memconsole.devices.tpu import read_tpu
 from memconsole.devices.visible import visible_order
-from tests.unit.cgroups import GIB, version_2, write
+from tests.unit.devices.cgroups import GIB, version_2, write
 
 
 def test_the_reading_is_this_machine_within_its_limit(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.weights.initialize import InitialWeights
 
 torch.set_num_threads(1)
-VECTORS = json.loads((Path(__file__).parents[1] / "data" / "blockwise_vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[2] / "data" / "blockwise_vectors.json").read_text())
 CASES = [pytest.param(c, id=c["name"]) for c in VECTORS["cases"]]
 MODEL = Architecture(
     family="llama",

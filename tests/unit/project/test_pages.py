@@ -10,7 +10,7 @@ import pytest
 from memconsole.cli.main import COMMANDS
 from memconsole.plan.plan import SETTINGS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]  # fmt: skip
 FILE = re.compile(r"`((?:memconsole|backends|tests|screenshots|docs)/[\w./-]+)`")

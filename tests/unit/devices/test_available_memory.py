@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from memconsole.available_memory import fillable_bytes, memory_limit
-from tests.unit.cgroups import GIB, version_2, write
+from tests.unit.devices.cgroups import GIB, version_2, write
 
 RAM = 64 << 30
 

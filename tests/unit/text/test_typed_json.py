@@ -10,7 +10,7 @@ import pytest
 
 from memconsole import typed_json
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STRESS = """
 import sys, threading
 import msgspec

@@ -10,7 +10,7 @@ import pytest
 from memconsole.devices.amd import read_amd, shared_memory_bytes
 from memconsole.devices.reading import Missing
 
-TREE = Path(__file__).parent.parent / "data" / "amdgpu"
+TREE = Path(__file__).parents[2] / "data" / "amdgpu"
 
 
 @pytest.fixture
