@@ -1,9 +1,9 @@
-# install · run · test · soak · bench · accuracy · screenshots
+# install · run · check · test · soak · bench · accuracy · screenshots
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install run test soak bench accuracy screenshots clean
+.PHONY: install run lint check test soak bench accuracy screenshots clean
 
 install: .venv/.installed
 
@@ -21,18 +21,28 @@ install: .venv/.installed
 run: install
 	$(BIN)/memconsole
 
-test: .venv/.installed-dev
+lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --durations 25
 
+GATE := $(BIN)/python -m pytest -m "not slow and not machine" --numprocesses auto --dist worksteal
+
+check: lint
+	$(GATE) --durations 10 tests/unit tests/tui
+
+test: lint
+	$(GATE) --durations 25
+
+# XLA_FLAGS without a value: programs are optimized as those of a run are, not compiled quickly.
 soak: .venv/.installed-dev
-	$(BIN)/python -m pytest -m slow --timeout 1800
-	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest tests/unit
+	XLA_FLAGS= $(BIN)/python -m pytest -m "slow and not machine" --timeout 1800
+	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not machine" --timeout 1800 tests/training
+	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -m "not slow and not machine" tests/unit
 
 accuracy: .venv/.installed-dev
+	XLA_FLAGS= $(BIN)/python -m pytest -m machine --timeout 1800
 	$(BIN)/python tests/accuracy/accuracy.py
 
 bench: .venv/.installed-dev

@@ -1,18 +1,25 @@
-"""For every test: a state folder of its own, one thread (fastest for tiny models), plain signals."""
+"""For every test: folders of the session's own for state and caches, one thread, plain signals."""
 
+import gc
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from later import LATER
+from later import LATER, MACHINE
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The same examples each time; `make soak` looks for new ones.
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.register_profile("searching", deadline=None)
+# XLA makes the same buffers and the same arithmetic in an eighth of the time; `make soak` runs the
+# tests of the trainers on programs that are optimized as those of a run are.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false",
+)
+# A few examples, the same each time; `make soak` looks for new ones.
+settings.register_profile("fixed", max_examples=30, derandomize=True, deadline=None)
+settings.register_profile("searching", max_examples=150, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 for name in ("NO_COLOR", "SSH_CONNECTION"):
     os.environ.pop(name, None)
@@ -21,26 +28,50 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def own_state_folder() -> Iterator[None]:
-    """No test sees, or adds to, the runs of the person who starts it."""
-    before = os.environ.get("XDG_STATE_HOME")
-    with tempfile.TemporaryDirectory(prefix="memconsole-tests-") as folder:
-        os.environ["XDG_STATE_HOME"] = folder
-        yield
-    if before is None:
-        os.environ.pop("XDG_STATE_HOME")
-    else:
-        os.environ["XDG_STATE_HOME"] = before
+OWN_FOLDERS = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session folders of its own, which its workers share.
+
+    No test sees, or adds to, the runs and the caches of the person who starts it. XLA's programs are
+    all kept, so that a session compiles each of them once.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    config.stash[OWN_FOLDERS] = tempfile.TemporaryDirectory(
+        prefix="memconsole-tests-", ignore_cleanup_errors=True
+    )
+    folder = config.stash[OWN_FOLDERS].name
+    os.environ |= {
+        "XDG_STATE_HOME": f"{folder}/state",
+        "XDG_CACHE_HOME": f"{folder}/cache",
+        "JAX_COMPILATION_CACHE_DIR": f"{folder}/xla",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if OWN_FOLDERS in config.stash:
+        config.stash[OWN_FOLDERS].cleanup()
+
+
+def pytest_collection_finish() -> None:
+    """Spare each later collection of garbage the objects of everything that is imported."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is left to `make soak`."""
+    """Mark what is left to `make soak` and to `make accuracy`."""
     files = {item.path.name for item in items}
     whole = not any("::" in argument for argument in config.args)
-    for start in LATER:
+    marks = [(start, pytest.mark.slow) for start in LATER]
+    marks += [(start, pytest.mark.machine) for start in MACHINE]
+    for start, mark in marks:
         found = [item for item in items if item.nodeid.removeprefix("tests/").startswith(start)]
         if whole and not found and start.partition("::")[0].rpartition("/")[2] in files:
             raise pytest.UsageError(f"tests/later.py names no test: {start}")
         for item in found:
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(mark)

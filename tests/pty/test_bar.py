@@ -56,4 +56,10 @@ def test_the_first_screen_is_small_and_a_repaint_brings_it_again(
         assert len(terminal.raw) - before > 3000
         rows = [text.replace("=", "~").splitlines()[2:5] for text in (terminal.text, seen)]
         assert rows[0] == rows[1]  # a number may have become exact meanwhile
+
+
+def test_the_first_screen_holds_less_than_90_mib(environment: dict[str, str]) -> None:
+    with bar.opened(environment) as terminal:
+        terminal.wait_for("fits, .* free")
+        terminal.rest(1.0, 10)
         assert psutil.Process(terminal.process.pid).memory_info().rss < 90 << 20

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ import psutil
 import pytest
 from terminal import Terminal
 
-COMMAND = [sys.executable, "-m", "memconsole"]
+from tests.shell import COMMAND, memconsole
+
 ALLOWED_BYTES = 60 * 2**20
 PLAN = {
     "model.target_params": 1_000_000, "data.vocab_size": 1024, "data.sequence_length": 64,
@@ -34,14 +33,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         "LC_ALL": "C.UTF-8",
     }
     yield env
-    memconsole(env, "stop", "latest", "--kill", "--yes")
-
-
-def memconsole(env: dict[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [*COMMAND, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    return done.stdout
+    memconsole(env, "stop", "latest", "--kill", "--yes", code=None)
 
 
 def runs(env: dict[str, str]) -> list[dict[str, Any]]:

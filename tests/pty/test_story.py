@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,8 @@ from pathlib import Path
 import pytest
 from terminal import Terminal
 
-COMMAND = [sys.executable, "-m", "memconsole"]
+from tests.shell import COMMAND, memconsole, wait_for_step
+
 SMALL = [
     "--set", "model.target_params=500000", "--set", "data.vocab_size=1024",
     "--set", "data.sequence_length=32", "--set", "train.batch_size=4",
@@ -36,7 +35,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         "LC_ALL": "C.UTF-8",
     }
     yield env
-    memconsole(env, "stop", "latest", "--kill", "--yes")
+    memconsole(env, "stop", "latest", "--kill", "--yes", code=None)
 
 
 @pytest.fixture
@@ -52,24 +51,8 @@ def opened(environment: dict[str, str]) -> Iterator[Open]:
         terminal.close()
 
 
-def memconsole(env: dict[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [*COMMAND, *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    return done.stdout
-
-
 def newest(env: dict[str, str]) -> dict:
     return json.loads(memconsole(env, "runs", "--json"))[0]
-
-
-def wait_for_progress(env: dict[str, str], beyond: int) -> dict:
-    end = time.monotonic() + SLOW
-    while (run := newest(env))["step"] <= beyond:
-        assert run["state"] in ("starting", "running"), run
-        assert time.monotonic() < end, run
-        time.sleep(0.3)
-    return run
 
 
 def pick(terminal: Terminal, key: str, kind: str, word: str, expected: str) -> None:
@@ -128,7 +111,7 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
 
     seen = newest(environment)
     assert seen["state"] == "running"
-    wait_for_progress(environment, seen["step"])
+    wait_for_step(environment, seen["id"], seen["step"] + 1)
 
     again = opened()
     again.wait_for(seen["id"])
@@ -173,7 +156,7 @@ def test_a_dropped_link_leaves_the_run_training(opened: Open, environment: dict[
     console.exit_code()
     seen = newest(environment)
     assert seen["state"] == "running"
-    wait_for_progress(environment, seen["step"])
+    wait_for_step(environment, seen["id"], seen["step"] + 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

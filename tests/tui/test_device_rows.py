@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import GIB, Console, cpu_reading, finished, readings, screen_text, settle
 
 from memconsole.devices.reading import Devices, Missing
 from memconsole.plan.plan import Plan
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.ink import plain, width_of
 from memconsole.tui.draw.readings import device_lines
+from tests.tui.harness import GIB, Console, cpu_reading, finished, readings, screen_text, settle
 
 
 def text(devices: Devices, width: int, height: int) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conftest import GIB, Console, screen_lines, screen_text, settle
-
 from memconsole.devices.budget import budget
 from memconsole.memory.answers.solve import fit, smallest_device_fitted
 from memconsole.memory.estimate import table_of
@@ -13,6 +11,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan
 from memconsole.tui.screens.pick import choices_for
+from tests.tui.harness import GIB, Console, screen_lines, screen_text, settle
 
 Make = Callable[..., Console]
 LARGE = plans.apply_settings(

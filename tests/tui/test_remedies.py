@@ -16,7 +16,7 @@ from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp
 from memconsole.tui.screens.pick import PickScreen
-from tests.tui.conftest import snapshot
+from tests.tui.harness import snapshot
 
 OUT = Verdict(
     reason="out_of_memory", evidence="torch: tried to allocate 2 GiB", resumable=True, exit_code=1

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Console, screen_lines, screen_text, settle, snapshot
 
 from memconsole.memory.table import Tier
 from memconsole.memory.tracers.exact_book import ExactBook
@@ -21,6 +20,7 @@ from memconsole.runs.record import events
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.exact import REST_SECONDS
 from memconsole.tui.plan.memory_table import MemoryTableView
+from tests.tui.harness import Console, screen_lines, screen_text, settle, snapshot
 
 Make = Callable[..., Console]
 CARD = plans.apply_settings(Plan(), ["model.name=gpt2", "device.name=rtx-4090"])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from conftest import Console, settle, snapshot
 from textual.geometry import Region
 
 from memconsole.memory.table import Estimate
@@ -17,6 +16,7 @@ from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.run.gauge import MemoryGauges, memory_lines
 from memconsole.tui.views.run_view import RunView
+from tests.tui.harness import Console, settle, snapshot
 
 MIB = 2**20
 

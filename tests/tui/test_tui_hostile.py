@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Console, cpu_reading, readings, settle, snapshot
 from rich.color import ColorSystem
 from textual._compositor import LayoutUpdate
 from textual.geometry import Region
@@ -27,6 +26,7 @@ from memconsole.tui.runs.screen import RunsListed, RunsScreen
 from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.screens.prompt import PromptScreen
+from tests.tui.harness import Console, cpu_reading, readings, settle, snapshot
 
 Make = Callable[..., Console]
 PARTS = (

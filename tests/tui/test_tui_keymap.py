@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import Console, screen_text, settle, snapshot
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.keys import _character_to_key
@@ -33,6 +32,7 @@ from memconsole.tui.screens.help import HelpScreen
 from memconsole.tui.screens.pick import PickScreen
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.views.run_view import RunView
+from tests.tui.harness import Console, screen_text, settle, snapshot
 
 Make = Callable[..., Console]
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Console, screen_text, settle
 
 from memconsole.devices.budget import budget
 from memconsole.memory.answers import lengths as remembered
@@ -19,6 +18,7 @@ from memconsole.tui.draw.ink import width_of
 from memconsole.tui.plan.document_lengths import brief, whole
 from memconsole.tui.views.plan_view import RowLengths
 from memconsole.units import format_bytes
+from tests.tui.harness import Console, screen_text, settle
 
 Make = Callable[..., Console]
 DOWN = OPTIMIZATIONS.index(BY_KEY["data.sequence_length"])

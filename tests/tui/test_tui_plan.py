@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Console, paste, readings, screen_text, settle
 
 from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import OPTIMIZATIONS, press
@@ -18,6 +17,7 @@ from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
 from memconsole.tui.screens.prompt import PromptScreen
 from memconsole.tui.views.plan_view import PlanView
+from tests.tui.harness import Console, paste, readings, screen_text, settle
 
 Make = Callable[..., Console]
 BIG = plans.apply_settings(
@@ -336,7 +336,7 @@ async def test_any_action_is_found_by_its_name(make_console: Make) -> None:
 
 
 async def test_free_memory_that_moves_moves_the_verdict(make_console: Make) -> None:
-    from conftest import GIB
+    from tests.tui.harness import GIB
 
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Console, finished, screen_lines, screen_text, settle, snapshot
 
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
@@ -25,6 +24,7 @@ from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.views.run_view import RunView
+from tests.tui.harness import Console, finished, screen_lines, screen_text, settle, snapshot
 
 Make = Callable[..., Console]
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from conftest import Console, finished, screen_text, settle, snapshot
-
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
@@ -20,6 +18,7 @@ from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.side_by_side import ComparePlansScreen
 from memconsole.tui.runs.compare import CompareRunsScreen
 from memconsole.tui.runs.screen import RunsScreen
+from tests.tui.harness import Console, finished, screen_text, settle, snapshot
 
 Make = Callable[..., Console]
 

@@ -9,16 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import (
-    Console,
-    cpu_reading,
-    finished,
-    readings,
-    screen_lines,
-    screen_text,
-    settle,
-    snapshot,
-)
 
 from memconsole.devices.reading import Devices, Missing, Process
 from memconsole.plan import plan as plans
@@ -30,6 +20,16 @@ from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.screens.prompt import PromptScreen
+from tests.tui.harness import (
+    Console,
+    cpu_reading,
+    finished,
+    readings,
+    screen_lines,
+    screen_text,
+    settle,
+    snapshot,
+)
 
 Make = Callable[..., Console]
 SIZES = [(80, 24), (160, 48)]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Console, cpu_reading, finished, readings, screen_lines, settle, snapshot
 
 from memconsole.devices.reading import Devices, Missing
 from memconsole.memory.formula import PHASES
@@ -35,6 +34,15 @@ from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.plan.pricing import Priced
 from memconsole.tui.runs import screen as runs_screen
+from tests.tui.harness import (
+    Console,
+    cpu_reading,
+    finished,
+    readings,
+    screen_lines,
+    settle,
+    snapshot,
+)
 
 FOLDER = Path(__file__).parent / "snapshots"
 SIZES = ((80, 24), (120, 40))

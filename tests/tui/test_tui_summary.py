@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from conftest import finished, readings, snapshot
 
 from memconsole.memory.table import Tier
 from memconsole.plan.plan import Plan
@@ -14,6 +13,7 @@ from memconsole.runs.record.states import Verdict
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.run.summary import summary_rows
 from memconsole.tui.views.run_view import RunView
+from tests.tui.harness import finished, readings, snapshot
 
 MIB = 2**20
 

@@ -42,7 +42,7 @@ class Reductions(msgspec.Struct, frozen=True):
 
 
 REDUCTIONS = {True: Reductions(768, 3.5), False: Reductions(1024, 1.0)}
-"""With vectors of 512 bits and without, as measured (tests/training/test_jax_library_memory.py)."""
+"""With vectors of 512 bits and without, as measured (tests/training/memory/test_jax_library_memory.py)."""
 SPLIT_BYTES = 64 * 2**20
 """Most that is counted for them; more was not measured."""
 

@@ -5,7 +5,7 @@ where a product or attention makes or reads it, or where the backward pass start
 makes again what is cheap: PyTorch, torch/_functorch/partitioners.py); a buffer nobody reads any more is written
 again (torch/_inductor/codegen/wrapper.py). Gradients of weights are results of the graph, so that none goes before
 the block's backward pass is over. Widths as in `torch_operations`. Held to what the profiler counts of compiled blocks by
-tests/training/test_compiled_memory.py.
+tests/training/memory/test_compiled_memory.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+"""Fixtures of the tests of the trainers."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.shell import memconsole
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dozen small documents: 10 steps an epoch, the last one ragged."""
+    folder = tmp_path_factory.mktemp("text")
+    source = random.Random(1)
+    for number in range(12):
+        words = (source.choice(WORDS) for _ in range(110))
+        (folder / f"{number:02d}.txt").write_text(" ".join(words))
+    return folder
+
+
+@pytest.fixture
+def moving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State really moves, between two parts of the same memory."""
+    import torch
+
+    from memconsole_jax import offload as jax_offload
+    from memconsole_torch.techniques import offload as torch_offload
+
+    monkeypatch.setattr(torch_offload, "same_memory", lambda device: False)
+    monkeypatch.setattr(jax_offload, "same_memory", lambda kind: False)
+    pinless = lambda self, tensor: torch.empty_like(tensor).copy_(tensor)  # noqa: E731
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch_offload.HostState, "_on_host", pinless)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Of commands whose runs are the test's own; the last of them ends with it."""
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    yield env
+    memconsole(env, "stop", "latest", "--kill", "--yes", code=None)

@@ -1,0 +1,283 @@
+"""The JAX engine: one compiled step that updates in place, counts tokens right and resumes exactly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole_jax import comparison, devices, engine
+from memconsole_jax.engine import JaxEngine
+from memconsole_jax.stacking import stacks
+from memconsole_jax.tasks import sampling
+from memconsole_trainer.data.batches import language_batch
+from memconsole_trainer.engine import Batch, Engine
+from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
+
+LENGTH, ROWS, STEPS = 12, 2, 20
+
+
+def plan_with(**settings: Any) -> Plan:
+    return replace(
+        Plan(),
+        {
+            "backend": "jax",
+            "device.name": "cpu",
+            "data.sequence_length": LENGTH,
+            "train.batch_size": ROWS,
+            "train.warmup_steps": 2,
+            "train.sample_tokens": 0,
+            "train.learning_rate": 1e-2,
+            **{key.replace("__", "."): value for key, value in settings.items()},
+        },
+    )
+
+
+ARCHITECTURE: Architecture = msgspec.structs.replace(
+    tiny_models.ARCHITECTURES["llama"], layers=2, auxiliary_rows=5
+)
+
+
+def built(plan: Plan, architecture: Architecture = ARCHITECTURE) -> JaxEngine:
+    new = engine.create(plan, None)
+    new.build(plan, architecture, STEPS, InitialWeights(architecture, 0))
+    return new
+
+
+@pytest.fixture(scope="module")
+def accumulating() -> JaxEngine:
+    """An engine of four micro-batches a step."""
+    return built(plan_with(optimize__accumulation_steps=4))
+
+
+class Checkpoint:
+    """A `StateSource` in memory."""
+
+    def __init__(self, source: Engine) -> None:
+        self.tensors = dict(source.state())
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def tensor(self, name: str) -> Any:
+        return self.tensors[name]
+
+
+def batch(step: int, micro_batches: int = 4) -> Batch:
+    return tiny_models.batch(micro_batches, ROWS, LENGTH, seed=step, masked=0.3)
+
+
+def test_accumulating_four_micro_batches_equals_one_large_batch(accumulating: JaxEngine) -> None:
+    start = Checkpoint(accumulating)
+    large = built(plan_with(train__batch_size=4 * ROWS))
+    four = batch(0)
+    # A ragged window: one micro-batch almost wholly masked.
+    four["targets"][2, :, 1:] = -100
+    whole = language_batch(
+        *(x.reshape(1, 4 * ROWS, LENGTH) for x in (four["inputs"], four["targets"]))
+    )
+    for _ in range(3):
+        accumulating.train_step(four)
+        large.train_step(whole)
+    few, many = accumulating.take_metrics(), large.take_metrics()
+    for one, other in zip(few, many, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-6)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-5)
+    found, expected = Checkpoint(accumulating).tensors, Checkpoint(large).tensors
+    for name in found:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-4, err_msg=name)
+    accumulating.load_state(start)
+
+
+def test_resuming_continues_bit_for_bit_and_reports_every_step(accumulating: JaxEngine) -> None:
+    accumulating.train_step(batch(100))
+    accumulating.take_metrics()
+    middle = Checkpoint(accumulating)
+    first = int(middle.tensor("optimizer.step"))
+    for step in range(3):
+        accumulating.train_step(batch(step))
+    expected = accumulating.take_metrics()
+    end = Checkpoint(accumulating).tensors
+    plan = plan_with(optimize__accumulation_steps=4)
+    assert [m.step for m in expected] == [first + 1, first + 2, first + 3]
+    assert [m.learning_rate for m in expected] == [
+        learning_rate(first + i, plan, STEPS) for i in range(3)
+    ]
+    accumulating.load_state(middle)
+    for step in range(3):
+        accumulating.train_step(batch(step))
+    assert accumulating.take_metrics() == expected
+    assert accumulating.take_metrics() == []
+    again = Checkpoint(accumulating).tensors
+    assert list(again) == list(end)
+    for name, tensor in end.items():
+        np.testing.assert_array_equal(again[name], tensor, err_msg=name)
+
+
+def test_a_checkpoint_is_not_changed_by_later_steps(accumulating: JaxEngine) -> None:
+    tensors = Checkpoint(accumulating).tensors
+    copies = {name: tensor.copy() for name, tensor in tensors.items()}
+    accumulating.train_step(batch(0))
+    accumulating.synchronize()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(tensor, copies[name], err_msg=name)
+
+
+def test_the_step_updates_weights_and_optimizer_state_in_place(accumulating: JaxEngine) -> None:
+    Checkpoint(accumulating)  # reading the state out must not keep its memory from being reused
+    before = jax.tree.leaves(accumulating._trained)
+    pointers = {x.unsafe_buffer_pointer() for x in before if x.size > 1}
+    accumulating.train_step(batch(0))
+    accumulating.synchronize()
+    assert all(x.is_deleted() for x in before)
+    after = jax.tree.leaves(accumulating._trained)
+    assert {x.unsafe_buffer_pointer() for x in after if x.size > 1} == pointers
+    memory = accumulating.compiled_memory()
+    assert memory is not None
+    state = sum(x.nbytes for x in after)
+    assert state <= memory["alias_bytes"] <= state + 4096
+
+
+def test_every_step_runs_the_one_compiled_program(accumulating: JaxEngine) -> None:
+    accumulating.train_step(batch(0))
+    accumulating.evaluate([batch(0)])
+    compiled = []
+
+    def count(event: str, *_: Any, **__: Any) -> None:
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        for step in range(3):
+            accumulating.train_step(batch(step))
+        ragged = batch(4, micro_batches=3)
+        accumulating.train_step(language_batch(ragged["inputs"][:, :1], ragged["targets"][:, :1]))
+        accumulating.evaluate(
+            [batch(0), language_batch(ragged["inputs"][:, :1], ragged["targets"][:, :1])]
+        )
+        accumulating.take_metrics()
+        assert not compiled
+        jax.jit(lambda x: x * 3 + 1)(np.arange(5))
+        assert compiled  # the listener does hear compilations
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+
+
+def test_evaluation_sums_over_unmasked_targets_whatever_the_shape(accumulating: JaxEngine) -> None:
+    parts = [batch(7), batch(8, micro_batches=1)]
+    short = batch(9, micro_batches=1)
+    parts.append(language_batch(short["inputs"][:, :1], short["targets"][:, :1]))
+    found = accumulating.evaluate(parts)
+    source = Checkpoint(accumulating).tensors
+
+    class Weights:
+        def tensor(self, name: str) -> Any:
+            return source[f"model.{name}"]
+
+    nats, tokens = 0.0, 0
+    for part in parts:
+        rows, targets = (x.reshape(-1, LENGTH) for x in (part["inputs"], part["targets"]))
+        logits = comparison.logits(ARCHITECTURE, Weights(), rows).astype(np.float64)
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        kept = targets >= 0
+        nats -= np.take_along_axis(logs, targets.clip(0)[..., None], -1)[..., 0][kept].sum()
+        tokens += int(kept.sum())
+    assert found.weight == tokens
+    assert found.loss == pytest.approx(nats, rel=1e-6)
+
+
+def test_what_no_loss_reaches_is_kept_and_saved_but_never_trained(accumulating: JaxEngine) -> None:
+    start = InitialWeights(ARCHITECTURE, 0).tensor("auxiliary.weight")
+    accumulating.train_step(batch(0))
+    tensors = Checkpoint(accumulating).tensors
+    np.testing.assert_array_equal(tensors["model.auxiliary.weight"], start)
+    assert not [n for n in tensors if n.startswith("optimizer.") and "auxiliary" in n]
+    assert accumulating.parameters - accumulating.trainable_parameters == start.size
+
+
+def test_greedy_sampling_takes_the_likeliest_token_of_the_whole_forward_pass(
+    accumulating: JaxEngine,
+) -> None:
+    prompt = [5, 17, 60]
+    found = accumulating.generate(prompt, 9, temperature=0.0, top_k=0, seed=1)
+    source = Checkpoint(accumulating).tensors
+
+    class Weights:
+        def tensor(self, name: str) -> Any:
+            return source[f"model.{name}"]
+
+    row = np.array([prompt + found], np.int32)
+    logits = comparison.logits(ARCHITECTURE, Weights(), row)[0]
+    assert found == [int(i) for i in logits[len(prompt) - 1 : -1].argmax(-1)]
+
+
+def test_sampling_repeats_with_its_seed_and_stays_within_top_k(accumulating: JaxEngine) -> None:
+    def sample(seed: int, top_k: int) -> list[int]:
+        return accumulating.generate([1, 2], 12, temperature=1.5, top_k=top_k, seed=seed)
+
+    assert sample(3, 0) == sample(3, 0) != sample(4, 0)
+    greedy = accumulating.generate([1, 2], 12, temperature=0.0, top_k=0, seed=0)
+    assert sample(3, 1) == greedy
+    assert len(sample(3, 50)) == 12
+
+
+def test_local_layers_and_learned_positions_sample_as_they_train() -> None:
+    for kind in ("gemma3", "gpt2"):
+        architecture = tiny_models.ARCHITECTURES[kind]
+        weights = InitialWeights(architecture, 1)
+        stacked = {
+            n: jax.numpy.asarray(s.gather(weights.tensor)) for n, s in stacks(architecture).items()
+        }
+        prompt = tiny_models.tokens(1, 9)[0]
+        row = np.zeros(32, np.int32)
+        row[:9] = prompt
+        sample = jax.jit(sampling.sample, static_argnums=0)
+        found = np.asarray(sample(architecture, stacked, row, 9, 16, 0.0, 0, np.uint32(0)))[:16]
+        logits = comparison.logits(architecture, weights, found[None])[0]
+        assert list(found[:9]) == list(prompt)
+        assert list(found[9:]) == list(logits[8:-1].argmax(-1))
+
+
+def test_old_compilations_make_room_for_new_ones(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "oldest")):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    devices._forget_oldest(tmp_path, 250)
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["new", "old"]
+
+
+@pytest.mark.parametrize("name", ["cuda:0", "tpu", "mps", "rtx-3060-12gb"])
+def test_a_device_this_machine_lacks_is_refused_by_name(name: str) -> None:
+    if name == "cuda:0" and any(d.platform == "gpu" for d in jax.devices()):
+        pytest.skip("there is a GPU")
+    with pytest.raises(PlanError, match=name) as error:
+        devices.find(plan_with(device__name=name))
+    assert error.value.key == "device.name"
+    assert "\n" not in str(error.value)
+
+
+def test_platform_lines_say_what_is_on() -> None:
+    plan = plan_with(
+        optimize__precision="bf16",
+        optimize__gradient_checkpointing="full",
+        optimize__accumulation_steps=8,
+    )
+    lines = "\n".join(engine.create(plan, None).platform_lines())
+    for words in (
+        "Detected platform: CPU",
+        "Mixed precision (bfloat16)",
+        "(remat) enabled - keeps block inputs only",
+        "8 steps",
+    ):
+        assert words in lines
+    assert "remat" not in "\n".join(engine.create(plan_with(), None).platform_lines())

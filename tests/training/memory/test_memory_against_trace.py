@@ -1,0 +1,176 @@
+"""The formulas against what the engines really keep: a trace of torch's step, and XLA's plan of JAX's."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from memconsole.memory.activations import jax_step
+from memconsole.memory.activations.torch_block import block_program
+from memconsole.memory.activations.torch_operations import Kernels
+from memconsole.memory.state.step_sizes import step_of
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+
+torch = pytest.importorskip("torch")
+
+from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.techniques import checkpointing, precision
+from memconsole_torch.tracing.trace_liveness import Liveness
+from tests.accuracy.random_plans import draw as draw_small
+from tests.accuracy.torch_formula import TRAINING, estimated, traced
+from tests.accuracy.wide_plans import Case, describe, draw
+
+LATER = pytest.mark.slow
+"""More of the same, by `make soak`."""
+SEEDS = range(2000, 2400)
+SLOWEST = 3
+"""Layers of the deepest model traced here: a trace takes most of a second per layer."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def sample(count: int, **wanted: Any) -> list[Case]:
+    """The first `count` shallow cases of the grid whose optimize settings, or kind, are `wanted`."""
+    found = []
+    for seed in SEEDS:
+        case = draw(seed)
+        o = case.plan.optimize
+        kind = wanted.get("kind", case.kind)
+        rest = {key: value for key, value in wanted.items() if key != "kind"}
+        if case.kind != kind or any(getattr(o, key) != value for key, value in rest.items()):
+            continue
+        if case.architecture.layers <= SLOWEST:
+            found.append(case)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"the grid has too few of {wanted}")
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=LATER)])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"gradient_checkpointing": "none", "precision": "bf16", "kind": "gpu"},
+        {"gradient_checkpointing": "selective", "precision": "fp32", "kind": "cpu"},
+        {"gradient_checkpointing": "full", "precision": "bf16", "kind": "cpu"},
+        {"gradient_checkpointing": "none", "precision": "fp32", "kind": "gpu"},
+        {"freeze_base": True, "kind": "gpu"},
+        {"fused_loss": True, "optimizer": "adamw-8bit"},
+        {"accumulation_steps": 5, "fused_loss": False},
+    ],
+    ids=str,
+)
+def test_every_phase_of_the_formula_is_what_a_trace_of_the_engine_shows(
+    wanted: dict[str, Any], count: int
+) -> None:
+    for case in sample(count, **wanted):
+        expected, found = estimated(case), traced(case)
+        for phase in TRAINING:
+            assert expected[phase] == pytest.approx(found[phase], rel=0.03), (phase, describe(case))
+        peak, truth = (max(peaks[phase] for phase in TRAINING) for peaks in (expected, found))
+        assert peak == pytest.approx(truth, rel=0.01), describe(case)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=LATER)])
+def test_what_comes_between_steps_is_priced_as_it_is_traced(count: int) -> None:
+    for case in sample(count, precision="bf16"):
+        expected, found = estimated(case), traced(case)
+        for phase in ("evaluation", "checkpoint"):
+            assert expected[phase] == pytest.approx(found[phase], rel=0.03), phase
+
+
+MODES = itertools.product(("fp32", "bf16"), ("none", "selective", "attention", "full"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "width", "seed"),
+    [
+        pytest.param(mode, width, seed, marks=() if seed == n % 5 else LATER)
+        for n, (width, mode) in enumerate(MODES)
+        for seed in range(5)
+    ],
+)
+def test_a_torch_block_keeps_exactly_the_tensors_the_formula_lists(
+    mode: str, width: str, seed: int
+) -> None:
+    """The difference of two depths is what one block keeps; no run of the optimizer is involved."""
+    architecture, _ = draw_small(random.Random(seed), "torch")
+    architecture = msgspec.structs.replace(architecture, sliding_window=None, global_every=1)
+    rows, length = 2, 32
+    live = []
+    for layers in (1, 3):
+        decoder = Decoder(msgspec.structs.replace(architecture, layers=layers))
+        for weight in decoder.parameters():
+            torch.nn.init.normal_(weight, std=0.02)
+        checkpointing.apply(decoder, mode)  # type: ignore[arg-type]
+        tracker = Liveness()
+        tokens = torch.zeros(rows, length, dtype=torch.long)
+        context = precision.forward_context(torch.device("cpu"), width)  # type: ignore[arg-type]
+        with context, tracker:
+            hidden = decoder(tokens)
+            weights = sum(p.numel() * 4 for p in decoder.parameters())
+            live.append(tracker.live - weights)
+            del hidden
+    counted = (live[1] - live[0]) / 2
+    compute = 2 if width == "bf16" else 4
+    block = block_program(architecture, Kernels(compute=compute, kind="cpu", checkpointing=mode))
+    tokens_total = rows * length
+    expected = block.kept.activations.bytes(tokens_total, tokens_total * length)
+    expected += block.kept.copies + block.cast
+    unit_offset = 4 * architecture.hidden_size * 4 if architecture.norm_unit_offset else 0
+    assert abs(counted - expected) <= unit_offset + 8 * architecture.head_size
+
+
+@pytest.mark.parametrize("seed", [3, pytest.param(8, marks=LATER)])
+def test_the_formula_is_near_what_xla_plans_for_the_jax_step(seed: int) -> None:
+    pytest.importorskip("jax")
+    from memconsole_jax.tracing import trace, trace_targets
+
+    architecture, plan = draw_small(random.Random(seed), "jax")
+    step = step_of(plan, architecture, "cpu")
+    planned = trace.planned_step(plan, architecture, trace_targets.target("", "cpu"))
+    estimate = max(m.total for m in jax_step.moments(step) if m.phase in TRAINING)
+    assert estimate == pytest.approx(planned.needed, rel=0.25)
+    arguments = step.weights + step.state.resident + step.data
+    assert arguments == pytest.approx(planned.arguments, rel=0.01)
+
+
+def with_settings(changes: dict[str, Any]) -> Case:
+    """A small Llama with `changes` to the default plan."""
+    architecture = Architecture(
+        family="llama", vocab_size=2000, hidden_size=96, layers=2, heads=4, kv_heads=2, head_size=24,
+        intermediate_size=264, max_positions=512, tied_embeddings=False,
+    )  # fmt: skip
+    sizes = {"data.sequence_length": 40, "train.batch_size": 3}
+    return Case(architecture, replace(Plan(), sizes | changes), "cpu")
+
+
+def test_accumulating_in_torch_adds_the_gradient_that_the_trace_shows() -> None:
+    once = with_settings({"optimize.accumulation_steps": 1})
+    more = with_settings({"optimize.accumulation_steps": 3})
+    shown = traced(more)["loss"] - traced(once)["loss"]
+    added = estimated(more)["loss"] - estimated(once)["loss"]
+    assert added == pytest.approx(shown, rel=0.01)
+    assert added >= step_of(more.plan, more.architecture, "cpu").gradients
+
+
+def test_chunks_of_the_loss_do_not_pile_up() -> None:
+    """Chunk after chunk needs no more than the first, but for what the rows themselves take."""
+    one, many = (
+        with_settings(
+            {"optimize.fused_loss": True, "data.sequence_length": 512, "train.batch_size": n}
+        )
+        for n in (2, 8)
+    )
+    logits = 4 * 1024 * one.architecture.vocab_size
+    per_row = (traced(many)["forward"] - traced(one)["forward"]) / 6
+    grown = traced(many)["loss"] - traced(one)["loss"]
+    assert grown < 6 * per_row + logits / 2

@@ -1,0 +1,168 @@
+"""`memconsole fit`: what it prints, what it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memconsole.cli import fit as fit_command
+from memconsole.cli.main import cli
+from memconsole.memory.answers.solve import fit
+from memconsole.plan.budget import Budget
+from memconsole.plan.plan import Plan, loads, replace
+
+LARGE = ("--set", "model.name=llama-3.2-1b", "--set", "device.name=rtx-4090", "--set",
+         "data.sequence_length=2048", "--set", "train.batch_size=8")  # fmt: skip
+TIGHT = (*LARGE, "--budget", "18GiB", "--keep", "optimizer_offload")
+HOPELESS = ("--set", "model.name=llama-3.1-8b", "--set", "device.name=rtx-3060-12gb", "--keep",
+            "lora_rank")  # fmt: skip
+
+FEW = tuple(
+    word
+    for key in ("lora_rank", "optimizer", "precision", "activation_offload")
+    for word in ("--keep", key)
+)
+"""Settings that stay: of what is left free, a fit is found in a moment."""
+
+
+@cache
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def answer(*arguments: str) -> dict[str, Any]:
+    result = run("fit", *arguments, "--json")
+    assert result.exit_code in (0, 3), result.output
+    found = json.loads(result.stdout)
+    assert (result.exit_code == 0) == found["fits"]
+    assert isinstance(found, dict)
+    return found
+
+
+def priced(found: dict[str, Any], tmp_path: Path, *settings: str) -> dict[str, Any]:
+    """What `memconsole plan` says of the fitted plan, with settings changed."""
+    import tomli_w
+
+    file = tmp_path / "plan.toml"
+    file.write_text(tomli_w.dumps(found["plan"]))
+    result = run("plan", "--plan", str(file), *settings, "--json")
+    assert result.exit_code in (0, 3), result.output
+    document = json.loads(result.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_the_fitted_plan_fits_and_its_largest_sizes_are_the_largest(tmp_path: Path) -> None:
+    found = answer(*LARGE)
+    assert found["fits"]
+    assert not found["before"]["fits"]
+    table = priced(found, tmp_path)
+    assert table["fits"]
+    assert table["device_bytes"] == found["after"]["device_bytes"]
+    for key, step in (("train.batch_size", 1), ("data.sequence_length", 8)):
+        name = {"train.batch_size": "largest_micro_batch"}.get(key, "largest_sequence_length")
+        size = found[name]["fitted"]
+        assert priced(found, tmp_path, "--set", f"{key}={size}")["fits"]
+        assert not priced(found, tmp_path, "--set", f"{key}={size + step}")["fits"]
+    device = found["smallest_device"]["given"]
+    assert priced({"plan": found["given"]}, tmp_path, "--set", f"device.name={device}")["fits"]
+
+
+def test_no_single_free_toggle_makes_the_fitted_plan_faster_and_fits(tmp_path: Path) -> None:
+    """Of the toggles that leave the result alone, as the plan's own table of savings has them."""
+    table = priced(answer(*LARGE), tmp_path)
+    free = table["device"]["usable_bytes"] - table["device_bytes"]
+    for toggle in table["toggles"]:
+        harmless = toggle["key"] in (
+            "optimize.gradient_checkpointing", "optimize.accumulation_steps",
+            "optimize.fused_loss", "optimize.compile",
+        )  # fmt: skip
+        if harmless and toggle["available"] and free + toggle["saves_bytes"] >= 0:
+            assert toggle["time_factor"] >= 1
+
+
+def test_text_names_changes_result_time_sizes_and_device() -> None:
+    result = run("fit", *TIGHT)
+    assert result.exit_code == 0
+    for words in (
+        "as given: does not fit, ", "fitted:   fits, ", "optimize.gradient_checkpointing",
+        "result: changed by 8-bit optimizer state", "per token", "largest micro-batch",
+        "largest sequence length", "smallest device", "allocated",
+    ):  # fmt: skip
+        assert words in result.output
+    assert all(len(line) <= 120 for line in result.output.splitlines())
+
+
+def test_toml_is_the_fitted_plan() -> None:
+    result = run("fit", *LARGE, "--toml")
+    assert result.exit_code == 0
+    assert loads(result.stdout).optimize.gradient_checkpointing != "none"
+    assert run("fit", *HOPELESS, "--budget", "1GiB", "--toml").stdout == ""
+
+
+def test_what_is_kept_does_not_change() -> None:
+    free = {change["key"] for change in answer(*TIGHT)["changes"]}
+    assert "optimize.optimizer" in free
+    kept = answer(*TIGHT, "--keep", "optimizer", "--keep", "optimize.fused_loss")
+    assert not {c["key"] for c in kept["changes"]} & {"optimize.optimizer", "optimize.fused_loss"}
+    held = ["optimize.fused_loss", "optimize.optimizer", "optimize.optimizer_offload"]
+    assert kept["kept"] == held
+
+
+def test_where_nothing_fits_the_floor_is_named_and_the_code_is_three() -> None:
+    found = answer(*HOPELESS)
+    assert not found["fits"]
+    floor = found["floor"]
+    assert floor["bytes"] == max(found["after"]["components"].values())
+    assert floor["phase"] == found["after"]["peak_phase"]
+    result = run("fit", *HOPELESS)
+    assert result.exit_code == 3
+    assert "no settings fit 11.8 GiB: at least " in result.output
+    assert floor["component"] in result.output
+
+
+def test_a_budget_replaces_the_usable_bytes() -> None:
+    found = answer("--set", "device.name=rtx-4090", "--budget", "800MiB", *FEW)
+    assert found["device"]["usable_bytes"] == 800 << 20
+    assert found["device"]["usable_because"] == "--budget"
+    assert answer("--budget", "12GB", *FEW)["device"]["usable_bytes"] == 12 * 10**9
+    assert answer("--budget", "99TiB", *FEW)["device"]["total_bytes"] == 99 << 40
+
+
+@pytest.mark.parametrize(
+    "amount", ["", "12", "twelve", "-3GiB", "12 QiB", "nan", "infGiB", "1e400GiB"]
+)
+def test_a_budget_that_is_none_is_one_clear_line(amount: str) -> None:
+    result = run("fit", f"--budget={amount}")
+    assert type(result.exception).__name__ == "PlanError"
+    words = str(result.exception)
+    assert "\n" not in words
+    assert "12GiB" in words
+
+
+def test_an_unknown_key_to_keep_names_the_nearest() -> None:
+    assert 'did you mean "optimize.precision"' in str(
+        run("fit", "--keep", "optimize.precison").exception
+    )
+    assert "optimize.lora_rank" in str(run("fit", "--keep", "zzz").exception)
+
+
+def test_torch_compile_stays_off_where_this_machine_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def device(local: bool) -> Budget:
+        return Budget(name="cpu", kind="cpu", memory_label="host RAM", total_bytes=1 << 40,
+                      usable_bytes=1 << 40, why="test", local=local)  # fmt: skip
+
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    keep, notes = fit_command.with_machine(Plan(), device(local=True), frozenset())
+    assert keep == {"optimize.compile"}
+    assert "C++ compiler" in notes[0]
+    assert not fit(Plan(), device(local=True), keep).plan.optimize.compile
+    assert fit_command.with_machine(Plan(), device(local=False), frozenset()) == (frozenset(), ())
+    on = replace(Plan(), {"optimize.compile": True})
+    assert fit_command.with_machine(on, device(local=True), frozenset()) == (frozenset(), ())

@@ -1,0 +1,208 @@
+"""Receipts of finished runs correct and narrow the estimates of their own setup, and of no other."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from memconsole.calibration import Receipts
+from memconsole.devices.budget import budget
+from memconsole.memory.answers.receipts import (
+    DECILE,
+    NOISE,
+    Machine,
+    Measured,
+    calibrated,
+    posterior,
+)
+from memconsole.memory.estimate import estimate, table_of
+from memconsole.memory.table import MemoryTable, Tier
+from memconsole.plan.plan import Plan, replace
+
+SLOW = pytest.mark.slow
+HERE = Machine("this processor", {"torch": "2.13.0"})
+
+
+def a_plan(**changes: Any) -> Plan:
+    return replace(
+        Plan(), {"device.name": "cpu", **{k.replace("__", "."): v for k, v in changes.items()}}
+    )
+
+
+HOST = budget(a_plan(), None)
+
+
+def price(plan: Plan) -> MemoryTable:
+    return table_of(plan, HOST)
+
+
+def a_run(ratio: float, plan: Plan | None = None, **changes: Any) -> Measured:
+    plan = plan or a_plan()
+    known: dict[str, Any] = {
+        "plan": plan, "device_name": HERE.device_name, "device_total_bytes": 2**34, "driver": None,
+        "versions": HERE.versions, "peak_bytes": int(price(plan).peak_bytes * ratio),
+    }  # fmt: skip
+    return Measured(**(known | changes))
+
+
+def with_runs(*runs: Measured) -> MemoryTable:
+    return calibrated(price(a_plan()), a_plan(), HERE, runs, price)
+
+
+def test_an_estimate_moves_to_what_its_setup_measured_and_its_band_narrows_with_each_run() -> None:
+    plain = price(a_plan())
+    widths, distances = [], []
+    for n in (1, 2, 4, 8):
+        table = with_runs(*[a_run(1.08)] * n)
+        assert table.tier == table.reserved_tier == Tier.CALIBRATED
+        low, high = table.band_bytes
+        assert low < table.device_bytes < high
+        widths.append(high / low)
+        distances.append(abs(table.peak_bytes / plain.peak_bytes - 1.08))
+    assert widths == sorted(widths, reverse=True)
+    assert distances == sorted(distances, reverse=True)
+    assert widths[0] < plain.band_bytes[1] / plain.band_bytes[0]
+    assert distances[-1] < 0.005
+
+
+def test_without_runs_nothing_changes() -> None:
+    assert with_runs() == price(a_plan())
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        a_run(1.3, a_plan(optimize__precision="bf16")),
+        a_run(1.3, a_plan(optimize__optimizer="lion")),
+        a_run(1.3, a_plan(backend="jax")),
+        a_run(1.3, a_plan(model__target_params=2_000_000)),
+        a_run(1.3, device_name="another processor"),
+        a_run(1.3, versions={"torch": "2.12.0"}),
+    ],
+    ids=["precision", "optimizer", "backend", "model", "device", "version"],
+)
+def test_nothing_is_borrowed_from_another_setup(stranger: Measured) -> None:
+    assert with_runs(stranger) == price(a_plan())
+    assert with_runs(stranger, a_run(1.05)) == with_runs(a_run(1.05))
+
+
+def test_another_batch_or_length_is_the_same_setup() -> None:
+    larger = a_run(1.06, a_plan(train__batch_size=32, data__sequence_length=256))
+    assert with_runs(larger).tier == Tier.CALIBRATED
+
+
+def test_the_order_of_runs_does_not_matter() -> None:
+    runs = [a_run(r) for r in (0.97, 1.02, 1.1, 1.05)]
+    assert with_runs(*runs).band_bytes == with_runs(*reversed(runs)).band_bytes
+
+
+def test_scattered_runs_keep_the_band_wide() -> None:
+    steady = with_runs(*[a_run(r) for r in (1.05, 1.05, 1.05)])
+    scattered = with_runs(*[a_run(r) for r in (0.9, 1.05, 1.2)])
+    assert scattered.band_bytes[1] / scattered.band_bytes[0] > 1.1 * (
+        steady.band_bytes[1] / steady.band_bytes[0]
+    )
+
+
+@pytest.mark.parametrize("runs", [1, 3, 10])
+def test_four_of_five_next_runs_lie_within_the_band(runs: int) -> None:
+    """Over setups whose factor is drawn from the prior, and runs that scatter about it by the noise."""
+    rng, prior, within, trials = random.Random(runs), 0.08, 0, 4000
+    for _ in range(trials):
+        true = rng.gauss(0, prior)
+        seen = [rng.gauss(true, 0.02) for _ in range(runs)]
+        factor, spread = posterior(seen, prior)
+        within += abs(rng.gauss(true, 0.02) - math.log(factor)) < DECILE * spread
+    assert within / trials == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("runs", "capacity"),
+    [
+        pytest.param(runs, capacity, marks=() if (runs, capacity) == (3, -0.05) else SLOW)
+        for runs in (1, 3, 8)
+        for capacity in (-0.05, 0.0, 0.06)
+    ],
+)
+def test_coverage_stays_where_some_runs_only_bound_their_peak(runs: int, capacity: float) -> None:
+    """As above, on a device of so much room: a run that needs more dies there."""
+    rng, prior, within, trials, died = random.Random(runs), 0.08, 0, 1500, 0
+    for _ in range(trials):
+        true = rng.gauss(0, prior)
+        needs = [rng.gauss(true, NOISE) for _ in range(runs)]
+        seen = [n for n in needs if n <= capacity]
+        bounds = [capacity] * (runs - len(seen))
+        died += len(bounds)
+        factor, spread = posterior(seen, prior, bounds)
+        within += abs(rng.gauss(true, NOISE) - math.log(factor)) < DECILE * spread
+    assert died > 0.1 * runs * trials, "the limit must matter"
+    assert within / trials == pytest.approx(0.8, abs=0.06)
+
+
+def test_a_run_that_died_below_the_estimate_says_little_and_one_above_raises_it() -> None:
+    plain = price(a_plan()).peak_bytes
+    below = with_runs(a_run(0.6, at_least=True))
+    assert below.peak_bytes == pytest.approx(plain, rel=0.01)
+    above = with_runs(a_run(1.3, at_least=True))
+    assert above.peak_bytes > 1.2 * plain
+    assert above.band_bytes[1] > 1.3 * plain
+    assert above.band_from == "1 out-of-memory run of this setup"
+
+
+def test_a_bound_moves_what_runs_measured_less_than_a_measurement_would() -> None:
+    measured = with_runs(*[a_run(1.05)] * 3)
+    bounded = with_runs(*[a_run(1.05)] * 3, a_run(1.07, at_least=True))
+    told = with_runs(*[a_run(1.05)] * 3, a_run(1.30))
+    assert measured.peak_bytes < bounded.peak_bytes < told.peak_bytes
+    assert bounded.band_from == "3 measured runs and 1 that ran out of memory of this setup"
+
+
+def test_a_far_bound_is_reckoned_with() -> None:
+    factor, spread = posterior([0.0] * 5, 0.05, [2.0])
+    assert math.isfinite(factor)
+    assert math.isfinite(spread)
+    assert factor > 1.05
+
+
+def test_receipts_are_read_from_the_folder_of_runs_and_damaged_ones_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = a_plan()
+    found = estimate(plan, HOST)
+    name = found.table.budget.name
+    measured = int(found.table.peak_bytes * 1.07)
+
+    def leave(folder: str, content: bytes) -> None:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "receipt.json").write_bytes(content)
+
+    def receipt(**changes: Any) -> bytes:
+        known = {
+            "device_name": name, "versions": {"torch": "1"}, "plan": msgspec.to_builtins(plan),
+            "steps": 9, "measured": {"peak_bytes": measured},
+        }  # fmt: skip
+        return msgspec.json.encode(known | changes)
+
+    monkeypatch.setattr(
+        "memconsole.calibration.version", lambda package: "1" if package == "torch" else "2"
+    )
+    (tmp_path / "still-training").mkdir()
+    leave("damaged", b"{")
+    leave("of-no-step", receipt(steps=0, measured={"peak_bytes": 5 * measured}))
+    leave("unknown-key", receipt(plan={"model": {"nonsense": 1}}))
+    receipts = Receipts(tmp_path)
+    receipts.refresh()
+    assert receipts.calibrate(plan, found) == found
+    leave("done", receipt())
+    leave("dead", receipt(steps=0, shortfall={"needed_bytes": measured // 2}, measured={}))
+    again = Receipts(tmp_path)
+    again.refresh()
+    table = again.calibrate(plan, found).table
+    assert table.tier == Tier.CALIBRATED
+    assert abs(table.peak_bytes - measured) < abs(found.table.peak_bytes - measured) / 4
+    assert "1 measured run and 1 that ran out of memory" in table.band_from
