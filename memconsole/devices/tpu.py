@@ -1,4 +1,4 @@
-"""TPUs of this machine: that they are there. Only the process that owns one can tell how full it is."""
+"""Finds the TPUs of this machine. Only the process that owns one can tell how full it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GENERATIONS = {
     "0x006f": "v6e",
     "0x0076": "7x",
 }
-"""PCI device ids; v2 and v3 share one. Source: jax/_src/hardware_utils.py."""
+"""PCI device ids. v2 and v3 share one. Source: jax/_src/hardware_utils.py."""
 _TYPES = (
     (re.compile(r"v5litepod|v5e", re.I), "v5e"),
     (re.compile(r"v5p", re.I), "v5p"),
@@ -32,7 +32,7 @@ _ONE_OWNER = Missing("only the process that owns the TPU can tell; a running tra
 def read_tpu(
     environment: Mapping[str, str], root: Path = Path("/")
 ) -> tuple[list[DeviceReading], list[str]]:
-    """One reading per chip, found by its PCI vendor, its device node or the TPU_* variables."""
+    """One reading per chip, found by PCI vendor, by device node or by the TPU_* variables."""
     chips = _chips(root)
     nodes = sorted(path.name for path in root.glob("dev/accel[0-9]*"))
     nodes += sorted(path.name for path in root.glob("dev/vfio/[0-9]*")) if chips else []
@@ -80,7 +80,7 @@ def _chips(root: Path) -> list[str]:
 
 
 def _declared(accelerator_type: str) -> str:
-    """The generation in a type such as ``v5litepod-8``, ``v4-8`` or ``v6e-1``; empty when unknown."""
+    """The generation in a type such as ``v5litepod-8``, ``v4-8`` or ``v6e-1``; empty if unknown."""
     for pattern, generation in _TYPES:
         match = pattern.match(accelerator_type)
         if match:
