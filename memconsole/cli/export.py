@@ -26,7 +26,7 @@ from memconsole.runs.record.directory import find_run
 def command(ctx: click.Context, run: str, directory: Path, form: str) -> None:
     """Write RUN's newest checkpoint to DIRECTORY: config.json, safetensors and tokenizer.json.
 
-    With a moving average of the weights (train.ema_decay), the average.
+    If the run keeps a moving average of the weights (train.ema_decay), the average is written.
     """
     found = find_run(run)
     argv = ["-P", "-m", "memconsole_trainer.export", str(found.path), str(directory)]
