@@ -9,7 +9,7 @@ from memconsole.tui.views.run_view import RunView
 
 
 def run_gauges(view: RunView) -> list[Gauge]:
-    """The gauges of a watched run: its device, its process tree, then the machine's own account."""
+    """The gauges of a watched run: its device, its tensors, then its process tree in host RAM."""
     run = view.snapshot
     if run is None:
         return []
