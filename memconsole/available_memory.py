@@ -21,19 +21,19 @@ class MemoryLimit(msgspec.Struct, frozen=True):
 
     limit_bytes: int
     free_bytes: int
-    """What the group can still take below the limit. Inactive file pages, which the kernel drops
-    first, count as free.
+    """What the group can still take. Inactive file pages, which the kernel drops first, count as
+    free.
     """
     fillable_bytes: int
-    """The same, but active file pages (the kernel drops them under pressure) and swap count as free
-    too.
+    """The same, with active file pages (the kernel drops them under pressure) and swap counted as
+    free.
     """
     version: int
 
 
 def fillable_bytes(root: Path = Path("/")) -> int:
-    """The most this process can still fill before the kernel kills it for lack of memory, swap
-    included.
+    """The most this process can fill before the kernel kills it for lack of memory,
+    including swap.
     """
     memory = psutil.virtual_memory()
     try:
@@ -75,9 +75,7 @@ def memory_limit(root: Path, ram_bytes: int, free_swap_bytes: int = 0) -> Memory
 
 
 def _upwards(top: Path, group: str) -> list[Path]:
-    """The group's directory and each of its parents. In a container the path may exist only on the
-    host.
-    """
+    """The group's directory and its parents. In a container the path may exist only on the host."""
     parts = [part for part in group.split("/") if part not in ("", ".", "..")]
     return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 

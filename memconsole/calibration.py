@@ -49,9 +49,7 @@ class _Stored(msgspec.Struct, kw_only=True):
 
 
 class Receipts:
-    """The receipts in a folder of runs, grouped by setup. Each is read once; damaged ones are
-    skipped.
-    """
+    """The receipts in a folder of runs, by setup. Each is read once; damaged ones are skipped."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -63,8 +61,8 @@ class Receipts:
         self._refreshed: float | None = None
 
     def refresh(self) -> None:
-        """Read new receipts, at most every few seconds. A run without a receipt costs one `stat`
-        each time.
+        """Read new receipts, at most every few seconds. A run without one costs one `stat` each
+        time.
         """
         with self._lock:
             now = time.monotonic()
@@ -80,9 +78,7 @@ class Receipts:
                     self._read(name)
 
     def calibrate(self, plan: Plan, found: Estimate) -> Estimate:
-        """`found` with its table calibrated by runs of the same setup, if its device is on this
-        machine.
-        """
+        """`found` with its table calibrated by runs of the same setup, if its device is local."""
         if not found.table.budget.local:
             return found
         with self._lock:

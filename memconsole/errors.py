@@ -2,6 +2,4 @@
 
 
 class UserError(Exception):
-    """The message says what is wrong, where, and what is allowed. Commands print it and exit with
-    2.
-    """
+    """The message says what is wrong, where, and what is allowed. Commands exit with code 2."""

@@ -38,9 +38,7 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
 def start(
     plan: Plan, name: str | None, devices: Devices | None, lookup: Lookup | None = None
 ) -> RunDirectory:
-    """Launch `plan` detached and store its estimate with the run, for the receipt. Raises
-    `PlanError`.
-    """
+    """Launch `plan` detached and store its estimate for the receipt. Raises `PlanError`."""
     found = check_launch(plan, devices, lookup)
     return launch(_anywhere(plan), name, estimate=msgspec.json.encode(found))
 

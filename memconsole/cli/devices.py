@@ -18,9 +18,7 @@ from memconsole.units import format_bytes
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document per reading.")
 @click.option("--watch", is_flag=True, help="Print a reading every second until interrupted.")
 def command(as_json: bool, watch: bool) -> None:
-    """List devices with memory, utilization, temperature and power. A reason follows for
-    each n/a.
-    """
+    """List devices with memory, utilization, temperature and power, and the reason for each n/a."""
     while True:
         found = read_once()
         if as_json:

@@ -1,6 +1,4 @@
-"""`memconsole fit --exact`: fits with traced or compiled numbers, requested only where they
-matter.
-"""
+"""`memconsole fit --exact`: fits with traced or compiled numbers, where they matter."""
 
 from __future__ import annotations
 
@@ -61,7 +59,5 @@ def hopeful(book: ExactBook) -> Price:
 
 
 def sure(table: MemoryTable) -> bool:
-    """Whether the table has traced or compiled numbers; some phases may still come from the
-    formula.
-    """
+    """Whether the table has traced or compiled numbers; some phases may still use the formula."""
     return table.formula is not None

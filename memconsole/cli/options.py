@@ -47,7 +47,5 @@ def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[st
 
 
 def _choices_first(assignment: tuple[str, object]) -> bool:
-    """Sort key: model and dataset come first, so that choosing them does not undo other
-    settings.
-    """
+    """Sort key that puts model and dataset first: choosing them must not undo other settings."""
     return assignment[0] not in ("model.name", "data.source")

@@ -59,8 +59,8 @@ class Nvidia:
         self._open = False
 
     def read(self) -> tuple[list[DeviceReading], list[str]]:
-        """The devices a CUDA program would see, in CUDA's order, and notes on what is missing and
-        why.
+        """The devices a CUDA program would see, in CUDA's order, and the reasons for
+        missing ones.
         """
         try:
             if not self._open:

@@ -29,9 +29,7 @@ STALE_SECONDS = 10.0
 HUNG_SECONDS = 30.0
 """After this silence the process is killed and replaced."""
 RETRY_SECONDS = 5.0
-"""After a driver crash, the next probe skips that driver for this long. The time doubles each
-crash.
-"""
+"""After a driver crash the next probe skips that driver for this long; each crash doubles it."""
 LONGEST_WAIT_SECONDS = 300.0
 LINE_BYTES = 1 << 20
 
@@ -189,9 +187,7 @@ class Probe:
 def read_once(
     timeout_seconds: float = 2.0, *, environment: Mapping[str, str] | None = None
 ) -> Devices:
-    """One reading, within `timeout_seconds`. The notes name each driver that did not answer by
-    then.
-    """
+    """One reading, within `timeout_seconds`. The notes name each driver that did not answer."""
     deadline = time.monotonic() + timeout_seconds
     blame = ""
     for _ in range(2):

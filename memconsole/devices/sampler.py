@@ -62,7 +62,7 @@ class Asking:
             self._wanted.clear()
             try:
                 self._answer = self._ask()
-            except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+            except Exception as error:  # noqa: BLE001 (reported in the notes)
                 self._answer = ([], [f"{self._label}: {type(error).__name__}: {error}"])
             self._done.set()
 
@@ -131,8 +131,10 @@ def main(arguments: list[str]) -> None:
 
 
 def _ask_nvidia() -> Callable[[], Readings]:
-    """A function that reads NVIDIA devices. It imports NVML on its first call, in the asking
-    thread, because loading the library can already hang or crash.
+    """A function that reads NVIDIA devices.
+
+    It imports NVML on its first call, in the asking thread, because loading the library can already
+    hang or crash.
     """
     kept: list[Callable[[], Readings]] = []
 

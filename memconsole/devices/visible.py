@@ -1,6 +1,4 @@
-"""Which devices a framework would see, and in what order, under variables like
-CUDA_VISIBLE_DEVICES.
-"""
+"""Which devices a framework sees, and in what order, under CUDA_VISIBLE_DEVICES and the like."""
 
 from __future__ import annotations
 

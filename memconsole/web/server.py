@@ -1,5 +1,4 @@
-"""Serves the console to a browser on the loopback: one page, its scripts, and one WebSocket per
-tab.
+"""Serves the console to a browser on the loopback: a page, its scripts, one WebSocket per tab.
 
 The page's terminal and its wire format come with textual-serve (xterm.js). The program it shows is
 the ordinary `memconsole` on a pseudo-terminal. Messages from the page are JSON lists: ``["stdin",

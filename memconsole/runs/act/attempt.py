@@ -55,9 +55,7 @@ class Attempt:
         """Finish the step, save, and exit with code 75."""
         self.step = 0
         self.checkpoint: str | None = None
-        """The newest checkpoint, named in the final record of an attempt that ends before it
-        trains.
-        """
+        """The newest checkpoint, for the final record of an attempt that ends before it trains."""
         self.reading: Callable[[], tuple[int | None, int | None]] | None = None
         """Returns live tensor bytes (current, peak). None until a device holds tensors."""
         self.listeners: list[Callable[[Event], None]] = []
@@ -115,15 +113,14 @@ class Attempt:
 
     @property
     def paused(self) -> bool:
-        """Whether the trainer should wait between two steps and keep its memory; a stop takes
-        precedence.
+        """Whether the trainer should pause between two steps. A stop takes precedence.
 
         Takes microseconds.
         """
         return not self.stop_requested and os.path.exists(self.path / "paused")
 
     def take_profile_request(self) -> Request | None:
-        """The request to profile steps, returned once; None if there is none. Takes
+        """The request to profile steps, returned once; None if there is none. Fast:
         microseconds.
         """
         path = self.path / PROFILE
@@ -135,9 +132,7 @@ class Attempt:
         return request
 
     def emit(self, event: Event, durable: bool = False) -> None:
-        """Append to the event log, from any thread of the trainer. A full disk never makes it
-        raise.
-        """
+        """Append to the event log, from any thread of the trainer. Never raises for a full disk."""
         if os.getpid() != self._pid:
             return
         with self._writing:
@@ -147,8 +142,7 @@ class Attempt:
                 listener(event)
 
     def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
-        """Report progress. Takes microseconds; call it each micro-batch and while writing a
-        checkpoint.
+        """Report progress, at each micro-batch and while writing a checkpoint. Takes microseconds.
 
         `bytes_written` is how much of a checkpoint is on disk. While it grows, the deadline of a
         stop is extended.
@@ -158,8 +152,8 @@ class Attempt:
             self._heartbeat.beat(phase, step, bytes_written, boot_seconds())
 
     def is_newest(self) -> bool:
-        """Whether this attempt still owns the run. Check before every commit; if False, exit with
-        76.
+        """Whether this attempt still owns the run. Check before every commit; if not, exit
+        with 76.
         """
         return self.run.newest_attempt() == self.number
 

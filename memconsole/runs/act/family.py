@@ -38,9 +38,7 @@ def members(run_id: str, parent: int | None = None) -> list[int]:
 
 
 def kill_members(run_id: str, parent: int | None = None) -> int:
-    """SIGKILL every member, and repeat until none is found (ten times at most). Returns the number
-    of kills.
-    """
+    """SIGKILL every member until none is found (ten times at most). Returns the number of kills."""
     hit = 0
     for _ in range(10):
         pids = members(run_id, parent)

@@ -29,8 +29,7 @@ SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.superviso
 
 
 def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -> RunDirectory:
-    """Create a run and start it. Returns once the supervisor has its lock and the trainer is
-    started.
+    """Create a run and start it. Returns once its supervisor and its trainer are started.
 
     `estimate` is the memory estimate as JSON. It is stored as estimate.json for the run's receipt.
     Raises `RunError` if the run cannot be started.

@@ -1,6 +1,4 @@
-"""Starts a trainer: output goes to a file, no descriptors are inherited, its identity is
-recorded.
-"""
+"""Starts a trainer with its output in a file and no inherited descriptors, and records it."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ TrainerCommand = Callable[[RunDirectory, int], Sequence[str]]
 
 
 def trainer_command(run: RunDirectory, attempt: int) -> list[str]:
-    """The command of an attempt's trainer. -P: a file in the current folder must not shadow a
-    module.
-    """
+    """The command of the trainer. -P: a file in the current folder must not shadow a module."""
     return [sys.executable, "-P", "-m", "memconsole_trainer", str(run.path), str(attempt)]
 
 

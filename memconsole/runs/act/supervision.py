@@ -65,7 +65,7 @@ class Supervisor:
         self._next_snapshot = 0.0
 
     def successor(self) -> Supervisor:
-        """The supervisor of the next attempt, with this one's lock. Call once this attempt has
+        """A supervisor for the next attempt, with this one's lock. Call once this attempt has
         ended.
         """
         if self.handle is not None:
@@ -123,9 +123,7 @@ class Supervisor:
         return attempt
 
     def watch(self) -> None:
-        """Serve requests until the trainer has ended, its end is recorded and no child of it is
-        left.
-        """
+        """Serve requests until the trainer and its children have ended and the end is recorded."""
         while not self._ended():
             self._tick()
         self._collect()
@@ -223,8 +221,8 @@ class Supervisor:
                 time.sleep(1.0)
 
     def _descends(self, verdict: Verdict) -> bool:
-        """Take the next step of the out-of-memory ladder, if there is one and nobody asked
-        to stop.
+        """Take the next step of the out-of-memory ladder, if there is one and no stop was
+        requested.
         """
         if self.stops or self.killing:
             return False
@@ -284,7 +282,7 @@ class Supervisor:
             (self.path / "paused").unlink(missing_ok=True)
 
     def _count_stop(self, who: str) -> str:
-        """Record a stop request. Returns a note if it only repeats another person's recent
+        """Record a stop request. Returns a note if it only repeats another user's recent
         request.
         """
         now = boot_seconds()

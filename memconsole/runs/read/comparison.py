@@ -21,13 +21,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     estimated_bytes: int | None
     measured_bytes: int | None
     tier: str
-    """Tier of the estimate: ~ formula, = traced or compiled, ✓ calibrated; empty without an
-    estimate.
+    """Tier of the estimate: ~ formula, = traced or compiled, ✓ calibrated; empty if not
+    estimated.
     """
     error_percent: float | None
-    """Error of the estimate in per cent of the measurement; negative if the estimate was
-    too low.
-    """
+    """Error of the estimate in per cent of the measurement; negative if it was too low."""
     band_bytes: tuple[int, int] | None = None
     inside_band: bool | None = None
     at_least: bool = False
@@ -124,9 +122,7 @@ def _column(
 
 
 def _phase(estimated: EstimatedTable | None, name: str) -> tuple[int | None, str, str]:
-    """Bytes and tier of a phase of the estimate, and a note on which phase of the step is
-    highest.
-    """
+    """Bytes and tier of a phase of the estimate, and a note on the highest phase of the step."""
     if estimated is None:
         return None, "", ""
     names = STEP_PHASES if name == "training step" else (name,)

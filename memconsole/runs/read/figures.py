@@ -33,9 +33,7 @@ class Figure(NamedTuple):
 
 
 def baseline_of(task: Task, evaluations: Sequence[Evaluated]) -> Figure | None:
-    """The baseline with the lowest loss at the last evaluation, which the model must beat;
-    or None.
-    """
+    """The lowest baseline loss at the last evaluation, which the model must beat; or None."""
     found = figures(task, evaluations[-1]) if evaluations else ()
     return min((f for f in found if f.baseline), key=lambda f: f.value, default=None)
 

@@ -239,10 +239,10 @@ class Follower:
         self._state = state
 
     def _stalled(self, beat: Any, phase: str) -> float | None:
-        """Seconds since the heartbeat counter or the log changed, if too long for the phase; else
-        None.
+        """Seconds since the heartbeat or the log changed, if that is too long for the phase.
 
-        Only this reader's own clock is used: clocks of two hosts cannot be subtracted.
+        None otherwise. Only this reader's own clock is used: clocks of two hosts cannot be
+        subtracted.
         """
         position = self._reader.position if self._reader else None
         now = self._monotonic()
@@ -313,9 +313,7 @@ def _clean_verdict(found: Verdict | None) -> Verdict | None:
 
 
 def _elapsed(state: RunState, life: Liveness) -> float:
-    """Seconds trained in all attempts. A live run started in this boot, so its clock can be
-    compared.
-    """
+    """Seconds trained in all attempts. A live run started in this boot, so its clock is usable."""
     seconds = state.attempt_seconds
     if life.live and state.first_boot is not None:
         seconds = max(seconds, boot_seconds() - state.first_boot)

@@ -10,9 +10,7 @@ from memconsole.runs.record import events
 
 RECENT_POINTS = 8
 BUCKETS = 127
-"""A history is drawn in one screen row, so it needs about one bucket per cell and few recent
-points.
-"""
+"""A history is one screen row, which needs about one bucket per cell and few recent points."""
 
 
 def _history() -> History:
@@ -27,9 +25,7 @@ class GaugeHistory(msgspec.Struct):
     host: History = msgspec.field(default_factory=_history)
 
     def take(self, record: events.Memory) -> None:
-        """Add a reading. The allocated value is the peak since the last reading, not only
-        its end.
-        """
+        """Add a reading. The allocated value is the peak since the last reading, if it is known."""
         allocated = [n for n in (record.allocated_bytes, record.peak_bytes) if n is not None]
         if allocated:
             self.allocated.add_highest(record.step, float(max(allocated)))

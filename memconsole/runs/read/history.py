@@ -59,8 +59,8 @@ class History(msgspec.Struct):
                 self._halve()
 
     def add_highest(self, step: int, value: float) -> None:
-        """Add a reading without removing earlier points; at the newest step the highest value is
-        kept.
+        """Add a reading without removing earlier points. At the newest step the highest value
+        stays.
         """
         if step <= self.last_step:
             step = self.last_step

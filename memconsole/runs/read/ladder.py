@@ -59,8 +59,7 @@ def rungs(run: RunDirectory) -> tuple[Rung, ...]:
 
 
 def present_plan(run: RunDirectory) -> Plan:
-    """The plan that the run's next attempt trains: the original with all steps of the ladder
-    applied.
+    """The plan of the run's next attempt: the original plan with the last step applied.
 
     Raises `PlanError`.
     """
@@ -95,8 +94,8 @@ def descend(run: RunDirectory, attempt: int, verdict: Verdict, phase: str) -> Ru
 def next_rung(plan: Plan, attempt: int, phase: str) -> Rung | None:
     """The step to take after `attempt` ran out of memory in `phase`, or None.
 
-    If evaluation has its own batch size, a failed evaluation halves that. Any other phase halves
-    the micro-batch. A failed preflight, which runs both, halves both.
+    If evaluation has its own batch size, a failed evaluation halves that size, and a failed
+    preflight, which also evaluates, halves both. Otherwise the micro-batch is halved.
     """
     t, steps = plan.train, plan.optimize.accumulation_steps
     if t.on_out_of_memory != "halve" or phase in _BEFORE_BATCHES:
@@ -123,7 +122,5 @@ def next_rung(plan: Plan, attempt: int, phase: str) -> Rung | None:
 
 
 def half(rows: int) -> int:
-    """The largest divisor of `rows` that is at most half of it, so the effective batch
-    stays equal.
-    """
+    """The largest divisor of `rows` up to half of it, which keeps the effective batch equal."""
     return next((n for n in range(rows // 2, 0, -1) if rows % n == 0), rows)

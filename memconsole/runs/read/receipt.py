@@ -52,8 +52,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     shortfall: Shortfall | None = None
     """The least memory that a run that ran out of memory would have needed."""
     ladder: tuple[Rung, ...] = ()
-    """Steps down the out-of-memory ladder. `plan` and `measured` belong to the last step, which has
-    no estimate.
+    """Steps down the out-of-memory ladder. `plan` and `measured` belong to the last one.
+
+    The last step has no estimate.
     """
     tokens_per_second: float | None
     average_epoch_minutes: float | None

@@ -91,9 +91,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     final_train_loss: float | None
     """Mean over the last log window; `epochs` hold the means of whole epochs."""
     unigram_loss: float | None
-    """Loss of a unigram model, fitted to the training tokens, on the validation tokens: a
-    baseline.
-    """
+    """Loss on the validation tokens of a unigram model of the training tokens: a baseline."""
     total_minutes: float
     average_epoch_minutes: float | None
     attempts: int

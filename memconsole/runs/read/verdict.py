@@ -83,9 +83,7 @@ def gather(
     exit_code: int | None = None,
     signal_number: signal.Signals | None = None,
 ) -> Evidence:
-    """Collect the evidence from disk and kernel counters, and the exit status if a parent
-    has it.
-    """
+    """Collect the evidence from disk and kernel counters, and the exit status if it is known."""
     path = run.attempt_path(attempt)
     record = run.attempt_record(attempt)
     given = [a for a in requests.replies(run) if a.attempt == attempt and a.accepted]

@@ -113,9 +113,7 @@ class RunDirectory:
         return numbers[-1] if numbers else None
 
     def new_attempt(self) -> int:
-        """Create the next attempt's directory, which fences every older attempt. Returns its
-        number.
-        """
+        """Create the directory of the next attempt, which fences older ones. Returns its number."""
         number = (self.newest_attempt() or 0) + 1
         while True:
             try:

@@ -70,9 +70,7 @@ class EventWriter:
         self._sequence = _last_sequence(attempt_directory) if segments else 0
 
     def write(self, event: Event, durable: bool = False) -> bool:
-        """Append one event; with `durable`, sync it to disk. Returns False if it is not on disk
-        yet.
-        """
+        """Append one event; with `durable`, sync it to disk. Returns False if it is not on disk."""
         offset = self._wall() - self._boot()
         jump = offset - self._clock_offset
         if abs(jump) > CLOCK_JUMP_SECONDS:
@@ -100,9 +98,7 @@ class EventWriter:
         self._durable = self._durable or durable
 
     def _flush(self) -> bool:
-        """Write everything that waits. On failure free space once, then keep the rare records in
-        memory.
-        """
+        """Write everything that waits. On failure free space once, then keep only rare records."""
         if self._drain():
             return True
         if self._on_full is not None:
@@ -222,17 +218,15 @@ class EventReader:
         self._segment, self._offset, self._inode, self._skipping = segment, 0, None, False
 
     def _leave(self) -> None:
-        """Leave a complete segment. Text after its last newline will never be finished: it is
-        damaged.
-        """
+        """Leave a complete segment. Text after its last newline counts as damaged."""
         if self._skipping or self._tail:
             self.damaged += 1
 
     _tail = False
 
     def _read_segment(self, records: list[Record], budget: int) -> tuple[int, bool]:
-        """Read lines of the current segment. Returns (bytes consumed, whether its end was
-        reached).
+        """Read lines of the current segment. Returns (bytes consumed, whether it reached
+        the end).
         """
         path = self._directory / f"events-{self._segment:06d}.log"
         self._tail = False

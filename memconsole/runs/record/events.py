@@ -99,7 +99,7 @@ class Memory(Event, frozen=True, kw_only=True):
     peak_reserved_bytes: int | None = None
     """Highest reserved bytes within this phase."""
     peak_host_anonymous_bytes: int | None = None
-    """Peak of the trainer's process tree since it began: heap and tensors, not files or shared
+    """Peak since the start of the trainer's process tree: heap and tensors, not files or shared
     memory.
     """
     peak_host_shared_bytes: int | None = None
@@ -139,8 +139,9 @@ class Warning(Event, frozen=True, kw_only=True):
 
 
 class Error(Event, frozen=True, kw_only=True):
-    """The attempt failed. `cause` is a class of failure: out_of_memory bad_data bad_plan
-    nan disk …
+    """The attempt failed.
+
+    `cause` is a class of failure: out_of_memory bad_data bad_plan nan disk …
     """
 
     cause: str

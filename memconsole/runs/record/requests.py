@@ -85,9 +85,7 @@ def replies(run: RunDirectory) -> list[Reply]:
 
 
 def pending(run: RunDirectory) -> list[tuple[Request | None, Path]]:
-    """Unanswered requests, oldest first, with their files; None for a file that is not a valid
-    request.
-    """
+    """Unanswered requests, oldest first, with their files; None for an invalid file."""
     folder = run.control_path / "cmd"
     return [
         (read_command(path), path) for path in (folder / f"{name}.json" for name in _ids(folder))

@@ -32,9 +32,7 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     """The trainer's phase when memory ran out."""
     held_bytes: int | None
-    """Live tensor bytes when the request failed; tensors freed before they were counted are
-    missing.
-    """
+    """Live tensor bytes when the request failed. Tensors freed before the count are missing."""
     requested_bytes: int | None
     peak_bytes: int | None = None
     """The highest measured value."""

@@ -37,9 +37,7 @@ FIRST_LOOK_SECONDS = 0.1
 
 
 class ConsoleApp(FollowingApp, inherit_bindings=False):
-    """Holds what outlives a screen: the last probe reading and (in the base class) the
-    watched run.
-    """
+    """Holds what outlives a screen: the probe's last reading and, inherited, the watched run."""
 
     CSS_PATH = Path(__file__).with_name("app.tcss")
     ENABLE_COMMAND_PALETTE = False
@@ -309,9 +307,7 @@ def run_console(
     ascii: bool = False,
     slow_link: bool | None = None,
 ) -> int:
-    """Open the console until the user leaves, then print how to come back. Returns the exit
-    code.
-    """
+    """Open the console until the user leaves, then print how to return. Returns the exit code."""
     ascii = ascii or not draws_unicode()
     keymap = read_keymap()
     app = ConsoleApp(

@@ -40,7 +40,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         self.slow_link = slow_link
         self.interval_seconds = 2.0 if slow_link else 1.0
         self.first_pane: Pane = "closed" if slow_link else "output"
-        """The pane shown first for a live run. Over a slow link it is closed: output lines cost
+        """The pane shown first for a live run. It is closed over a slow link, to send fewer
         bytes.
         """
         self.devices: Devices | None = None

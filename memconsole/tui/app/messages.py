@@ -1,6 +1,4 @@
-"""The messages from workers to the app. Each has one frozen value; newer ones replace older
-ones.
-"""
+"""The messages from workers to the app. Each has one frozen value."""
 
 from __future__ import annotations
 

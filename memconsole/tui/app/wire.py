@@ -262,9 +262,7 @@ class _Pen:
 
 @lru_cache(maxsize=4096)
 def _narrow(text: str) -> bool:
-    """Whether every terminal draws this in one cell: box drawing, blocks, braille, Latin
-    and so on.
-    """
+    """Whether every terminal draws this in one cell, as with Latin, box drawing and braille."""
     return (
         len(text) == 1 and cell_len(text) == 1 and (text < "\u2000" or "\u2010" <= text < "\u2e80")
     )

@@ -32,9 +32,7 @@ def bar(
     role: str = "train",
     whole_cells: bool = False,
 ) -> Line:
-    """A bar of exactly `width` cells. `tick` is marked on the same scale, at the end if
-    beyond it.
-    """
+    """A bar of exactly `width` cells. `tick` is marked on the same scale, at most at the end."""
     if width <= 0:
         return []
     length = cells(value, scale, width) if value is not None else 0.0

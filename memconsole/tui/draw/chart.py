@@ -77,9 +77,7 @@ def nice_step(span: float, most: int) -> float:
 
 
 def y_axis(values: list[float], previous: Axes | None, logarithmic: bool) -> tuple[float, float]:
-    """A y range around `values`. `previous` is kept if it holds them and they fill a third
-    of it.
-    """
+    """A y range around `values`. `previous` is kept if they fit in it and fill a third of it."""
     usable = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
     if not usable:
         return (1.0, 10.0) if logarithmic else (0.0, 1.0)
@@ -102,9 +100,7 @@ def y_axis(values: list[float], previous: Axes | None, logarithmic: bool) -> tup
 
 
 def horizon(last: float, total: float | None) -> float:
-    """Where the x axis ends: the run's length, else the next 1-2-5 number, so that it
-    rarely moves.
-    """
+    """Where the x axis ends: the run's length, else the next 1-2-5 number; it rarely moves."""
     if total and math.isfinite(total) and total >= last:
         return max(total, 1.0)
     if last <= 10:
@@ -290,9 +286,7 @@ def plot(
 
 
 def _y_labels(axes: Axes, height: int) -> dict[int, str]:
-    """Row → number: 1-2-5 ticks, at least two rows apart; evenly spaced ratios on a logarithmic
-    axis.
-    """
+    """Row → number: 1-2-5 ticks, two or more rows apart; equal ratios on a logarithmic axis."""
     if height == 1:
         return {0: number(axes.y_high)}
     if axes.logarithmic and axes.y_low > 0:

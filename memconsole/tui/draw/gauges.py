@@ -36,9 +36,7 @@ class Gauge:
 
     @property
     def scale(self) -> float:
-        """Where the bar ends: the total, or for small amounts somewhat above the highest of
-        them.
-        """
+        """Where the bar ends: the total, or somewhat above the highest value if that is small."""
         used = self.used if isinstance(self.used, int) else 0
         highest = max(used, self.peak or 0, self.predicted or 0)
         total = self.total if isinstance(self.total, int) else 0

@@ -230,9 +230,7 @@ def _table(rows: Sequence[_Row]) -> KeyTable:
 
 
 def _first_clash(rows: Sequence[_Row]) -> tuple[_Row, str] | None:
-    """The first key clash: the row of the file to reject, which is the later one, and the
-    reason.
-    """
+    """The first key clash: the row of the file to reject (the later one), and the reason."""
     table = _table(rows)
     clash = next(_clashes(table), None)
     if clash is None:

@@ -57,8 +57,7 @@ class KeyTable:
         return max(len(k.shown) for k in self.rows("plan") if k.id.startswith("toggle-"))
 
     def keymap(self) -> dict[str, str]:
-        """For Textual: the new keys, by binding id, of all changed rows and of rows that share a
-        key.
+        """For Textual: the keys, by binding id, of changed rows and of rows that share a key.
 
         Textual unbinds every row that has one of the old or new keys, so rows that share a key are
         included.

@@ -1,6 +1,4 @@
-"""Prepares what the next key press needs while no key is pressed, in slices of a few
-milliseconds.
-"""
+"""Prepares what the next key press needs, in slices of a few milliseconds between key presses."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class ExactNumbers:
         return book.lookup if book is not None else None
 
     def follow(self, view: PlanView) -> None:
-        """Called after every change of the view: ask the store at once, and the tracer after a
+        """Called after every change of the view: ask the store at once, the tracer after a
         pause.
         """
         if view.estimate is None or view.stale or view.problem:
@@ -116,9 +116,7 @@ class ExactNumbers:
         return self._owner.shown_key("exact")
 
     def _allowed(self) -> bool:
-        """Whether the tracer may run: not if the user stopped it, nor while a run trains on this
-        CPU.
-        """
+        """Whether the tracer may run: the user has not stopped it and no run trains on this CPU."""
         return not self._stopped and (self._insisted or not self._processor_trains())
 
     def _processor_trains(self) -> bool:
@@ -129,9 +127,7 @@ class ExactNumbers:
         return self._owner.console.run_view.live and kind == "cpu"
 
     def _ask(self) -> None:
-        """No key was pressed for a while: ask about this plan, then about those one key
-        press away.
-        """
+        """No key was pressed for a while: ask about this plan and those one key press away."""
         followed = self._followed
         if followed is None or not self._owner.composed:
             return

@@ -85,9 +85,7 @@ def budget_moved(view: PlanView) -> bool:
 
 
 def with_rows(view: PlanView, lookup: Lookup | None = None) -> PlanView:
-    """`view` with the prices of its document lengths if the row length is selected, else
-    without.
-    """
+    """`view`, with prices of document lengths only while the row length is selected."""
     rows = None
     if view.row.key == ROW_LENGTH and view.estimate is not None and not view.stale:
         from memconsole.memory.answers.lengths import known_lengths, priced_lengths

@@ -1,6 +1,4 @@
-"""The plan screen: choose and toggle settings, and see at once what they cost and whether
-they fit.
-"""
+"""The plan screen: change settings, and see at once what they cost and whether they fit."""
 
 from __future__ import annotations
 
@@ -126,9 +124,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         return found
 
     def change(self, make: Callable[[Plan], Plan]) -> None:
-        """Change the plan and price it. A change that is not allowed shows why and has no
-        effect.
-        """
+        """Change the plan and price it. If that is not allowed, show why and change nothing."""
         self.notice("")
         self.touched = True
         try:
@@ -157,9 +153,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     # Pricing
 
     def _reprice(self) -> None:
-        """Price the plan now if that is quick, else in a worker, with the numbers marked as
-        outdated.
-        """
+        """Price the plan now if that is quick, else in a worker while the numbers are outdated."""
         self._generation += 1
         if self._slow:
             self._show(replace(self.view, stale=True))

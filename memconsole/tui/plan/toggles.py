@@ -1,6 +1,4 @@
-"""The list of optimizations: their values, what the next key press saves, and why one is
-refused.
-"""
+"""The list of optimizations: value, what the next key press saves, and why one is refused."""
 
 from __future__ import annotations
 
@@ -91,9 +89,7 @@ def consequence(view: PlanView, row: Optimization, saving: Saving) -> str:
 
 
 def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
-    """Details of the selected optimization: next value and help; with room, every value's
-    effect.
-    """
+    """About the selected optimization: next value and help; with room, each value's effect."""
     row = view.row
     plan = view.plan
     lines: list[Line] = []

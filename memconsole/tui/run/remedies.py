@@ -36,9 +36,7 @@ def first_that_fits(found: tuple[Remedy, ...]) -> str:
 
 
 def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
-    """A row per remedy: what it would have saved in this run, and what it costs in time and
-    result.
-    """
+    """A row per remedy: what it would have saved in this run, and its cost in time and result."""
     return [
         Choice(
             str(n),

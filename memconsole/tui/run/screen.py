@@ -131,9 +131,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
 
     async def action_remedies(self) -> None:
-        """List the changes that would have lowered this run's memory; apply and launch the picked
-        one.
-        """
+        """List changes that would have lowered this run's memory; launch with the picked one."""
         from memconsole.tui.run.remedies import choices_of, first_that_fits, found_remedies
         from memconsole.tui.screens.pick import PickScreen
 

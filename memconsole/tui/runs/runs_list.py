@@ -12,9 +12,7 @@ MOST = 500
 
 
 def list_statuses(most: int = MOST) -> tuple[tuple[RunStatus, ...], tuple[str, ...]]:
-    """The runs of this user, live first, then newest first, and notes on those that cannot
-    be read.
-    """
+    """The runs of this user, live first, then newest first, and notes on unreadable ones."""
     try:
         runs = list_runs()
     except (RunError, OSError) as error:

@@ -21,13 +21,14 @@ SMALLEST = Size(60, 16)
 
 
 class ConsoleScreen(Screen[object], inherit_bindings=False):
-    """A screen named in the key table. Subclasses set `SCREEN` and `BINDINGS =
-    bindings(SCREEN)`.
+    """A screen named in the key table.
+
+    Subclasses set `SCREEN` and `BINDINGS = bindings(SCREEN)`.
     """
 
     SCREEN: ClassVar[str] = ""
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"ink--{role}" for role in (*ROLES, "cursor")}
-    """The style of every role. `Painted` widgets take it from here, so it is computed once per
+    """The style of every role. `Painted` widgets read it here, so it is computed once per
     screen.
     """
     DEFAULT_CSS = """

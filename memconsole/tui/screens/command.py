@@ -71,9 +71,7 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
         self.query_one("#text", TextLines).scroll_by(rows)
 
     def action_copy(self) -> None:
-        """Ask the terminal to copy, and also write a file, because a terminal may ignore the
-        request.
-        """
+        """Ask the terminal to copy, and also write a file: a terminal may ignore the request."""
         from memconsole.runs.record.directory import RunError, runs_root
 
         text = command_of(self._plan)

@@ -16,9 +16,7 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 @dataclass(frozen=True)
 class ConfirmAnswer:
-    """One answer: its value, and what it does. The key table has keys for the first and the
-    second.
-    """
+    """One answer: its value, and what it does. The key table has keys for two answers."""
 
     value: str
     words: str

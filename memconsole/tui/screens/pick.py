@@ -31,9 +31,7 @@ class Choice:
 
 
 def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
-    """The choices that contain every typed word; names that start with the first word come
-    first.
-    """
+    """The choices that contain every typed word; names that start with the first word lead."""
     words = text.lower().split()
     if not words:
         return list(choices)

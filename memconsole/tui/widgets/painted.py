@@ -32,9 +32,7 @@ class Painted(Widget):
         self._painted: tuple[int, int] | None = None
         self._restyled = False
         self._styles: dict[str, Style] = {}
-        """Styles of the roles drawn so far. Finding a style walks up to the root, so they
-        are kept.
-        """
+        """Styles of the roles drawn so far. Finding a style walks up to the root, so keep them."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         """The rows to show, at most `height`, each at most `width` cells. Pure in the state."""
@@ -81,7 +79,7 @@ class Painted(Widget):
         self._restyled = True
 
     def _looks_different(self) -> bool:
-        """Whether a style has really changed since the last paint. Textual also announces other
+        """Whether a style has changed since the last paint. Textual also announces other
         updates.
         """
         if not self._restyled:
