@@ -20,7 +20,7 @@ from memconsole.runs.record.directory import find_run
     default="huggingface",
     show_default=True,
     type=click.Choice(["huggingface", "bitnet"]),
-    help="bitnet: matrices in -1, 0 and 1 (b1.58), with what that costs measured.",
+    help="bitnet: matrices in -1, 0 and 1 (b1.58), and measure the loss it costs.",
 )
 @click.pass_context
 def command(ctx: click.Context, run: str, directory: Path, form: str) -> None:

@@ -73,9 +73,7 @@ def lengths_words(lengths: Lengths) -> str:
 def lines(plan: Plan, rows: RowLengths) -> list[str]:
     """What decides a row's length, and the memory for rows that hold a whole document."""
     length = plan.data.sequence_length
-    found = [
-        f"every row is {length:,} tokens, so that no batch needs more than another: {_why(rows)}"
-    ]
+    found = [f"every row is {length:,} tokens, so all batches need the same memory: {_why(rows)}"]
     if rows.lengths is None:
         return [*found, "documents' own lengths are not known; --lengths measures them"]
     found.append(f"tokens per document: {lengths_words(rows.lengths)}")

@@ -77,7 +77,7 @@ def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:
             remedy.label,
             "~" + format_bytes(remedy.saves_bytes),
             f"x{remedy.time_factor:.2f}",
-            "fits" if remedy.fits else "too little",
+            "fits" if remedy.fits else "not enough",
             remedy.result or "time alone",
             " ".join(
                 f"--set {key}={plans.written(value)}" for key, value in remedy.changes.items()

@@ -111,7 +111,9 @@ def follow(run: RunDirectory, *, json: bool = False) -> int:
                 request_stop(run, "memconsole train (Ctrl-C)")
                 click.echo("stopping: finishing the step, then a checkpoint", err=True)
             if interrupts > 1:
-                click.echo(f"left to stop by itself: memconsole attach {run.id}", err=True)
+                click.echo(
+                    f"not waiting for it to stop; memconsole attach {run.id} shows it", err=True
+                )
                 return RESUMABLE
             time.sleep(POLL_SECONDS)
     finally:

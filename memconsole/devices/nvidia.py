@@ -169,7 +169,9 @@ def _processes(handle: Any) -> tuple[Process, ...]:
             found[entry.pid] = Process(
                 pid=entry.pid,
                 name=_process_name(entry.pid),
-                used_bytes=Missing("the driver does not tell here") if used is None else int(used),
+                used_bytes=Missing("not reported by the driver here")
+                if used is None
+                else int(used),
             )
     return tuple(found.values())
 

@@ -43,7 +43,9 @@ def read_tpu(
             shown = clean_line(declared, 40)
             return [], [f"TPU: TPU_ACCELERATOR_TYPE is {shown} but there is no TPU device here"]
         return [], []
-    notes = [] if nodes else ["TPU: on the bus, but no /dev/accel* or /dev/vfio/* to open it by"]
+    notes = (
+        [] if nodes else ["TPU: on the PCI bus, but it has no /dev/accel* or /dev/vfio/* to open"]
+    )
     generation = chips[0] if chips and declared[:2] != "v2" else _declared(declared)
     name = f"TPU {generation}" if generation else "TPU of unknown type"
     return [

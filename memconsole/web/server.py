@@ -102,7 +102,9 @@ class WebConsole:
         @web.middleware
         async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
             if not self.door.host_is_ours(request.headers):
-                raise web.HTTPMisdirectedRequest(text="not the host this console is served at\n")
+                raise web.HTTPMisdirectedRequest(
+                    text="wrong host: this console is served at another address\n"
+                )
             if request.path != "/" and not self._known(request):
                 raise web.HTTPForbidden(text="open the address that memconsole web printed\n")
             response: web.StreamResponse = await handler(request)

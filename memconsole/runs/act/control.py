@@ -86,5 +86,5 @@ def wait_accepted(run: RunDirectory, request_id: str) -> Reply:
     """The supervisor's reply. Raises `RunError` if it refuses or does not reply in time."""
     found = wait_answer(run, request_id)
     if found is None or not found.accepted:
-        raise RunError(f"run {run.id}: {found.note if found else 'its supervisor is silent'}")
+        raise RunError(f"run {run.id}: {found.note if found else 'its supervisor does not reply'}")
     return found

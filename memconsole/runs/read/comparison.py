@@ -29,7 +29,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     band_bytes: tuple[int, int] | None = None
     inside_band: bool | None = None
     at_least: bool = False
-    """The run ran out of memory, so it needed more than was measured."""
+    """The run needed at least this: it ran out of memory, or it is not finished."""
     note: str = ""
     """Why a figure is missing, or which phase of the step has the highest estimate."""
 

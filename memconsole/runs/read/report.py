@@ -253,7 +253,7 @@ def _measured(state: RunState) -> MeasuredLine:
     if state.memory is None:
         return MeasuredLine()
     on_cpu = _kind(state) == "cpu"
-    silent = "this device does not tell"
+    silent = "not reported by this device"
     found = {
         "peak_bytes": state.peak_bytes,
         # On a CPU, only the trainer's own allocations are charged to it.

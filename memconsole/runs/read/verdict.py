@@ -34,7 +34,7 @@ _REASON_OF_CAUSE = {
 LAST_OUTPUT_BYTES = 4096
 _OF_SIGNAL = {
     signal.SIGBUS: "SIGBUS: /dev/shm is full, or a file was cut while it was mapped",
-    signal.SIGABRT: "SIGABRT: a library gave up (in a JAX gang: another process of it died)",
+    signal.SIGABRT: "SIGABRT: a library aborted (with several JAX processes: another one died)",
     signal.SIGSEGV: "SIGSEGV: a library crashed; stacks.log shows where",
     signal.SIGILL: "SIGILL: a library was built for another processor",
     signal.SIGXCPU: "SIGXCPU: the limit on processor time was reached",
@@ -122,7 +122,7 @@ def classify(evidence: Evidence) -> Verdict:
         return _made(
             evidence,
             found.reason,
-            f"{found.evidence} (nobody could wait for its exit code; this is its own last record)",
+            f"{found.evidence} (from its own last record; its exit code is unknown)",
             exit_code=code,
         )
     if evidence.error is not None:
@@ -135,7 +135,7 @@ def classify(evidence: Evidence) -> Verdict:
         return _made(
             evidence,
             "unknown",
-            f"it was started on {evidence.elsewhere}; from here nobody can tell whether it lives; "
+            f"it was started on {evidence.elsewhere}; whether it still runs cannot be seen from here; "
             f"last seen {evidence.where}",
         )
     out_of_memory, words = oom_evidence(evidence.oom_before, evidence.oom_now)
@@ -236,7 +236,7 @@ def _by_words_of_memory(
     evidence: Evidence, exit_code: int | None = None, number: signal.Signals | None = None
 ) -> Verdict:
     """The verdict if a library could not allocate and ended the process without an exception."""
-    words = f"a library gave up {evidence.where}: {clean_line(evidence.words_of_memory, 400)}"
+    words = f"a library aborted {evidence.where}: {clean_line(evidence.words_of_memory, 400)}"
     return _made(evidence, "out_of_memory", words, exit_code=exit_code, number=number)
 
 

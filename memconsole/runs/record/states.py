@@ -17,7 +17,9 @@ State = Literal[
     "orphaned",
     "lost",
 ]
-"""starting: no trainer yet. unsupervised: the trainer lives but its supervisor does not. orphaned:
+"""The states that need a word.
+
+starting: no trainer yet. unsupervised: the trainer lives but its supervisor does not. orphaned:
 the trainer is dead but children of it still hold memory. lost: it died with its supervisor or in a
 reboot.
 """

@@ -96,7 +96,7 @@ def read_keymap(path: Path | None = None) -> Keymap:
     except OSError as error:
         return Keymap(path, problems=(f"cannot be read: {error.strerror}",), there=True)
     if len(content) > MOST_BYTES:
-        words = f"longer than {MOST_BYTES >> 10} KiB, which no keymap is"
+        words = f"larger than {MOST_BYTES >> 10} KiB"
         return Keymap(path, problems=(words,), there=True)
     try:
         table, problems = parse(content.decode())
@@ -174,7 +174,7 @@ def _row(section: str, id: str, keys: object) -> _Row:
     places = tuple(s for s in ALL_SCREENS if id in _SCREENS[s])
     if not places or section not in (ALL, *places):
         known = {i for s, ids in _SCREENS.items() if section in (s, ALL) for i in ids}
-        hint = f"; it is of {', '.join(places)}" if places else nearest(id, known)
+        hint = f"; it belongs to {', '.join(places)}" if places else nearest(id, known)
         raise _RefusedError(f"no such row{hint}; `memconsole keys` lists them")
     if not isinstance(keys, str):
         raise _RefusedError('not text: keys are written like "L" or "L,ctrl+e"')

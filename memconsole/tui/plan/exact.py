@@ -19,7 +19,7 @@ REST_SECONDS = 0.7
 """The tracer is asked once no key has been pressed for this long."""
 TICK_SECONDS = 1.0
 _STOPPED = "stopped · {key} asks"
-_BUSY = "a run trains on this CPU · {key} asks all the same"
+_BUSY = "a run trains on this CPU · {key} asks anyway"
 
 
 class ExactOwner(Protocol):
@@ -102,12 +102,12 @@ class ExactNumbers:
             self._stopped, self._insisted = True, False
             if book is not None:
                 book.rest()
-            words = f"exact numbers are not asked for any more; {self._key()} asks again"
+            words = f"no longer asking for exact numbers; {self._key()} asks again"
         else:
             self._stopped, self._insisted = False, True
             if book is not None:
                 book.forget_problems()
-            words = f"asked again; before: {problem}" if problem else "asking for exact numbers"
+            words = f"asking again; last time: {problem}" if problem else "asking for exact numbers"
             self._ask()
         self.refresh()
         return words

@@ -42,7 +42,7 @@ def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
             str(n),
             remedy.label,
             f"saves ~{format_bytes(remedy.saves_bytes)} · ×{remedy.time_factor:.2f} · "
-            + ("✓ fits" if remedy.fits else "✗ short")
+            + ("✓ fits" if remedy.fits else "✗ not enough")
             + (f" · changes: {remedy.result}" if remedy.result else ""),
             label_width=36,
         )
