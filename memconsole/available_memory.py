@@ -1,7 +1,7 @@
-"""How much memory is left to this process, on this machine and in its control group.
+"""The memory this process can still take, on this machine and in its control group.
 
-Sources: Linux Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.swap.max, memory.stat)
-and cgroup-v1/memory.rst (memory.limit_in_bytes, memory.usage_in_bytes, memory.memsw).
+Sources: Linux Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.swap.max,
+memory.stat) and cgroup-v1/memory.rst (memory.limit_in_bytes, memory.usage_in_bytes, memory.memsw).
 """
 
 from __future__ import annotations
@@ -13,22 +13,28 @@ import msgspec
 import psutil
 
 _NO_LIMIT = 1 << 60
-"""cgroup v1 writes the largest page-aligned number for "no limit"."""
+"""cgroup v1 writes the largest page-aligned number to mean "no limit"."""
 
 
 class MemoryLimit(msgspec.Struct, frozen=True):
-    """A control group's limit that is below what the machine has."""
+    """A control group's memory limit that is lower than the machine's memory."""
 
     limit_bytes: int
     free_bytes: int
-    """What may still be taken before it; file pages the kernel would drop count as free."""
+    """What the group can still take. Inactive file pages, which the kernel drops first, count as
+    free.
+    """
     fillable_bytes: int
-    """The same with file pages in use, which are dropped at need, and with swap."""
+    """The same, with active file pages (the kernel drops them under pressure) and swap counted as
+    free.
+    """
     version: int
 
 
 def fillable_bytes(root: Path = Path("/")) -> int:
-    """The most that this process can still fill before the kernel kills it for lack of memory, swap included."""
+    """The most this process can fill before the kernel kills it for lack of memory,
+    including swap.
+    """
     memory = psutil.virtual_memory()
     try:
         swap = int(psutil.swap_memory().free)
@@ -40,9 +46,9 @@ def fillable_bytes(root: Path = Path("/")) -> int:
 
 
 def memory_limit(root: Path, ram_bytes: int, free_swap_bytes: int = 0) -> MemoryLimit | None:
-    """The tightest limit of this process's control group and those around it; None without one.
+    """The tightest limit of this process's control group and its parents; None without one.
 
-    `root` is where /proc and /sys are.
+    `root` is the directory that holds /proc and /sys.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -69,7 +75,7 @@ def memory_limit(root: Path, ram_bytes: int, free_swap_bytes: int = 0) -> Memory
 
 
 def _upwards(top: Path, group: str) -> list[Path]:
-    """The group's directory and each above it. In a container its path may exist only outside."""
+    """The group's directory and its parents. In a container the path may exist only on the host."""
     parts = [part for part in group.split("/") if part not in ("", ".", "..")]
     return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 
@@ -95,7 +101,7 @@ def _limit_of(folder: Path, version: int, free_swap_bytes: int) -> MemoryLimit |
 
 
 def _swap_left(folder: Path, version: int, ram_left: int) -> int:
-    """What the group may still swap out. The limit of version 1 is on RAM and swap together."""
+    """The swap the group may still use. In version 1 the limit covers RAM and swap together."""
     if version == 2:
         limit, used = _number(folder / "memory.swap.max"), folder / "memory.swap.current"
         ram_left = 0
@@ -122,7 +128,7 @@ def _field(stat: str, name: str) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """A number file; None for "max" and for what cannot be read."""
+    """The number in a file; None for "max" and for a file that cannot be read."""
     try:
         return int(path.read_text().strip())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Where what can be made again is kept on this machine."""
+"""The folder for files that this machine can make again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """``$XDG_CACHE_HOME/memconsole``, or the system's own place for caches."""
+    """``$XDG_CACHE_HOME/memconsole``, or the system's usual cache folder."""
     home = environment.get("XDG_CACHE_HOME", "")
     if os.path.isabs(home):
         return Path(home) / "memconsole"

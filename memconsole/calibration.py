@@ -1,4 +1,4 @@
-"""Calibrates estimates by the receipts of this machine's finished runs."""
+"""Calibrates estimates with the receipts of finished runs on this machine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from memconsole.runs.read.receipt import driver_version
 from memconsole.runs.record.directory import RECEIPT, runs_root
 
 MOST_RUNS = 20
-"""Newest runs of one setup that count."""
+"""Only this many of the newest runs of one setup are used."""
 REFRESH_SECONDS = 5.0
 MOST_BYTES = 1 << 20
-"""A receipt larger than this is not one of ours."""
+"""A larger receipt was not written by this program and is ignored."""
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "optax")
 
 
@@ -36,7 +36,7 @@ class _Lacked(msgspec.Struct, kw_only=True):
 
 
 class _Stored(msgspec.Struct, kw_only=True):
-    """The fields of receipt.json that count here."""
+    """The fields of receipt.json that calibration reads."""
 
     device_name: str
     device_total_bytes: int | None = None
@@ -49,7 +49,7 @@ class _Stored(msgspec.Struct, kw_only=True):
 
 
 class Receipts:
-    """The receipts under a folder of runs, read once each, by setup. Damaged ones are left out."""
+    """The receipts in a folder of runs, by setup. Each is read once; damaged ones are skipped."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -61,7 +61,9 @@ class Receipts:
         self._refreshed: float | None = None
 
     def refresh(self) -> None:
-        """Read the receipts that came since, at most every few seconds: a stat per run without one."""
+        """Read new receipts, at most every few seconds. A run without one costs one `stat` each
+        time.
+        """
         with self._lock:
             now = time.monotonic()
             if self._refreshed is not None and now - self._refreshed < REFRESH_SECONDS:
@@ -76,7 +78,7 @@ class Receipts:
                     self._read(name)
 
     def calibrate(self, plan: Plan, found: Estimate) -> Estimate:
-        """`found` with its table calibrated by the runs of the plan's setup, on a device of this machine."""
+        """`found` with its table calibrated by runs of the same setup, if its device is local."""
         if not found.table.budget.local:
             return found
         with self._lock:
@@ -119,7 +121,7 @@ class Receipts:
         self._seen.add(name)
         lacked = stored.shortfall
         peak = lacked.needed_bytes if lacked else stored.measured.peak_bytes
-        # A run that ended in its first step measured no whole step.
+        # A run that ended in its first step did not measure a whole step.
         if not peak or (lacked is None and stored.steps < 2):
             return
         run = Measured(

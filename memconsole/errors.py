@@ -1,5 +1,5 @@
-"""What a person can mend: errors whose message is one line for whoever asked."""
+"""Errors that the user can fix: the message is one line that tells the user what to change."""
 
 
 class UserError(Exception):
-    """The message says what, where and what is allowed; commands print it and end with exit code 2."""
+    """The message says what is wrong, where, and what is allowed. Commands exit with code 2."""

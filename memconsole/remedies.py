@@ -1,4 +1,4 @@
-"""What would have saved a run that ran out of memory, by what it measured before it died."""
+"""What could have saved a run that ran out of memory, based on what the run measured."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from memconsole.runs.record.shortfall import Shortfall
 def remedies_of(
     plan: Plan, lacked: Shortfall | None, devices: Devices | None
 ) -> tuple[Remedy, ...]:
-    """Everything that lowers the plan's memory on its device, in the order to try, in bytes of the run that
-    died. Raises `PlanError` for a device that is not there."""
+    """Every change that lowers the plan's memory on its device, in the order to try them.
+
+    The bytes are relative to what the failed run needed. Raises `PlanError` for an absent device.
+    """
     return remedies(plan, budget(plan, devices), died(lacked))
 
 
 def died(lacked: Shortfall | None) -> OutOfMemoryRun | None:
-    """The run's shortfall in the words of an estimate; None where nothing was measured."""
+    """The run's shortfall in the form that the estimator takes; None if nothing was measured."""
     if lacked is None:
         return None
     phase = next((name for name, told in MEASURED_PHASES.items() if lacked.phase in told), "")

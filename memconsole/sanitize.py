@@ -1,8 +1,8 @@
-"""Text from datasets, logs, files and drivers made safe to show: nothing in it can act on a terminal.
+"""Makes text from datasets, logs, files and drivers safe to print on a terminal.
 
-Every string that did not come from this program passes `clean` or `clean_line` once, where it enters.
-Control sequences follow ECMA-48 (CSI, OSC, DCS, APC, PM, SOS, their 8-bit forms, and the BEL-terminated
-strings of xterm); invisible and reordering characters follow Unicode TR36 and TR39.
+Every string from outside this program passes `clean` or `clean_line` once, where it enters. Control
+sequences follow ECMA-48 (CSI, OSC, DCS, APC, PM, SOS, their 8-bit forms, and the BEL-terminated
+strings of xterm). Invisible and reordering characters follow Unicode TR36 and TR39.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 import unicodedata
 
 MAX_COMBINING = 4
-"""Combining marks kept on one character; real scripts use at most three or four."""
+"""Combining marks kept on one character. Real scripts use at most three or four."""
 
 ESCAPE_SYMBOL = "\N{SYMBOL FOR ESCAPE}"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# Device control strings: introducer, payload, terminator. Without a terminator on the same line only
-# the introducer is replaced, so that a cut sequence cannot hide the rest of a log. The payload class
-# excludes every introducer, which keeps matching linear.
+# A device control string is an introducer, a payload and a terminator. If the terminator is not on
+# the same line, only the introducer is replaced, so that a cut sequence cannot hide the rest of a
+# log. The payload class excludes every introducer, which keeps matching linear.
 _STRING = (
     r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x18\x1a\x1b\x80-\x9f\n]*"
     r"(?:\x07|\x1b\\|\x9c|[\x18\x1a])"
@@ -40,10 +40,11 @@ _PLAIN = re.compile(r"[\n\t -~]*\Z")
 
 
 def clean(text: str) -> str:
-    """`text` with line breaks and tabs kept and everything a terminal could obey gone or made visible.
+    """`text` without anything that acts on a terminal; line breaks and tabs are kept.
 
-    Colours and cursor movements are dropped; other sequences and control characters become one
-    visible symbol; bidirectional controls become U+FFFD; zero-width characters and tags are dropped.
+    Colours and cursor movements are dropped. Other sequences and control characters become one
+    visible symbol, bidirectional controls become U+FFFD, and zero-width characters and tags are
+    dropped.
     """
     if _PLAIN.match(text):
         return text
@@ -53,8 +54,8 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str, limit: int = 4096) -> str:
-    """`text` as one line of at most `limit` characters, ending in `…` where it was cut."""
-    # A cut before cleaning bounds the work on a line of many megabytes.
+    """`text` as one line of at most `limit` characters; it ends in `…` if it was cut."""
+    # Cutting before cleaning bounds the work on a line of many megabytes.
     line = clean(text[: 16 * limit + 16])
     if "\n" in line:
         line = line.replace("\n", " ")
@@ -82,7 +83,7 @@ def _replace_character(match: re.Match[str]) -> str:
 
 
 def _cap_combining(text: str) -> str:
-    """Keep at most `MAX_COMBINING` marks in a row (Mn and Me: those without a width of their own)."""
+    """Keep at most `MAX_COMBINING` marks in a row (categories Mn and Me, which have no width)."""
     run = 0
     kept: list[str] = []
     for character in text:

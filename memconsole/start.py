@@ -1,4 +1,4 @@
-"""Start a run the way both the console and the commands do: checked, priced, then launched."""
+"""Checks, prices and launches a run, for the console and for the commands."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from memconsole.runs.record.directory import RunDirectory
 
 
 def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Estimate:
-    """The estimate of a plan that can be launched here, as exact as `lookup` knows.
+    """The estimate of a plan that can be launched here, as exact as `lookup` allows.
 
-    Raises `PlanError` for one that cannot.
+    Raises `PlanError` if the plan cannot be launched here.
     """
     check(plan)
     check_trainable(plan)
@@ -38,13 +38,13 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
 def start(
     plan: Plan, name: str | None, devices: Devices | None, lookup: Lookup | None = None
 ) -> RunDirectory:
-    """Launch `plan` detached. The estimate is kept with the run, for its receipt. Raises `PlanError`."""
+    """Launch `plan` detached and store its estimate for the receipt. Raises `PlanError`."""
     found = check_launch(plan, devices, lookup)
     return launch(_anywhere(plan), name, estimate=msgspec.json.encode(found))
 
 
 def _anywhere(plan: Plan) -> Plan:
-    """`plan` with absolute paths, so that its run does not depend on the folder it was started in."""
+    """`plan` with absolute paths, so that the run does not depend on the current folder."""
     changes: dict[str, str] = {}
     if plan.data.source not in catalog.datasets() and Path(plan.data.source).expanduser().exists():
         changes["data.source"] = _absolute(plan.data.source)

@@ -1,8 +1,8 @@
-"""Typed values from JSON, safe in any thread.
+"""Decodes JSON to typed values, from any thread.
 
-msgspec learns a struct type when it first decodes to it, and a second thread that comes meanwhile finds
-the type half known: a segmentation fault (seen with 0.22). So types are learned under one lock, nested
-ones with them; decoding itself needs none.
+msgspec builds its description of a struct type on the first decode. If a second thread decodes to
+the same type meanwhile, it sees a half-built description and crashes with a segmentation fault
+(seen with 0.22). So decoders are created under one lock. Decoding itself needs no lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decoder(kind: type[_Kind]) -> msgspec.json.Decoder[_Kind]:
-    """The decoder of `kind`, made once."""
+    """The decoder of `kind`, created once."""
     found = _decoders.get(kind)
     if found is None:
         with _learning:
@@ -27,7 +27,10 @@ def decoder(kind: type[_Kind]) -> msgspec.json.Decoder[_Kind]:
 
 
 def decode(content: bytes | bytearray | memoryview | str, kind: type[_Kind]) -> _Kind:
-    """A value of `kind` from JSON. Raises `msgspec.MsgspecError`, `UnicodeDecodeError`, `RecursionError`."""
+    """A value of `kind` from JSON.
+
+    Raises `msgspec.MsgspecError`, `UnicodeDecodeError` or `RecursionError`.
+    """
     return decoder(kind).decode(content)
 
 

@@ -1,4 +1,4 @@
-"""Bytes, durations and counts as people read them."""
+"""Formats bytes, durations and counts for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 
 def format_bytes(count: float) -> str:
-    """``3.1 GiB``: three significant figures, binary units, sign kept."""
+    """``3.1 GiB``: three significant figures, binary units, with the sign."""
     size = abs(count)
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size >= unit * 0.9995:
@@ -19,7 +19,7 @@ def format_bytes(count: float) -> str:
 def parse_bytes(text: str) -> int:
     """The bytes of ``12GiB``, ``12 GB`` (powers of ten) or a plain number.
 
-    Raises `ValueError` for anything else, negative and infinite amounts included.
+    Raises `ValueError` for anything else, including negative and infinite amounts.
     """
     word = text.strip().lower().replace("_", "").replace(" ", "")
     for suffix, unit in (
@@ -48,7 +48,7 @@ def format_count(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """``45 s``, ``3 min 05 s``, ``2 h 14 min``, ``3 d 4 h``; ``n/a`` for an unknown one."""
+    """``45 s``, ``3 min 05 s``, ``2 h 14 min``, ``3 d 4 h``; ``n/a`` if not finite."""
     if not math.isfinite(seconds):
         return "n/a"
     whole = round(seconds)

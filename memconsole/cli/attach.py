@@ -1,4 +1,4 @@
-"""`memconsole attach`: watch a run in the console, or as plain lines where there is no terminal."""
+"""`memconsole attach`: watch a run in the console, or as plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memconsole.runs.record.directory import find_run
 def command(
     ctx: click.Context, run: str, readonly: bool, ascii: bool, slow_link: bool | None
 ) -> None:
-    """Watch RUN: an id, its beginning, a name, or "latest". Leaving never stops it."""
+    """Watch RUN: an id, its beginning, a name, or "latest". Leaving does not stop the run."""
     found = find_run(run)
     if sys.stdin.isatty() and sys.stdout.isatty():
         from memconsole.tui.app.console import run_console

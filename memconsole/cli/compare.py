@@ -42,7 +42,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
 
 
 def _figures(reports: list[Report]) -> list[tuple[str, list[str]]]:
-    """The measures of the runs' tasks at their last evaluations, a row each."""
+    """The measures of the runs' tasks at their last evaluations, one row per measure."""
     found = [
         {f.measure.label: f.value for f in figures(TASKS[made.task], made.evaluations[-1])}
         if made.evaluations

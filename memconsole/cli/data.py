@@ -1,4 +1,4 @@
-"""`memconsole data`: look into a dataset."""
+"""`memconsole data`: inspect a dataset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def inspect_command(
 ) -> None:
     """Say what SOURCE holds: a catalog name, a path, hf://owner/name or *.h5.
 
-    It is read by a process of its own, as the trainer would read it. Lengths are remembered for plan and fit.
+    A separate process reads it, the way the trainer does. Lengths are remembered for plan and fit.
     """
     found = inspection(source, assignments, lengths=lengths)
     if found.get("lengths"):
@@ -49,7 +49,7 @@ def inspect_command(
 
 
 def text(found: dict[str, Any]) -> str:
-    """An inspection for a person; nothing of the data reaches the terminal unsanitized."""
+    """An inspection as text; everything from the data is sanitized for the terminal."""
     sample = found.get("sample")
     rows = []
     for key, value in found.items():

@@ -1,4 +1,4 @@
-"""`memconsole devices`: what this machine has and how full it is."""
+"""`memconsole devices`: the devices of this machine and how full they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memconsole.units import format_bytes
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document per reading.")
 @click.option("--watch", is_flag=True, help="Print a reading every second until interrupted.")
 def command(as_json: bool, watch: bool) -> None:
-    """List devices with memory, utilization, temperature and power; n/a says why."""
+    """List devices with memory, utilization, temperature and power, and the reason for each n/a."""
     while True:
         found = read_once()
         if as_json:
@@ -34,7 +34,7 @@ def command(as_json: bool, watch: bool) -> None:
 
 
 def text(found: Devices) -> str:
-    """One line a device, the reasons for what is missing below."""
+    """One line per device, then the reasons for missing numbers."""
     rows = [["device", "name", "memory", "used", "free", "total", "busy", "temperature", "power"]]
     reasons: dict[str, None] = {}
     for device in found.devices:

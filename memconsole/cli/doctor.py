@@ -1,4 +1,4 @@
-"""`memconsole doctor`: what works here and what does not."""
+"""`memconsole doctor`: checks what works on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDS = {"torch": ("torch",), "jax": ("jax", "flax", "optax")}
 DATA = ("numpy", "grain", "datasets", "tokenizers", "h5py", "safetensors")
 
 Finding = tuple[str, str, str]
-"""What was looked at; ok, warning, missing or info; what was found and what to do."""
+"""What was checked; ok, warning, missing or info; what was found and what to do."""
 
 
 @click.command()
@@ -81,7 +81,7 @@ def _terminal() -> list[Finding]:
 
 
 def _keys() -> list[Finding]:
-    """The keymap file, and each of its rows that is refused."""
+    """The keymap file, and each of its rows that was rejected."""
     from memconsole.tui.keys.keymap import read_keymap
 
     keymap = read_keymap()

@@ -1,4 +1,4 @@
-"""Waiting for exact numbers on a command line: progress on standard error, Ctrl-C, a limit."""
+"""Waits for exact numbers on a command line, with progress on standard error and a time limit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from memconsole.plan.plan import Plan
 from memconsole.units import format_duration
 
 SLOW_LINES_SECONDS = 15.0
-"""Between lines of progress where standard error is no terminal."""
+"""Time between progress lines if standard error is no terminal."""
 
 
 def wait_for_exact(book: ExactBook, plan: Plan, budget: Budget, limit_seconds: float) -> str:
-    """Ask for `plan` and wait until it is known. Returns why it is not, or nothing.
+    """Ask for the exact numbers of `plan` and wait. Returns why they are missing, or "".
 
     Ctrl-C ends the waiting, not the command.
     """
@@ -44,7 +44,7 @@ def wait_for_exact(book: ExactBook, plan: Plan, budget: Budget, limit_seconds: f
 
 
 class _Lines:
-    """One line rewritten on a terminal, else a line now and then."""
+    """Progress: on a terminal one line that is rewritten, else a new line now and then."""
 
     def __init__(self, terminal: bool) -> None:
         self._terminal = terminal

@@ -20,13 +20,13 @@ from memconsole.runs.record.directory import find_run
     default="huggingface",
     show_default=True,
     type=click.Choice(["huggingface", "bitnet"]),
-    help="bitnet: matrices in -1, 0 and 1 (b1.58), with what that costs measured.",
+    help="bitnet: matrices in -1, 0 and 1 (b1.58), and measure the loss it costs.",
 )
 @click.pass_context
 def command(ctx: click.Context, run: str, directory: Path, form: str) -> None:
     """Write RUN's newest checkpoint to DIRECTORY: config.json, safetensors and tokenizer.json.
 
-    With a moving average of the weights (train.ema_decay), the average.
+    If the run keeps a moving average of the weights (train.ema_decay), the average is written.
     """
     found = find_run(run)
     argv = ["-P", "-m", "memconsole_trainer.export", str(found.path), str(directory)]

@@ -1,4 +1,4 @@
-"""`memconsole fit`: the fastest settings of a plan that fit a budget, and the largest and smallest that work."""
+"""`memconsole fit`: the fastest settings of a plan that fit a budget, and the size limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.units import MIB, parse_bytes
 
 LEAST_BUDGET = MIB
-"""A budget below is a forgotten unit."""
+"""A smaller budget was probably given without its unit."""
 
 
 @click.command()
@@ -66,8 +66,8 @@ def command(
 ) -> None:
     """Find the settings that fit the device at the least estimated time.
 
-    Changes that leave the training result alone come first. Rows per step and tokens per row stay. Ends with
-    exit code 3 when no settings fit.
+    Changes that leave the training result alone come first. Rows per step and tokens per row stay.
+    Ends with exit code 3 when no settings fit.
     """
     plan = build_plan(preset, plan_file, assignments)
     pinned = frozenset(kept_key(word) for word in keep)
@@ -115,7 +115,10 @@ def _print_toml(found: Fit) -> None:
 
 
 def kept_key(word: str) -> str:
-    """The setting that `word` names: a key, or its last part where that is unambiguous. Raises `PlanError`."""
+    """The setting that `word` names: a key, or its last part if that is unambiguous.
+
+    Raises `PlanError`.
+    """
     if word in plans.SETTINGS:
         return word
     tails = [key for key in plans.SETTINGS if key.rpartition(".")[2] == word]
@@ -127,7 +130,7 @@ def kept_key(word: str) -> str:
 
 
 def limited(device: Budget, amount: str) -> Budget:
-    """`device` with the usable bytes a person asked for. Raises `PlanError`."""
+    """`device` with the usable bytes from --budget. Raises `PlanError`."""
     try:
         usable = parse_bytes(amount)
     except ValueError:
@@ -147,7 +150,7 @@ def limited(device: Budget, amount: str) -> Budget:
 def with_machine(
     plan: Plan, device: Budget, keep: frozenset[str]
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The pins, and those that this machine adds, with their reason."""
+    """The settings to keep: the given ones and those that this machine forces, with the reasons."""
     missing = missing_compiler(plan, device)
     if not missing or plan.optimize.compile or "optimize.compile" in keep:
         return keep, ()
@@ -161,7 +164,7 @@ def report_of(
     notes: tuple[str, ...] = (),
     price: Price = table_of,
 ) -> FitReport:
-    """Everything else that is asked of a plan that was fitted."""
+    """The report of a fit: the fit, notes, and the largest and smallest sizes that work."""
     device = found.after.budget
     fitted = found.plan
     if fitted.optimize.compile:

@@ -1,4 +1,4 @@
-"""`memconsole fit --exact`: the fit by traced or compiled numbers, asked for only where they decide."""
+"""`memconsole fit --exact`: fits with traced or compiled numbers, where they matter."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from memconsole.plan.plan import Plan
 def fit_exactly(
     book: ExactBook, plan: Plan, device: Budget, keep: frozenset[str], limit_seconds: float
 ) -> tuple[Fit, str]:
-    """The best plan that fits by exact numbers, and why it is not sure, or nothing.
+    """The best plan that fits by exact numbers, and the reason if it is not certain.
 
-    Plans known by formula alone are hoped to need the low end of their band. The best of those that may fit is
-    traced, until the best is one that is known to fit: no better one was left out but for a formula whose whole
-    band lies beyond the budget.
+    A plan known by formula alone is assumed to need the low end of its band. The best plan that may
+    fit is traced, and so on until the best plan is known to fit. A better plan is then skipped only
+    if its whole band is beyond the budget.
     """
     deadline = time.monotonic() + limit_seconds
     problem = ""
@@ -39,12 +39,12 @@ def fit_exactly(
 
 
 def known(book: ExactBook) -> Price:
-    """Tables as exact as the book knows them."""
+    """A price function that uses the exact numbers in `book`, and the formula for the rest."""
     return lambda plan, device: table_of(plan, device, book.lookup)
 
 
 def hopeful(book: ExactBook) -> Price:
-    """The same, with a formula at the low end of its band."""
+    """The same, but with formula estimates at the low end of their band."""
     price = known(book)
 
     def table(plan: Plan, device: Budget) -> MemoryTable:
@@ -59,5 +59,5 @@ def hopeful(book: ExactBook) -> Price:
 
 
 def sure(table: MemoryTable) -> bool:
-    """Whether it holds what was traced or compiled; some of its phases may still be the formula's."""
+    """Whether the table has traced or compiled numbers; some phases may still use the formula."""
     return table.formula is not None

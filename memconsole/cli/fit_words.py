@@ -1,4 +1,4 @@
-"""What `memconsole fit` prints, for a person and as JSON."""
+"""What `memconsole fit` prints, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     keep: frozenset[str]
     notes: tuple[str, ...]
     largest_micro_batch: tuple[int | None, int | None]
-    """Of the plan as given, and as fitted."""
+    """For the plan as given, and for the fitted plan."""
     largest_sequence_length: tuple[int | None, int | None]
     smallest_device: str | None
-    """Of the catalog, for the plan as given."""
+    """The smallest catalog device for the plan as given."""
     smallest_device_fitted: str | None
-    """The same, fitted to each device."""
+    """The same, with the plan fitted to each device."""
 
 
 def hopeless(found: Fit) -> str:
-    """Why nothing fits: what is needed at least, and what most of it is."""
+    """Why nothing fits: the least memory needed, and its largest component."""
     phase, component, size = found.floor
     needed, usable = found.after.device_bytes, found.after.budget.usable_bytes
     return (
@@ -43,7 +43,7 @@ def hopeless(found: Fit) -> str:
 
 
 def text(report: FitReport) -> list[str]:
-    """The report for a person, about 100 columns wide."""
+    """The report as text, about 100 columns wide."""
     found, device = report.found, report.found.after.budget
     plan = report.given
     lines = [
@@ -118,7 +118,7 @@ def _sizes(report: FitReport) -> list[list[str]]:
 
 
 def document(report: FitReport) -> dict[str, Any]:
-    """The report as ``fit --json`` prints it; every byte count an integer."""
+    """The report as ``fit --json`` prints it. Every byte count is an integer."""
     found, device = report.found, report.found.after.budget
     phase, component, size = found.floor
     given = plans.to_document(report.given, full=True)

@@ -1,4 +1,4 @@
-"""Asking the data reader about a source, in a process of its own."""
+"""Asks the data reader about a source, in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memconsole.sanitize import clean_line
 
 
 def inspection(source: str, assignments: Sequence[str], *, lengths: bool) -> dict[str, Any]:
-    """What `memconsole_trainer.data` says of a source. Raises `PlanError`."""
+    """What `memconsole_trainer.data` reports about a source. Raises `PlanError`."""
     argv = [sys.executable, "-P", "-m", "memconsole_trainer.data"]
     argv += [*(["--lengths"] if lengths else []), source, *assignments]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True)

@@ -12,8 +12,8 @@ from memconsole.tui.keys.keymap import dumps, read_keymap
 def command() -> None:
     """Print every row of the key table with its present keys, as a keymap file.
 
-    Keep what you want to change in $XDG_CONFIG_HOME/memconsole/keys.toml (by default under ~/.config).
-    Rows of that file which are refused are told on standard error.
+    Keep what you want to change in $XDG_CONFIG_HOME/memconsole/keys.toml (by default under
+    ~/.config). Rejected rows of that file are reported on standard error.
     """
     keymap = read_keymap()
     for problem in keymap.problems:

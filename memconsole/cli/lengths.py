@@ -1,4 +1,4 @@
-"""The lengths of a plan's documents on a command line: measured where asked for, priced where known."""
+"""Document lengths on the command line: measures them on request, and prices known ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from memconsole.units import format_bytes
 
 
 class RowLengths(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a plan's rows."""
+    """What is known of the lengths of a plan's documents."""
 
     lengths: Lengths | None
     prices: tuple[LengthPrice, ...]
@@ -34,7 +34,7 @@ class RowLengths(msgspec.Struct, frozen=True, kw_only=True):
 def row_lengths(
     plan: Plan, device: Budget, *, measure: bool, lookup: Lookup | None = None
 ) -> RowLengths:
-    """Lengths from the last measurement of this data, or from one made now. Raises `PlanError`."""
+    """Lengths from the last measurement of this data, or from a new one. Raises `PlanError`."""
     lengths = _measured(plan) if measure else known_lengths(plan)
     prices = priced_lengths(plan, device, lengths, lookup) if lengths is not None else ()
     return RowLengths(lengths=lengths, prices=prices)
@@ -79,7 +79,7 @@ def lengths_words(lengths: Lengths) -> str:
 
 
 def lines(plan: Plan, rows: RowLengths) -> list[str]:
-    """What decides a row's length, and what rows would need that hold a document whole."""
+    """What decides a row's length, and the memory for rows that hold a whole document."""
     length = plan.data.sequence_length
     alike = f"every row is {length:,} {positions(plan)}, so that no batch needs more than another"
     if task_of(plan).unit != "token":

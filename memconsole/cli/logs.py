@@ -35,7 +35,7 @@ def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
 
 
 def _texts(log: Path, live: RunDirectory | None, *, raw: bool) -> Iterator[str]:
-    """The file in chunks of whole lines; with `live`, as it grows until that run ends."""
+    """The file in chunks of whole lines. With `live`, continues until that run ends."""
     with log.open("rb") as source:
         rest = b""
         while True:

@@ -26,18 +26,18 @@ COMMANDS = {
     "logs": "a run's output",
     "report": "a run's figures: losses, epochs, memory estimated and measured",
     "compare": "runs side by side",
-    "sample": "text continued by what a run has trained",
+    "sample": "a prompt continued by a run's model",
     "export": "a run's weights as a Hugging Face directory",
     "devices": "devices and how full they are",
     "data": "look into a dataset",
     "keys": "the console's keys as a keymap file, to change and keep",
     "doctor": "what works here and what does not",
 }
-"""Each is `memconsole.cli.<name>.command`, imported only when it is asked for."""
+"""Each is `memconsole.cli.<name>.command`, imported only on use."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand when it runs, so that ``--help`` is instant."""
+    """A group that imports a subcommand only to run it, so that ``--help`` is instant."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -110,7 +110,7 @@ def cli(
 
 
 def main() -> Any:
-    """Entry point. Errors a person can mend are one line on standard error, exit code 2."""
+    """Entry point. Prints a user's error as one line on standard error and exits with code 2."""
     try:
         return cli.main(prog_name="memconsole", standalone_mode=True)
     except UserError as error:

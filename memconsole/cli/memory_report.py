@@ -1,4 +1,4 @@
-"""A run's memory, estimated next to measured, and what would have saved a run that ran out of it."""
+"""Formats a run's memory, estimated next to measured, and the remedies if it ran out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memconsole.units import format_bytes
 
 
 def document(run: RunDirectory, made: Report, devices: Devices | None) -> dict[str, Any]:
-    """The report as `--json` prints it, with the remedies of a run that ran out of memory."""
+    """The report as `--json` prints it, with remedies if the run ran out of memory."""
     found: dict[str, Any] = msgspec.to_builtins(made)
     if made.verdict.reason in OUT_OF_MEMORY:
         found["remedies"] = msgspec.to_builtins(remedies_after(run, made, devices))
@@ -29,7 +29,10 @@ def document(run: RunDirectory, made: Report, devices: Devices | None) -> dict[s
 
 
 def remedies_after(run: RunDirectory, made: Report, devices: Devices | None) -> tuple[Remedy, ...]:
-    """In the order to try; none for a run that ended otherwise, or whose plan or device is gone."""
+    """Remedies in the order to try.
+
+    Empty if the run did not run out of memory, or its plan or device is gone.
+    """
     if made.verdict.reason not in OUT_OF_MEMORY:
         return ()
     try:
@@ -39,7 +42,7 @@ def remedies_after(run: RunDirectory, made: Report, devices: Devices | None) -> 
 
 
 def memory_lines(memory: MemoryReport) -> list[str]:
-    """A row per figure, then the host memory by kind and where the band comes from."""
+    """One row per figure, then the host memory by kind and the source of the band."""
     rows = [["memory", "estimated", "measured", "error", "in band"]]
     rows += [_row(c) for c in memory.comparison]
     lines = columns(rows)
@@ -65,7 +68,7 @@ def memory_lines(memory: MemoryReport) -> list[str]:
 
 
 def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:
-    """A row per remedy, in the order to try, in bytes of the run that died."""
+    """One row per remedy, in the order to try; bytes are relative to what the run needed."""
     if not found:
         return []
     rows = [["what would have helped", "saves", "time", "", "changes", "as settings"]]
@@ -74,7 +77,7 @@ def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:
             remedy.label,
             "~" + format_bytes(remedy.saves_bytes),
             f"x{remedy.time_factor:.2f}",
-            "fits" if remedy.fits else "too little",
+            "fits" if remedy.fits else "not enough",
             remedy.result or "time alone",
             " ".join(
                 f"--set {key}={plans.written(value)}" for key, value in remedy.changes.items()

@@ -1,4 +1,4 @@
-"""The options that say which plan a command is about."""
+"""The command-line options that describe a plan."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[st
 
 
 def _choices_first(assignment: tuple[str, object]) -> bool:
-    """What is set for a model or dataset is not undone by naming it afterwards."""
+    """Sort key that puts model and dataset first: choosing them must not undo other settings."""
     return assignment[0] not in ("model.name", "data.source")

@@ -65,8 +65,9 @@ def command(
 ) -> None:
     """Price a plan: memory by component and phase, and what each toggle would save.
 
-    Each number has its tier: ~ formula, = traced or compiled. Ends with exit code 3 when the plan does not
-    fit its device, and with 1 when --exact was asked for and cannot be had: the numbers are then the formula's.
+    Each number has its tier: ~ formula, = traced or compiled. Ends with exit code 3 when the plan
+    does not fit its device. Ends with 1 when --exact is given but exact numbers are not available:
+    the numbers then come from the formula.
     """
     if keys:
         click.echo(_keys())
@@ -100,11 +101,11 @@ def command(
 
 
 def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str]:
-    """The estimate with what tracing or compiling found, and why it is the formula's where it is."""
+    """The estimate with traced or compiled numbers, and the reason if there are none."""
     from memconsole.cli.exact import wait_for_exact
     from memconsole.memory.tracers.exact_book import ExactBook
 
-    estimate(plan, device)  # A plan without a price is refused before anything is started.
+    estimate(plan, device)  # Refuses a plan that cannot be priced before a tracer starts.
     book = ExactBook()
     try:
         problem = wait_for_exact(book, plan, device, limit_seconds)
@@ -114,7 +115,7 @@ def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, 
 
 
 def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, Any]:
-    """The estimate as ``plan --json`` prints it; every byte count an integer."""
+    """The estimate as ``plan --json`` prints it. Every byte count is an integer."""
     table = found.table
     budget = table.budget
     return {
@@ -178,7 +179,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
 
 
 def text(plan: Plan, found: Estimate) -> str:
-    """The estimate for a person, about 100 columns wide."""
+    """The estimate as text, about 100 columns wide."""
     table = found.table
     budget = table.budget
     lines = [
@@ -239,7 +240,7 @@ def text(plan: Plan, found: Estimate) -> str:
 
 
 def _about(table: MemoryTable) -> list[str]:
-    """What found the exact numbers, and what may differ."""
+    """The source of the exact numbers, and how they may differ from the run."""
     lines = []
     if table.source:
         lines.append(

@@ -22,9 +22,9 @@ POLL_SECONDS = 0.2
 @click.option("--steps", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option("--wait/--no-wait", default=True, help="Wait until they are recorded.")
 def command(run: str, steps: int, wait: bool) -> None:
-    """Record the next steps of RUN, which goes on: a trace of what it computes and a picture of its memory.
+    """Record the next steps of RUN: a trace of what it computes and its memory use.
 
-    The files go into RUN's folder; recorded steps are slower.
+    The run goes on; recorded steps are slower. The files go into RUN's folder.
     """
     found = find_run(run)
     request = request_profile(found, f"{user_name()} (memconsole profile)", steps)
@@ -40,7 +40,7 @@ def command(run: str, steps: int, wait: bool) -> None:
 
 
 def _recorded(run: RunDirectory, attempt: int, request: str) -> events.Profile:
-    """Wait for the request's recording. Raises `RunError` when the run ends before."""
+    """Wait for the requested profile. Raises `RunError` if the run ends first."""
     reader = EventReader(run.attempt_path(attempt))
     while True:
         lives = liveness(run).live

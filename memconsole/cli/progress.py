@@ -1,4 +1,4 @@
-"""Plain progress lines and the final summary of a run."""
+"""The progress lines and the final summary of a run, as plain text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 80
 
 
 class ProgressLines:
-    """Turns successive snapshots into the lines that are new."""
+    """Turns successive snapshots into new lines."""
 
     def __init__(self, seconds_between_steps: float = 5.0) -> None:
         self._between = seconds_between_steps
@@ -79,7 +79,7 @@ class ProgressLines:
 
 
 def step_line(run: RunSnapshot) -> str:
-    """One line on where training is."""
+    """One line with the current step, loss, speed and memory."""
     facts = run.facts
     total = f"/{facts.total_steps:,}" if facts.total_steps else ""
     parts = [f"step {facts.step:,}{total}", f"epoch {facts.epoch}", f"loss {_loss(facts.loss)}"]
@@ -93,7 +93,7 @@ def step_line(run: RunSnapshot) -> str:
 
 
 def summary(run: RunSnapshot) -> str:
-    """The end of a run for a person: how it ended, losses, times, memory, device."""
+    """The summary of an ended run: how it ended, losses, times, memory, device."""
     lines = ["=" * WIDTH, _headline(run).center(WIDTH).rstrip(), "=" * WIDTH]
     rows: list[tuple[str, str]] = []
     facts = run.facts

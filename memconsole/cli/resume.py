@@ -1,4 +1,4 @@
-"""`memconsole resume`: let a paused run go on, or continue one from its last checkpoint."""
+"""`memconsole resume`: continue a paused run, or restart an ended one from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memconsole.runs.record.requests import pause_asked
 @click.option("--follow/--detach", "watch", default=False, help="Print its progress.")
 @click.pass_context
 def command(ctx: click.Context, run: str, watch: bool) -> None:
-    """Let a paused RUN go on; start an ended one anew from its newest intact checkpoint."""
+    """Let a paused RUN go on; restart an ended RUN from its newest intact checkpoint."""
     found = find_run(run)
     if liveness(found).live and pause_asked(found):
         request_continue(found, f"{user_name()} (memconsole resume)")

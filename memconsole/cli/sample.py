@@ -1,4 +1,4 @@
-"""`memconsole sample`: text continued by what a run has trained."""
+"""`memconsole sample`: continue a prompt with a run's model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def command(
     top_k: int,
     seed: int,
 ) -> None:
-    """Continue a prompt with RUN's newest checkpoint, in a process of its own."""
+    """Continue a prompt with RUN's newest checkpoint."""
     found = find_run(run)
     options = {
         "--prompt": prompt,

@@ -49,7 +49,7 @@ def command(
 ) -> None:
     """Train a plan. The run goes on if this command or its terminal goes away.
 
-    Ctrl-C asks the run to checkpoint and stop; a second Ctrl-C leaves it to that and returns.
+    Ctrl-C asks the run to checkpoint and stop; a second Ctrl-C returns without waiting for it.
     """
     plan = build_plan(preset, plan_file, assignments)
     if detach:
@@ -88,7 +88,7 @@ def _start(ctx: click.Context | None, plan: Plan, name: str | None, force: bool)
 
 
 def follow(run: RunDirectory, *, json: bool = False) -> int:
-    """Print progress until the run ends; return the exit code that says how."""
+    """Print progress until the run ends. Returns the exit code for how it ended."""
     follower = Follower(run)
     lines = ProgressLines()
     interrupts = 0
@@ -111,7 +111,9 @@ def follow(run: RunDirectory, *, json: bool = False) -> int:
                 request_stop(run, "memconsole train (Ctrl-C)")
                 click.echo("stopping: finishing the step, then a checkpoint", err=True)
             if interrupts > 1:
-                click.echo(f"left to stop by itself: memconsole attach {run.id}", err=True)
+                click.echo(
+                    f"not waiting for it to stop; memconsole attach {run.id} shows it", err=True
+                )
                 return RESUMABLE
             time.sleep(POLL_SECONDS)
     finally:
@@ -129,7 +131,7 @@ def follow(run: RunDirectory, *, json: bool = False) -> int:
 
 
 def exit_code(snapshot: RunSnapshot) -> int:
-    """0 finished, 75 stopped and resumable, 2 a plan the trainer refused, 1 otherwise."""
+    """0 finished, 75 stopped and resumable, 2 the plan was refused, 1 otherwise."""
     if snapshot.verdict is not None and snapshot.verdict.reason == "bad_plan":
         return BAD_PLAN
     return {"finished": 0, "stopped": RESUMABLE}.get(snapshot.state, 1)

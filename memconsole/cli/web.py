@@ -1,4 +1,4 @@
-"""`memconsole web`: the same console in a browser, on this machine's loopback."""
+"""`memconsole web`: the same console in a browser, on this machine's loopback interface."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from memconsole.errors import UserError
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="A free one if not given.")
 @click.option("--write", is_flag=True, help="Let the page launch, stop, resume and delete.")
 def command(run: str | None, port: int, write: bool) -> None:
-    """Serve the console at 127.0.0.1, on RUN or where a console opens; read-only unless --write.
+    """Serve the console at 127.0.0.1; read-only unless --write. It shows RUN, if given.
 
-    The printed address holds a token that works once. From another machine:
-    ssh -L PORT:127.0.0.1:PORT HOST, then open the same address there.
+    The printed address holds a token that works once. From another machine: ssh -L
+    PORT:127.0.0.1:PORT HOST, then open the same address there.
     """
     try:
         from memconsole.web.server import WebConsole

@@ -1,1 +1,1 @@
-"""What this machine has and how full it is."""
+"""The devices of this machine and how much of their memory is in use."""

@@ -1,7 +1,7 @@
-"""AMD devices through the files the amdgpu kernel driver keeps in sysfs.
+"""Reads AMD devices from the sysfs files of the amdgpu kernel driver.
 
 Source: Linux kernel documentation, "drm/amdgpu AMDgpu driver": "Memory usage and display of memory
-info", "GPU Power/Thermal Controls and Monitoring"; hwmon units are millidegrees and microwatts.
+info", "GPU Power/Thermal Controls and Monitoring". hwmon units are millidegrees and microwatts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = Path("usr/share/libdrm/amdgpu.ids")
 def read_amd(
     environment: Mapping[str, str], root: Path = Path("/"), first: int = 0
 ) -> tuple[list[DeviceReading], list[str]]:
-    """The devices a ROCm program would see, numbered from `first`, and notes on what is absent.
+    """The devices a ROCm program would see, numbered from `first`, and notes on what is missing.
 
     `root` is the root of the file system. Never raises.
     """
@@ -72,12 +72,12 @@ def read_card(device: Path, identifier: str, root: Path) -> DeviceReading:
 
 
 def shared_memory_bytes(device: Path) -> tuple[int | Missing, int | Missing]:
-    """(total, used) bytes of host memory the device can reach through its translation table (GTT)."""
+    """(total, used) bytes of host memory that the device can reach through its GTT."""
     return _number(device / "mem_info_gtt_total"), _number(device / "mem_info_gtt_used")
 
 
 def _cards(sys: Path) -> list[Path]:
-    """Device directories of every AMD card, in the order of their addresses on the bus."""
+    """The device directory of every AMD card, in the order of bus addresses."""
     found: dict[str, Path] = {}
     for card in sys.glob("class/drm/card*"):
         device = card / "device"
@@ -112,7 +112,7 @@ def _hwmon(device: Path, *names: str) -> int | Missing:
 
 
 def _number(path: Path) -> int | Missing:
-    """A sysfs number. A device in runtime suspend or a lost one answers with an error."""
+    """The number in a sysfs file. A suspended or lost device answers with an error."""
     try:
         return int(path.read_text(encoding="ascii").strip())
     except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""Apple silicon: one memory for processor and GPU. What a GPU program uses, only that program can tell."""
+"""Reads Apple silicon, where processor and GPU share one memory.
+
+Only a running GPU program can tell how much GPU memory it uses.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ GIB = 2**30
 _UNKNOWN = Missing("macOS does not tell without administrator rights")
 
 Ask = Callable[[str], str | None]
-"""The value of a sysctl, None when there is none."""
+"""Returns the value of a sysctl, None if there is none."""
 
 
 def sysctl(name: str) -> str | None:
@@ -36,7 +39,7 @@ def sysctl(name: str) -> str | None:
 def read_apple(
     platform: str = sys.platform, ask: Ask = sysctl
 ) -> tuple[list[DeviceReading], list[str]]:
-    """The GPU of an Apple-silicon Mac as `mps`; nothing elsewhere. Never raises."""
+    """The GPU of an Apple-silicon Mac as `mps`; nothing on other machines. Never raises."""
     if platform != "darwin":
         return [], []
     chip = clean_line(ask("machdep.cpu.brand_string") or "", 120)
@@ -62,10 +65,10 @@ def read_apple(
 
 
 def working_set_bytes(total_bytes: int, ask: Ask = sysctl) -> tuple[int, str]:
-    """About Metal's recommendedMaxWorkingSetSize, and where the figure comes from.
+    """An approximation of Metal's recommendedMaxWorkingSetSize, and the source of the figure.
 
     Metal gives the exact value only to programs that link it. Reported values are two thirds of the
-    memory up to 32 GiB (10.67 of 16, 21.33 of 32) and three quarters above (27 of 36, 48 of 64);
+    memory up to 32 GiB (10.67 of 16, 21.33 of 32) and three quarters above (27 of 36, 48 of 64).
     ``iogpu.wired_limit_mb`` overrides it. PyTorch: torch.mps.recommended_max_memory.
     """
     limit = ask("iogpu.wired_limit_mb")

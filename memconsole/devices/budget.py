@@ -1,4 +1,4 @@
-"""The memory a plan may use: its device found here or in the catalog, and what of it is usable."""
+"""The device of a plan, found on this machine or in the catalog, and its usable bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from memconsole.plan.catalog import CatalogDevice
 from memconsole.plan.plan import Plan, PlanError
 
 JAX_GPU_FRACTION = 0.75
-"""What XLA's allocator may take of a GPU unless told otherwise.
-Source: docs.jax.dev, "GPU memory allocation"."""
+"""The share of a GPU that XLA's allocator takes by default.
+
+Source: docs.jax.dev, "GPU memory allocation".
+"""
 
 ORDER = {"torch": ("gpu", "rocm", "apple", "cpu"), "jax": ("tpu", "gpu", "rocm", "cpu")}
-"""What each backend picks when the device is `auto`, best first."""
+"""The kinds of device each backend picks for `auto`, best first."""
 
 _COMMON = r"nvidia|amd|tesla|google|sxm\d?|hbm\d?e?|\d*gb"
 
@@ -38,8 +40,8 @@ def budget(
 ) -> Budget:
     """The device `plan` would run on, or is planned for, and its usable bytes.
 
-    `devices` is the newest reading of this machine, None while there is none: then only the
-    processor and the catalog are known. Raises `PlanError` naming `device.name`.
+    `devices` is the newest reading of this machine. While it is None, only the processor and the
+    catalog are known. Raises `PlanError` naming `device.name`.
     """
     name = plan.device.name
     if name not in ("auto", "cpu", "mps", "tpu") and not re.fullmatch(r"(cuda|tpu):\d+", name):
@@ -59,7 +61,7 @@ def _automatic(
     installed: Framework | None,
     environment: Mapping[str, str],
 ) -> tuple[DeviceReading, str]:
-    """What the backend would pick, and a remark on a better device it cannot use."""
+    """The device the backend would pick, and a remark on a better device that it cannot use."""
     remark = ""
     allowed = environment.get("JAX_PLATFORMS", "") if plan.backend == "jax" else ""
     for kind in ORDER.get(plan.backend, ORDER["torch"]):
@@ -112,7 +114,7 @@ def _named(plan: Plan, found: tuple[DeviceReading, ...], devices: Devices | None
 
 
 def _local(plan: Plan, reading: DeviceReading) -> Budget:
-    """The budget of a device of this machine: what is free now, within what the framework may take."""
+    """The budget of a device on this machine: what is free, up to what the framework may take."""
     known = _like_in_catalog(reading)
     total = reading.total_bytes
     if isinstance(total, Missing):
@@ -149,7 +151,7 @@ def _local(plan: Plan, reading: DeviceReading) -> Budget:
 
 def _from_catalog(plan: Plan, device: CatalogDevice) -> Budget:
     if device.kind == "apple":
-        # Its usable bytes are the recommended working set already.
+        # `usable_bytes` is the recommended working set already.
         limit, why = _share(
             device.usable_bytes, "recommended working set", plan.device.memory_fraction
         )
@@ -173,7 +175,7 @@ def _from_catalog(plan: Plan, device: CatalogDevice) -> Budget:
 
 
 def _limit(plan: Plan, kind: str, total: int) -> tuple[int, str]:
-    """The most the framework takes of a device of `total` bytes, and the phrase that says so."""
+    """The most the framework takes of a device with `total` bytes, and a phrase explaining it."""
     fraction = plan.device.memory_fraction
     if kind == "apple":
         return _share(*working_set_bytes(total), fraction)
@@ -195,7 +197,10 @@ def _percent(fraction: float) -> str:
 
 
 def _like_in_catalog(reading: DeviceReading) -> CatalogDevice | None:
-    """The catalog's entry for the same product, for its rates: every word of its name, and its size."""
+    """The catalog entry of the same product, which gives its bandwidth and flops.
+
+    All words of the name must match, and the size must be within 10 %.
+    """
     if reading.kind == "cpu":
         return None
     if reading.kind == "tpu":
@@ -205,7 +210,8 @@ def _like_in_catalog(reading: DeviceReading) -> CatalogDevice | None:
     for device in catalog.devices().values():
         if device.kind != reading.kind:
             continue
-        # Every word of the name must be the catalog's too: "Laptop" and "PCIe" are other products.
+        # Every word of the name must be in the catalog's label: "Laptop" and "PCIe" mark other
+        # products.
         if not words <= _words(device.label) or not any(map(_has_digit, words)):
             continue
         off = 0.0
@@ -217,11 +223,11 @@ def _like_in_catalog(reading: DeviceReading) -> CatalogDevice | None:
 
 
 def _words(name: str) -> set[str]:
-    """The words that name a product: without its maker, its socket, its kind of memory and its size."""
+    """The words that identify a product, without maker, socket, kind of memory and size."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return {word for word in words if not re.fullmatch(_COMMON, word)}
 
 
 def _has_digit(word: str) -> bool:
-    """Words that hold a digit name the product: 3060, h200, mi300x."""
+    """Whether the word has a digit; such words identify the product: 3060, h200, mi300x."""
     return any(letter.isdigit() for letter in word)

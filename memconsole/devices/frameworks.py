@@ -1,4 +1,4 @@
-"""What the installed frameworks were built for, found out without importing them."""
+"""Finds out which devices the installed frameworks support, without importing them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
-    """An installed framework and the kinds of device it can use: cpu gpu rocm apple tpu."""
+    """An installed framework and the kinds of device it can use: cpu, gpu, rocm, apple, tpu."""
 
     name: str
     version: str
@@ -21,7 +21,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=1)
 def torch_framework() -> Framework | None:
-    """PyTorch as installed, or None. Its build says which one kind of GPU it can use."""
+    """The installed PyTorch, or None. A build supports one kind of GPU at most."""
     folder = _package_folder("torch")
     if folder is None:
         return None
@@ -33,7 +33,7 @@ def torch_framework() -> Framework | None:
 
 @lru_cache(maxsize=1)
 def jax_framework() -> Framework | None:
-    """JAX as installed, or None. Its devices come as plugins, each a distribution of its own."""
+    """The installed JAX, or None. Support for a device is a plugin, a distribution of its own."""
     if _package_folder("jax") is None:
         return None
     names = {
@@ -44,14 +44,14 @@ def jax_framework() -> Framework | None:
 
 
 def framework_of(backend: str) -> Framework | None:
-    """The framework a backend trains with; None when it is not installed or not one of ours."""
+    """The framework a backend trains with; None if not installed or unknown."""
     if backend == "torch":
         return torch_framework()
     return jax_framework() if backend == "jax" else None
 
 
 def torch_of(version_file: str) -> Framework:
-    """The framework that ``torch/version.py`` describes."""
+    """The framework described by the text of ``torch/version.py``."""
 
     def value(name: str) -> str:
         match = re.search(rf"^{name}\b[^=\n]*=\s*'([^']*)'", version_file, re.MULTILINE)
@@ -63,13 +63,13 @@ def torch_of(version_file: str) -> Framework:
     if value("hip"):
         kinds.add("rocm")
     if not value("cuda") and not value("hip") and "+" not in value("__version__"):
-        # The wheels for macOS have no local version; those for Linux without a GPU end in +cpu.
+        # The macOS wheels have no local version; the Linux wheels without GPU support end in +cpu.
         kinds.add("apple")
     return Framework(name="torch", version=value("__version__"), kinds=frozenset(kinds))
 
 
 def jax_of(distributions: set[str], version: str) -> Framework:
-    """JAX among the installed distributions (normalized names)."""
+    """JAX with the device plugins among the installed distributions (normalized names)."""
     kinds = {"cpu"}
     for name in distributions:
         if re.fullmatch(r"jax-cuda\d+-plugin", name):

@@ -1,4 +1,4 @@
-"""This machine's processor and RAM, and how much of it this control group may use."""
+"""Reads this machine's processor and RAM, and how much of it this control group may use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "ac
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The processor and the memory of this machine now."""
+    """The processor and the current state of memory."""
 
     processor: str
     physical_cores: int | None
@@ -34,19 +34,19 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """RAM this process group may use at most."""
+        """The most RAM this control group may use."""
         return min(self.ram_bytes, self.limit.limit_bytes) if self.limit else self.ram_bytes
 
     @property
     def free_bytes(self) -> int:
-        """RAM this process group can still take now without swapping."""
+        """The RAM this control group can still take without swapping."""
         if self.limit:
             return min(self.available_bytes, self.limit.free_bytes)
         return self.available_bytes
 
 
 def host_facts(root: Path = Path("/")) -> HostFacts:
-    """Ask the system; `root` is where /proc and /sys are."""
+    """Ask the system. `root` is the directory that holds /proc and /sys."""
     memory = psutil.virtual_memory()
     try:
         swap = psutil.swap_memory()
@@ -66,7 +66,7 @@ def host_facts(root: Path = Path("/")) -> HostFacts:
 
 
 class Host:
-    """Reads the host again and again; utilization is measured between two readings."""
+    """Reads the host repeatedly. Utilization is measured between two readings."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -109,7 +109,7 @@ class Host:
 
 
 def processor_name(root: Path = Path("/"), ask: Callable[[str], str | None] = sysctl) -> str:
-    """The processor's model as its maker calls it."""
+    """The processor's model name, as its maker spells it."""
     try:
         text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

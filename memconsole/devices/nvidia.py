@@ -1,4 +1,4 @@
-"""NVIDIA devices through NVML. Every driver error becomes the reason of a missing number."""
+"""Reads NVIDIA devices through NVML. A driver error becomes the reason for a missing number."""
 
 from __future__ import annotations
 
@@ -48,18 +48,20 @@ _HBM = frozenset(
         "P100",
     ]
 )
-"""Words of a product's name that mean stacked memory."""
+"""Words in a product name that mean HBM."""
 
 
 class Nvidia:
-    """Keeps NVML open between readings; opens it anew after it was lost."""
+    """Keeps NVML open between readings, and opens it again after a failure."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._open = False
 
     def read(self) -> tuple[list[DeviceReading], list[str]]:
-        """The devices a CUDA program would see, in its order, and notes on what is absent and why."""
+        """The devices a CUDA program would see, in CUDA's order, and the reasons for
+        missing ones.
+        """
         try:
             if not self._open:
                 pynvml.nvmlInit()
@@ -93,7 +95,7 @@ class Nvidia:
 
 
 def reason(error: pynvml.NVMLError) -> str:
-    """An NVML error as a person reads it, with the driver's own number."""
+    """An NVML error as text, with the driver's error number."""
     code = getattr(error, "value", None)
     known = _REASONS.get(code)
     if known is None:
@@ -102,7 +104,7 @@ def reason(error: pynvml.NVMLError) -> str:
 
 
 def read_device(index: int, identifier: str) -> DeviceReading:
-    """One device; `index` is NVML's, `identifier` is what a plan calls it."""
+    """One device. `index` is NVML's index, `identifier` is the name that plans use."""
     handle = _ask(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
     if isinstance(handle, Missing):
         return DeviceReading(
@@ -147,7 +149,7 @@ def _ask(question: Callable[[], _Value]) -> _Value | Missing:
 
 
 def _memory(handle: Any) -> Any:
-    """Version 2 tells what the driver reserves apart from what programs use; old drivers lack it."""
+    """The device's memory. Version 2 separates what the driver reserves; old drivers lack it."""
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except (
@@ -167,13 +169,15 @@ def _processes(handle: Any) -> tuple[Process, ...]:
             found[entry.pid] = Process(
                 pid=entry.pid,
                 name=_process_name(entry.pid),
-                used_bytes=Missing("the driver does not tell here") if used is None else int(used),
+                used_bytes=Missing("not reported by the driver here")
+                if used is None
+                else int(used),
             )
     return tuple(found.values())
 
 
 def _running(handle: Any, kind: str) -> list[Any]:
-    """The processes of one kind, by the newest call the driver has; none where it has no such call."""
+    """The processes of one kind, from the newest call the driver has; empty if it has none."""
     for version in ("_v3", "_v2"):
         try:
             return list(getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses{version}")(handle))
@@ -192,7 +196,7 @@ def _process_name(pid: int) -> str:
 
 
 def _identifier(index: int) -> str:
-    """The UUID by which CUDA_VISIBLE_DEVICES may name the device; empty when the driver fails."""
+    """The UUID that CUDA_VISIBLE_DEVICES may contain; empty if the driver fails."""
     try:
         return _text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
     except pynvml.NVMLError:

@@ -1,4 +1,4 @@
-"""What solving a plan needs to know of devices: the budgets of the catalog's, and what this machine lacks."""
+"""What `fit` needs to know of devices: catalog budgets, and whether a compiler is missing here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memconsole.plan.plan import Plan, PlanError
 
 
 def catalog_budgets(plan: Plan) -> dict[str, Budget]:
-    """The budget of every catalog device that the plan's backend can use, by the device's name."""
+    """The budget of every catalog device that the plan's backend can use, keyed by device name."""
     found = {}
     for name in catalog.devices():
         device = msgspec.structs.replace(plan.device, name=name)
@@ -30,8 +30,12 @@ def catalog_budgets(plan: Plan) -> dict[str, Budget]:
 
 
 def missing_compiler(plan: Plan, device: Budget) -> str:
-    """What torch.compile would need and does not find here; empty if nothing, or if the device is another
-    machine's. Tells ahead what `memconsole_torch.techniques.compilation` refuses at launch, without importing torch."""
+    """The compiler that torch.compile needs and this machine lacks.
+
+    Empty if nothing is missing or the device is in another machine.
+    `memconsole_torch.techniques.compilation` checks the same at launch; this check does not import
+    torch.
+    """
     if plan.backend != "torch" or not device.local:
         return ""
     if device.kind in ("gpu", "rocm"):

@@ -1,7 +1,7 @@
-"""Minds the device probe, a process of its own because a driver call can hang or crash.
+"""Runs the device probe in a process of its own, because a driver call can hang or crash.
 
-``python -m memconsole.devices.probe`` is that process (see `sampler`): it prints one JSON line per
-interval and ends when its standard input closes. A console never waits for it.
+``python -m memconsole.devices.probe`` is that process (see `sampler`). It prints one JSON line per
+interval and ends when its standard input closes. The console never waits for it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from memconsole import typed_json
 from memconsole.devices.reading import Devices, without_numbers
 
 SILENT_SECONDS = 4.0
-"""Silence that is told."""
+"""A silence of this length is reported."""
 STALE_SECONDS = 10.0
-"""Silence after which the last numbers are no longer shown."""
+"""After this silence the last numbers are no longer shown."""
 HUNG_SECONDS = 30.0
-"""Silence after which the process is given up and another one started."""
+"""After this silence the process is killed and replaced."""
 RETRY_SECONDS = 5.0
-"""After a crash in a driver the next probe leaves that driver alone for so long, then twice as long …"""
+"""After a driver crash the next probe skips that driver for this long; each crash doubles it."""
 LONGEST_WAIT_SECONDS = 300.0
 LINE_BYTES = 1 << 20
 
@@ -39,7 +39,7 @@ _DRIVER_CRASHES = frozenset(
 
 
 class _End(Enum):
-    """Why one probe process is no longer listened to."""
+    """Why the console stops listening to one probe process."""
 
     CLOSING = "the console closes"
     RETRY = "it is time to ask the driver again"
@@ -59,12 +59,12 @@ class Probe:
         hung_seconds: float = HUNG_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """`environment` is the probe's; None passes this process's on."""
+        """`environment` is passed to the probe; None passes on this process's environment."""
         self.interval_seconds = interval_seconds
         self.restarts = 0
-        """Crashed or hung probes that were replaced."""
+        """How many crashed or hung probes were replaced."""
         self.pid: int | None = None
-        """Of the present probe process."""
+        """The process id of the current probe."""
         self._environment = None if environment is None else dict(environment)
         self._hung_seconds = hung_seconds
         self._retry_seconds = retry_seconds
@@ -77,7 +77,7 @@ class Probe:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin probing; a second start changes nothing."""
+        """Begin probing. A second call does nothing."""
         if self._thread is None:
             self._heard = time.monotonic()
             self._thread = threading.Thread(target=self._mind, name="device-probe", daemon=True)
@@ -86,7 +86,7 @@ class Probe:
     def latest(self) -> Devices | None:
         """The newest reading; None before the first. Never blocks.
 
-        Notes tell of a probe in trouble; after a long silence its numbers give way to that reason.
+        Notes report a probe in trouble. After a long silence the reason replaces its numbers.
         """
         reading, trouble = self._reading, self._trouble
         silent = time.monotonic() - self._heard
@@ -103,7 +103,7 @@ class Probe:
         return msgspec.structs.replace(reading, devices=devices, notes=(*reading.notes, *notes))
 
     def close(self) -> None:
-        """End the probe process and stop minding it; waits two seconds at most."""
+        """End the probe process and its thread; waits two seconds at most."""
         self._closing.set()
         process = self._process
         if process is not None:
@@ -119,7 +119,7 @@ class Probe:
         self.close()
 
     def _mind(self) -> None:
-        """The only thread that touches the process: start it, listen, replace it."""
+        """Start, listen to and replace the probe. Only this thread touches the process."""
         blame, crashes, troubles = "", 0, 0
         while not self._closing.is_set():
             before = self._heard
@@ -132,7 +132,7 @@ class Probe:
                 continue
             self.restarts += 1
             if end is _End.CRASHED and not blame:
-                # The other gauges go on without the driver that did this.
+                # The next probe skips the driver that crashed; the other gauges go on.
                 blame, crashes = f"a driver call crashed the probe ({evidence})", crashes + 1
                 continue
             troubles = 0 if self._heard > before else troubles + 1
@@ -140,7 +140,7 @@ class Probe:
             self._closing.wait(min(0.5 * 2 ** min(troubles, 10), LONGEST_WAIT_SECONDS))
 
     def _listen(self, blame: str, until: float | None) -> tuple[_End, str]:
-        """Start one probe process and take its lines until it ends, hangs or is to be replaced."""
+        """Start one probe process and read its lines until it ends, hangs or must be replaced."""
         self._unreaped = [p for p in self._unreaped if p.poll() is None]
         try:
             process = _spawn(
@@ -187,7 +187,7 @@ class Probe:
 def read_once(
     timeout_seconds: float = 2.0, *, environment: Mapping[str, str] | None = None
 ) -> Devices:
-    """One reading, within the time. What a driver does not answer by then is told in the notes."""
+    """One reading, within `timeout_seconds`. The notes name each driver that did not answer."""
     deadline = time.monotonic() + timeout_seconds
     blame = ""
     for _ in range(2):
@@ -231,16 +231,16 @@ def _spawn(
         command,
         stdin=subprocess.PIPE if minded else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        # A driver library may print; nothing of it may reach the screen.
+        # A driver library may print; that must not reach the screen.
         stderr=subprocess.DEVNULL,
-        # Ctrl-C and the terminal's hang-up are the console's affair.
+        # Ctrl-C and the terminal's hang-up go to the console only.
         start_new_session=True,
         env=None if environment is None else dict(environment),
     )
 
 
 def _how_ended(process: subprocess.Popen[bytes]) -> tuple[_End, str]:
-    """What the exit status of a process whose output has ended says."""
+    """How the process ended, from its exit status. Its output has closed already."""
     try:
         code = process.wait(timeout=2.0)
     except subprocess.TimeoutExpired:
@@ -256,7 +256,7 @@ def _how_ended(process: subprocess.Popen[bytes]) -> tuple[_End, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> bool:
-    """End and reap a probe process; False when it is stuck in the kernel and cannot be reaped yet."""
+    """End and reap a probe process. False if it is stuck in the kernel and cannot be reaped yet."""
     _close_input(process)
     try:
         process.wait(timeout=0.3)

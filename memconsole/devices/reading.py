@@ -1,4 +1,4 @@
-"""What a probe reports: devices and how full they are, every missing number with its reason."""
+"""What a probe reports: devices and how full they are. Every missing number has a reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Missing(msgspec.Struct, frozen=True, tag="missing"):
-    """A number that could not be had."""
+    """A number that could not be read, and why."""
 
     reason: str
 
@@ -16,7 +16,7 @@ Number = float | Missing
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A process using a device."""
+    """A process that uses a device."""
 
     pid: int
     name: str
@@ -27,7 +27,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """One device at one moment."""
 
     id: str
-    """As a plan names it: cpu, cuda:0, mps, tpu:0."""
+    """The name that plans use: cpu, cuda:0, mps, tpu:0."""
     name: str
     kind: str
     """cpu | gpu | rocm | apple | tpu"""
@@ -45,16 +45,17 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one probe saw."""
+    """All devices that one probe saw."""
 
     devices: tuple[DeviceReading, ...]
     notes: tuple[str, ...] = ()
-    """Why a kind of device is absent: "NVIDIA: no driver (libnvidia-ml.so.1 not found)"."""
+    """Why a kind of device is missing, such as "NVIDIA: no driver (libnvidia-ml.so.1 not found)".
+    """
     taken_monotonic_seconds: float = 0.0
 
 
 def without_numbers(device: DeviceReading, reason: str) -> DeviceReading:
-    """`device` with every number that changes replaced by why it is not known."""
+    """`device` with every changing number replaced by the reason why it is unknown."""
     missing = Missing(reason)
     return msgspec.structs.replace(
         device,

@@ -1,4 +1,4 @@
-"""The probe process: asks every source of device readings, each driver in a thread of its own."""
+"""The probe process: reads all devices, asking each driver in a thread of its own."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FIRST_PATIENCE_SECONDS = 1.5
 """A driver that has to wake a GPU may take about a second for its first answer."""
 PATIENCE_SECONDS = 0.25
 SILENCE_SECONDS = 2.0
-"""A question open for so long is told, and its old numbers are not shown any more."""
+"""If a driver does not answer for this long, that is reported and its old numbers are dropped."""
 
 
 class Asking:
-    """Asks one driver again and again without ever waiting longer than wanted for its answer."""
+    """Asks one driver repeatedly, and never waits longer than allowed for an answer."""
 
     def __init__(self, label: str, ask: Callable[[], Readings]) -> None:
         self._label = label
@@ -39,14 +39,14 @@ class Asking:
         threading.Thread(target=self._work, name=label, daemon=True).start()
 
     def want(self) -> None:
-        """Put the question, unless the last one is still open."""
+        """Ask the driver, unless the last question is still unanswered."""
         if self._done.is_set():
             self._asked = time.monotonic()
             self._done.clear()
             self._wanted.set()
 
     def latest(self, deadline: float) -> Readings:
-        """The newest answer, waiting for the open question until `deadline` (monotonic) at most."""
+        """The newest answer. Waits for an unanswered question until `deadline` (monotonic)."""
         if self._done.wait(max(0.0, deadline - time.monotonic())):
             return self._answer
         readings = self._answer[0]
@@ -62,13 +62,13 @@ class Asking:
             self._wanted.clear()
             try:
                 self._answer = self._ask()
-            except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+            except Exception as error:  # noqa: BLE001 (reported in the notes)
                 self._answer = ([], [f"{self._label}: {type(error).__name__}: {error}"])
             self._done.set()
 
 
 class Sampler:
-    """All sources together."""
+    """Samples the host and all device drivers."""
 
     def __init__(self, without_nvidia: str = "") -> None:
         """`without_nvidia`: why the NVIDIA driver is not asked; empty to ask it."""
@@ -79,12 +79,12 @@ class Sampler:
         self._nvidia_count = 0
 
     def prime(self, seconds: float = 0.1) -> None:
-        """Begin the span over which the first sample measures the processor's utilization."""
+        """Start the interval over which the first sample measures the processor's utilization."""
         self._host.read()
         time.sleep(seconds)
 
     def sample(self, patience_seconds: float) -> Devices:
-        """One reading of everything, within about the patience."""
+        """One reading of everything, within about `patience_seconds`."""
         deadline = time.monotonic() + patience_seconds
         if self._nvidia:
             self._nvidia.want()
@@ -109,7 +109,7 @@ class Sampler:
 
 
 def main(arguments: list[str]) -> None:
-    """Print one line per interval, or one line with --once."""
+    """Print one line per interval, or a single line with --once."""
     options = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
     sampler = Sampler(options.get("without-nvidia", ""))
     if "once" in options:
@@ -131,7 +131,11 @@ def main(arguments: list[str]) -> None:
 
 
 def _ask_nvidia() -> Callable[[], Readings]:
-    """Imported by the asking thread: loading the library can already hang or crash."""
+    """A function that reads NVIDIA devices.
+
+    It imports NVML on its first call, in the asking thread, because loading the library can already
+    hang or crash.
+    """
     kept: list[Callable[[], Readings]] = []
 
     def ask() -> Readings:
@@ -147,7 +151,7 @@ def _ask_nvidia() -> Callable[[], Readings]:
 
 
 def _end_with_input() -> None:
-    """End when the console is gone; a driver's thread cannot hold this process back."""
+    """Exit when the console is gone. A driver's thread cannot delay this."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

@@ -1,4 +1,4 @@
-"""TPUs of this machine: that they are there. Only the process that owns one can tell how full it is."""
+"""Finds the TPUs of this machine. Only the process that owns one can tell how full it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GENERATIONS = {
     "0x006f": "v6e",
     "0x0076": "7x",
 }
-"""PCI device ids; v2 and v3 share one. Source: jax/_src/hardware_utils.py."""
+"""PCI device ids. v2 and v3 share one. Source: jax/_src/hardware_utils.py."""
 _TYPES = (
     (re.compile(r"v5litepod|v5e", re.I), "v5e"),
     (re.compile(r"v5p", re.I), "v5p"),
@@ -32,7 +32,7 @@ _ONE_OWNER = Missing("only the process that owns the TPU can tell; a running tra
 def read_tpu(
     environment: Mapping[str, str], root: Path = Path("/")
 ) -> tuple[list[DeviceReading], list[str]]:
-    """One reading per chip, found by its PCI vendor, its device node or the TPU_* variables."""
+    """One reading per chip, found by PCI vendor, by device node or by the TPU_* variables."""
     chips = _chips(root)
     nodes = sorted(path.name for path in root.glob("dev/accel[0-9]*"))
     nodes += sorted(path.name for path in root.glob("dev/vfio/[0-9]*")) if chips else []
@@ -43,7 +43,9 @@ def read_tpu(
             shown = clean_line(declared, 40)
             return [], [f"TPU: TPU_ACCELERATOR_TYPE is {shown} but there is no TPU device here"]
         return [], []
-    notes = [] if nodes else ["TPU: on the bus, but no /dev/accel* or /dev/vfio/* to open it by"]
+    notes = (
+        [] if nodes else ["TPU: on the PCI bus, but it has no /dev/accel* or /dev/vfio/* to open"]
+    )
     generation = chips[0] if chips and declared[:2] != "v2" else _declared(declared)
     name = f"TPU {generation}" if generation else "TPU of unknown type"
     return [
@@ -80,7 +82,7 @@ def _chips(root: Path) -> list[str]:
 
 
 def _declared(accelerator_type: str) -> str:
-    """The generation in a type such as ``v5litepod-8``, ``v4-8`` or ``v6e-1``; empty when unknown."""
+    """The generation in a type such as ``v5litepod-8``, ``v4-8`` or ``v6e-1``; empty if unknown."""
     for pattern, generation in _TYPES:
         match = pattern.match(accelerator_type)
         if match:

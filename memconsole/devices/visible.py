@@ -1,4 +1,4 @@
-"""Which devices a framework would see, and in what order, under CUDA_VISIBLE_DEVICES and its kin."""
+"""Which devices a framework sees, and in what order, under CUDA_VISIBLE_DEVICES and the like."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 def visible_order(
     identifiers: Sequence[str], setting: str | None, variable: str
 ) -> tuple[list[int], str]:
-    """Indices of the visible devices in the framework's order, and a note when some are hidden.
+    """Indices of the visible devices in the framework's order, and a note if some are hidden.
 
-    `identifiers` are the devices' UUIDs; `setting` is the variable's value, None when it is not set.
-    As in CUDA, the first entry that names no device hides itself and all after it.
+    `identifiers` are the devices' UUIDs. `setting` is the variable's value, None if it is not set.
+    As in CUDA, an entry that matches no device hides itself and all entries after it.
     """
     everything = list(range(len(identifiers)))
     if setting is None:

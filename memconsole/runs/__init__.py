@@ -1,1 +1,1 @@
-"""One launched run: its directory, its events, its processes."""
+"""A launched run: its directory, its events and its processes."""

@@ -1,1 +1,1 @@
-"""The console in a browser, on the loopback."""
+"""The console in a browser, served on the loopback interface."""

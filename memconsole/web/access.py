@@ -1,8 +1,9 @@
-"""Who may use the console in a browser: the person who was told the token, from a page of ours.
+"""Admits only the browser of the person who was given the token.
 
-A browser runs pages of strangers too. Three checks keep them out: the address bar's host must be ours, which
-ends DNS rebinding; a WebSocket must come from a page of ours (Origin), which ends cross-site hijacking; and the
-browser must hold a session's cookie, got once for a token that only the terminal showed.
+A browser also runs pages from other sites. Three checks keep them out. The Host header must be this
+server's, which prevents DNS rebinding. A WebSocket must be opened by a page of this server
+(Origin), which prevents cross-site hijacking. And the browser must hold the session cookie, which
+it gets once in exchange for a token that only the terminal showed.
 """
 
 from __future__ import annotations
@@ -15,39 +16,39 @@ TOKEN_BYTES = 32
 
 
 class Door:
-    """The checks of one server on `port` of the loopback. Nothing here is logged or told to a stranger."""
+    """The access checks of one server on `port` of the loopback interface. It logs nothing."""
 
     def __init__(self, port: int) -> None:
         self.hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
         self.cookie = f"memconsole-{port}"
-        """Cookies know no ports: the name keeps two servers apart."""
+        """Cookies ignore ports, so the name contains the port to keep two servers apart."""
         self._token: str | None = secrets.token_urlsafe(TOKEN_BYTES)
         self._session = secrets.token_urlsafe(TOKEN_BYTES)
 
     @property
     def address(self) -> str:
-        """What to open, once."""
+        """The address to open; it works once."""
         return f"http://{self.hosts[0]}/?token={self._token or 'spent'}"
 
     def host_is_ours(self, headers: Mapping[str, str]) -> bool:
         return headers.get("Host", "") in self.hosts
 
     def page_is_ours(self, headers: Mapping[str, str]) -> bool:
-        """Whether a WebSocket is opened by a page of this very address."""
+        """Whether a WebSocket is opened by a page of this server."""
         return headers.get("Origin", "") == f"http://{headers.get('Host', '')}"
 
     def admit(self, token: str) -> str | None:
-        """The session for the token, the first time it is shown; None ever after and for any other."""
+        """The session for the token on its first use; None for another token or a later use."""
         if self._token is None or not _same(token, self._token):
             return None
         self._token = None
         return self._session
 
     def knows(self, session: str) -> bool:
-        """Whether this is the session that the token opened."""
+        """Whether `session` is the one that the token opened."""
         return self._token is None and _same(session, self._session)
 
 
 def _same(given: str, wanted: str) -> bool:
-    """Compared in a time that tells nothing."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode(), wanted.encode())

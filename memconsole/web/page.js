@@ -1,4 +1,4 @@
-// Keys go to the terminal without a click, and come back to it after one.
+// The terminal takes the focus without a click, and again when the window gets it back.
 const focus = () => document.querySelector(".xterm-helper-textarea")?.focus();
 window.addEventListener("load", focus);
 window.addEventListener("focus", focus);

@@ -1,8 +1,9 @@
-"""Serves the console to a browser on the loopback: one page, its scripts, and a WebSocket a tab.
+"""Serves the console to a browser on the loopback: a page, its scripts, one WebSocket per tab.
 
-The page's terminal and its wire format come with textual-serve (xterm.js); the program behind it is the same
-`memconsole` on a pseudo-terminal. Messages from the page are JSON lists: ``["stdin", text]``,
-``["resize", {"width", "height"}]``, ``["ping", text]``; what the console writes goes back as bytes.
+The page's terminal and its wire format come with textual-serve (xterm.js). The program it shows is
+the ordinary `memconsole` on a pseudo-terminal. Messages from the page are JSON lists: ``["stdin",
+text]``, ``["resize", {"width", "height"}]``, ``["ping", text]``. The console's output goes back as
+bytes.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from memconsole.web.shell import Shell
 
 MOST_TABS = 4
 MESSAGE_BYTES = 64 << 10
-"""A page sends keys and sizes; a larger message is refused."""
+"""A page sends only keys and sizes; a larger message is refused."""
 ASSETS = {
     "terminal.js": ("js/textual.js", "text/javascript"),
     "terminal.css": ("css/xterm.css", "text/css"),
     "RobotoMono.ttf": ("fonts/RobotoMono-VariableFont_wght.ttf", "font/ttf"),
 }
-"""What the page needs of textual-serve, by the name it is served under."""
+"""The textual-serve files the page needs, by the name they are served under."""
 
 
 class WebConsole:
-    """One server. `argv` is the console's command, started anew for each tab."""
+    """One server. `argv` is the console's command; each tab starts it once."""
 
     def __init__(self, argv: Sequence[str], port: int = 0) -> None:
-        """Binds at once. Raises `UserError` where the port is taken."""
+        """Binds the port at once. Raises `UserError` if the port is taken."""
         self.argv = tuple(argv)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +74,7 @@ class WebConsole:
         return app
 
     def run(self, ready: Callable[[str], object]) -> None:
-        """`serve` until SIGINT, SIGTERM or SIGHUP."""
+        """Run `serve` until SIGINT, SIGTERM or SIGHUP."""
 
         async def until_told() -> None:
             serving = asyncio.ensure_future(self.serve(ready))
@@ -85,7 +86,7 @@ class WebConsole:
         asyncio.run(until_told())
 
     async def serve(self, ready: Callable[[str], object]) -> None:
-        """Serve until cancelled; `ready` is given the address with its token."""
+        """Serve until cancelled. `ready` is called with the address, which contains the token."""
         runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=5.0)
         await runner.setup()
         try:
@@ -101,7 +102,9 @@ class WebConsole:
         @web.middleware
         async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
             if not self.door.host_is_ours(request.headers):
-                raise web.HTTPMisdirectedRequest(text="not the host this console is served at\n")
+                raise web.HTTPMisdirectedRequest(
+                    text="wrong host: this console is served at another address\n"
+                )
             if request.path != "/" and not self._known(request):
                 raise web.HTTPForbidden(text="open the address that memconsole web printed\n")
             response: web.StreamResponse = await handler(request)
@@ -115,7 +118,7 @@ class WebConsole:
         return self.door.knows(request.cookies.get(self.door.cookie, ""))
 
     def _harden(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Nothing of others in the page, and the page in nothing of others."""
+        """Forbid other sites in the page, and the page in frames of other sites."""
         response.headers.update(
             {
                 "Content-Security-Policy": "default-src 'none'; script-src 'self'; "
@@ -133,7 +136,7 @@ class WebConsole:
     # Pages
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
-        """The page; or, for the token, the session's cookie and the way to the page."""
+        """The page. A request with the token gets a session cookie and a redirect."""
         token = request.query.get("token")
         if token is not None:
             session = self.door.admit(token)
@@ -167,7 +170,7 @@ class WebConsole:
     # The terminal
 
     async def _terminal(self, request: web.Request) -> web.StreamResponse:
-        """A console for one tab, as long as the tab is open."""
+        """Run a console for one tab until the tab closes."""
         if not self.door.page_is_ours(request.headers):
             raise web.HTTPForbidden(text="not from a page of this console\n")
         if len(self._tabs) >= MOST_TABS:
@@ -190,13 +193,13 @@ class WebConsole:
         return tab
 
     async def _close_tabs(self, app: web.Application) -> None:
-        """The server ends: so does each tab's console."""
+        """Close every tab, and so its console, when the server stops."""
         for tab in tuple(self._tabs):
             await tab.close()
 
 
 async def _show(shell: Shell, tab: web.WebSocketResponse) -> None:
-    """Send what the console writes, no faster than the page takes it, until either has ended."""
+    """Send the console's output, no faster than the page takes it, until either ends."""
     while content := await shell.read():
         with contextlib.suppress(ConnectionError):
             await tab.send_bytes(content)
@@ -204,7 +207,7 @@ async def _show(shell: Shell, tab: web.WebSocketResponse) -> None:
 
 
 async def _type(shell: Shell, tab: web.WebSocketResponse) -> None:
-    """Take keys and sizes from the page until it is closed. What makes no sense is passed over."""
+    """Take keys and sizes from the page until it closes. Malformed messages are ignored."""
     async for message in tab:
         if message.type != WSMsgType.TEXT:
             continue
@@ -227,7 +230,7 @@ def _number(text: str | None, default: int) -> int:
 
 
 def _asset(path: str) -> bytes:
-    """A file of textual-serve. Raises `UserError` where it is not installed."""
+    """The content of a textual-serve file. Raises `UserError` if textual-serve is not installed."""
     try:
         return Path(str(files("textual_serve").joinpath("static", path))).read_bytes()
     except (ModuleNotFoundError, OSError):

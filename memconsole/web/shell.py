@@ -1,4 +1,4 @@
-"""A console of its own on a pseudo-terminal, for one browser tab."""
+"""Runs a console on a pseudo-terminal, for one browser tab."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 
 READ_BYTES = 65536
 LARGEST = 500
-"""Columns and rows a page may ask for."""
+"""The most columns and rows a page may ask for."""
 LEAVE_SECONDS = 3.0
 _PRIVATE = ("SSH_CONNECTION", "NO_COLOR", "TMUX", "COLUMNS", "LINES")
-"""Of the terminal in which the server runs; they say nothing about the browser's."""
+"""Variables of the server's own terminal; the browser's terminal must not inherit them."""
 
 
 @dataclass
 class Shell:
-    """A running console: its process and the terminal's other end."""
+    """A running console: its process and the master end of its terminal."""
 
     process: subprocess.Popen[bytes]
     master: int
 
     @classmethod
     def open(cls, argv: Sequence[str], columns: int, rows: int) -> Shell:
-        """Start `argv` on a terminal of its own. Raises `OSError`."""
+        """Start `argv` on a new terminal. Raises `OSError`."""
         master, slave = os.openpty()
         try:
             set_size(master, columns, rows)
@@ -51,14 +51,14 @@ class Shell:
         return cls(process, master)
 
     async def read(self) -> bytes:
-        """What the console wrote; empty once it has ended."""
+        """The console's output; empty once it has ended."""
         try:
             return await asyncio.to_thread(os.read, self.master, READ_BYTES)
         except OSError:
             return b""
 
     async def write(self, keys: bytes) -> None:
-        """Type `keys`."""
+        """Type `keys` into the console."""
         while keys:
             written = await asyncio.to_thread(os.write, self.master, keys)
             keys = keys[written:]
@@ -68,7 +68,7 @@ class Shell:
         os.kill(self.process.pid, signal.SIGWINCH)
 
     async def close(self) -> None:
-        """Let the console leave as on a dropped link; kill it if it does not. Runs go on."""
+        """Hang up, so that the console exits, and kill it if it does not. Runs go on."""
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGHUP)
             try:
@@ -83,6 +83,6 @@ class Shell:
 
 
 def set_size(descriptor: int, columns: int, rows: int) -> None:
-    """Tell the terminal how large it is, within reason."""
+    """Set the terminal's size, within limits."""
     columns, rows = (min(max(1, n), LARGEST) for n in (columns, rows))
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

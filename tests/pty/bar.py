@@ -121,7 +121,7 @@ def idle_bytes(env: Mapping[str, str], seconds: float = 10.0) -> int:
     with opened(env) as terminal:
         terminal.wait_for("fits, .* free")
         terminal.press("r")
-        terminal.wait_for("not asked for any more")
+        terminal.wait_for("no longer asking")
         terminal.rest(8.0, 60)  # till the notice is gone
         before = len(terminal.raw)
         time.sleep(seconds)

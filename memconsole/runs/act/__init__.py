@@ -1,1 +1,1 @@
-"""What starts, supervises, controls and ends runs."""
+"""Starts, supervises, controls and ends runs."""

@@ -1,4 +1,4 @@
-"""A trainer's side of its attempt: locks, stop requests, events, heartbeat and last words."""
+"""The trainer's side of an attempt: locks, stop requests, events, heartbeat and final records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRACEBACK_CHARACTERS = 30_000
 
 
 class Fenced(SystemExit):
-    """This attempt does not own the run: leave with exit code 76 and touch nothing."""
+    """This attempt does not own the run: exit with code 76 and change nothing."""
 
     def __init__(self, message: str) -> None:
         super().__init__(int(ExitCode.FENCED))
@@ -40,11 +40,11 @@ class Fenced(SystemExit):
 
 
 class Attempt:
-    """Held by a trainer from its first lines to its last: ``with Attempt(run, number) as attempt:``.
+    """The trainer holds this for its whole life: ``with Attempt(run, number) as attempt:``.
 
-    SIGTERM and SIGINT only set `stop_requested`; forked children inherit that and so outlive a
-    signal sent to the whole group. Raises `Fenced` on entry when a newer attempt, another trainer or
-    orphans of an older one own the run.
+    SIGTERM and SIGINT only set `stop_requested`. Forked children inherit these handlers and so
+    survive a signal to the whole process group. Entering raises `Fenced` if the run belongs to a
+    newer attempt, another trainer or orphans of an older attempt.
     """
 
     def __init__(self, run_directory: RunDirectory, number: int) -> None:
@@ -52,14 +52,14 @@ class Attempt:
         self.number = number
         self.path = run_directory.attempt_path(number)
         self.stop_requested = False
-        """Finish the step, save, leave with exit code 75."""
+        """Finish the step, save, and exit with code 75."""
         self.step = 0
         self.checkpoint: str | None = None
-        """The newest one, for the last word of an attempt that ends before it trains."""
+        """The newest checkpoint, for the final record of an attempt that ends before it trains."""
         self.reading: Callable[[], tuple[int | None, int | None]] | None = None
-        """Live tensor bytes now and at their peak, once there is a device that holds any."""
+        """Returns live tensor bytes (current, peak). None until a device holds tensors."""
         self.listeners: list[Callable[[Event], None]] = []
-        """Told of every event as well."""
+        """Called with every event too."""
         self._pid = os.getpid()
         self._locks: list[locks.Lock] = []
         self._writing = threading.RLock()
@@ -113,11 +113,16 @@ class Attempt:
 
     @property
     def paused(self) -> bool:
-        """Asked to wait between two steps, keeping its memory. A stop goes before. Microseconds."""
+        """Whether the trainer should pause between two steps. A stop takes precedence.
+
+        Takes microseconds.
+        """
         return not self.stop_requested and os.path.exists(self.path / "paused")
 
     def take_profile_request(self) -> Request | None:
-        """The request to record steps, once; None where there is none. Microseconds."""
+        """The request to profile steps, returned once; None if there is none. Fast:
+        microseconds.
+        """
         path = self.path / PROFILE
         if not os.path.exists(path):
             return None
@@ -127,7 +132,7 @@ class Attempt:
         return request
 
     def emit(self, event: Event, durable: bool = False) -> None:
-        """Append to the event log. Never raises for a full disk. Any thread of the trainer."""
+        """Append to the event log, from any thread of the trainer. Never raises for a full disk."""
         if os.getpid() != self._pid:
             return
         with self._writing:
@@ -137,22 +142,25 @@ class Attempt:
                 listener(event)
 
     def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
-        """A sign of life. Microseconds: call it each micro-batch and while writing a checkpoint.
+        """Report progress, at each micro-batch and while writing a checkpoint. Takes microseconds.
 
-        `bytes_written` is how much of a checkpoint is on disk; a stop's deadline moves with it.
+        `bytes_written` is how much of a checkpoint is on disk. While it grows, the deadline of a
+        stop is extended.
         """
         self.step = step
         if self._heartbeat is not None and os.getpid() == self._pid:
             self._heartbeat.beat(phase, step, bytes_written, boot_seconds())
 
     def is_newest(self) -> bool:
-        """Whether this attempt still owns the run. Ask before every commit; if not, exit with 76."""
+        """Whether this attempt still owns the run. Check before every commit; if not, exit
+        with 76.
+        """
         return self.run.newest_attempt() == self.number
 
     def finish(
         self, exit_code: int, step: int, reason: str, checkpoint: str | None = None
     ) -> FinalRecord:
-        """Write the last word, `final.json`. `reason` is one of `Verdict.reason`."""
+        """Write `final.json`, the trainer's last record. `reason` is one of `Verdict.reason`."""
         record = FinalRecord(
             exit_code=int(exit_code),
             step=step,
@@ -164,7 +172,7 @@ class Attempt:
         return record
 
     def report(self, exception: BaseException) -> str:
-        """Record the exception that ends this attempt, once: `error.json` and an `Error` event.
+        """Record the exception that ends this attempt, once, as `error.json` and an `Error` event.
 
         Returns its cause, for `failure.exit_code_of`.
         """
@@ -188,7 +196,10 @@ class Attempt:
         return cause
 
     def _error(self, cause: str, message: str, trace: str) -> Error:
-        """With what was held and asked for, where memory ran out: the frames that held it are alive yet."""
+        """The event of a failure. If memory ran out, it says how much was held and requested.
+
+        The frames that hold the tensors are still alive here, so they are still counted.
+        """
         if cause != "out_of_memory":
             return Error(cause=cause, message=message, traceback=trace)
         held = peak = None
@@ -206,7 +217,7 @@ class Attempt:
         )
 
     def free_reserve(self) -> None:
-        """Give up the ballast so that last records fit on a full disk."""
+        """Delete the reserve file, so that the last records fit on a full disk."""
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 self.run.reserve_path.unlink()
@@ -225,7 +236,7 @@ class Attempt:
         raise Fenced(why)
 
     def _make_reserve(self) -> None:
-        """Keep some room on the disk, less where there is little."""
+        """Reserve disk space for the last records, less if little is free."""
         with contextlib.suppress(OSError, AttributeError):
             size = min(RESERVE_BYTES, shutil.disk_usage(self.run.path).free // 16)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -236,7 +247,7 @@ class Attempt:
                 os.close(descriptor)
 
     def _redact_output(self) -> None:
-        """Keep secrets out of what Python code prints; it stays so until the process ends."""
+        """Remove secrets from what Python code prints, until the process ends."""
         if self._secrets and not isinstance(sys.stderr, RedactingStream):
             sys.stdout = cast(TextIO, RedactingStream(sys.stdout, self._secrets))
             sys.stderr = cast(TextIO, RedactingStream(sys.stderr, self._secrets))

@@ -1,4 +1,4 @@
-"""Asking a run's supervisor to stop, pause, profile or end its trainer."""
+"""Asks a run's supervisor to stop, pause, profile or kill its trainer."""
 
 from __future__ import annotations
 
@@ -14,34 +14,41 @@ from memconsole.sanitize import clean_line
 
 
 def request_stop(run: RunDirectory, who: str) -> str:
-    """Ask the trainer to finish its step, save and stop; asked twice, it is killed sooner if it does not.
+    """Ask the trainer to finish its step, save and stop. A second request shortens the deadline.
 
-    Returns the request's id. Starts a supervisor when the run has lost its own. Raises `RunError`
-    when the run does not live.
+    Past the deadline the trainer is killed. Returns the request's id. Starts a supervisor if the
+    run has none. Raises `RunError` if the run is not live.
     """
     return _request(run, "stop", who)
 
 
 def request_kill(run: RunDirectory, who: str) -> str:
-    """End the trainer, and what is left of its children, at once; work since the last checkpoint is
-    lost. Returns the request's id. Raises `RunError` when nothing of the run lives."""
+    """Kill the trainer and its remaining children at once; work since the last checkpoint is lost.
+
+    Returns the request's id. Raises `RunError` if no process of the run is alive.
+    """
     return _request(run, "kill", who)
 
 
 def request_pause(run: RunDirectory, who: str) -> str:
-    """Ask the trainer to wait between two steps, keeping its memory. Returns the request's id. Raises `RunError`
-    when the run does not live."""
+    """Ask the trainer to wait between two steps and keep its memory.
+
+    Returns the request's id. Raises `RunError` if the run is not live.
+    """
     return _request(run, "pause", who)
 
 
 def request_continue(run: RunDirectory, who: str) -> str:
-    """Let a paused trainer go on. Returns the request's id. Raises `RunError` when the run does not live."""
+    """Let a paused trainer go on. Returns the request's id. Raises `RunError` if it is not live."""
     return _request(run, "continue", who)
 
 
 def request_profile(run: RunDirectory, who: str, steps: int) -> str:
-    """Ask the trainer to record its next `steps` steps. Returns the request's id, which the `Profile` event tells
-    when they are recorded. Raises `RunError` when the run does not live."""
+    """Ask the trainer to profile its next `steps` steps.
+
+    Returns the request's id; the `Profile` event repeats it once they are recorded. Raises
+    `RunError` if the run is not live.
+    """
     return _request(run, "profile", who, steps)
 
 
@@ -68,7 +75,7 @@ def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str
 
 
 def wait_answer(run: RunDirectory, request_id: str, seconds: float = 10.0) -> Reply | None:
-    """Wait for the supervisor's answer; None when it does not come in time."""
+    """Wait for the supervisor's reply; None if it does not come in time."""
     deadline = time.monotonic() + seconds
     while (found := reply_to(run, request_id)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -76,8 +83,8 @@ def wait_answer(run: RunDirectory, request_id: str, seconds: float = 10.0) -> Re
 
 
 def wait_accepted(run: RunDirectory, request_id: str) -> Reply:
-    """The supervisor's answer. Raises `RunError` where it does not come in time, or refuses."""
+    """The supervisor's reply. Raises `RunError` if it refuses or does not reply in time."""
     found = wait_answer(run, request_id)
     if found is None or not found.accepted:
-        raise RunError(f"run {run.id}: {found.note if found else 'its supervisor is silent'}")
+        raise RunError(f"run {run.id}: {found.note if found else 'its supervisor does not reply'}")
     return found

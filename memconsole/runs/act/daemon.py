@@ -1,4 +1,4 @@
-"""Cutting a process loose from the terminal, the session and the parent that started it."""
+"""Detaches a process from the terminal, session and parent that started it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 def detach(log: Path, keep: int = -1) -> None:
     """Become a daemon: double fork, own session, no terminal, output appended to `log`.
 
-    Only `keep` stays open of the descriptors above 2. Returns in the daemon; the caller's process
-    exits. SIGHUP is ignored, here and in what is started from here.
+    Of the descriptors above 2 only `keep` stays open. Returns in the daemon; the calling process
+    exits. The daemon and its children ignore SIGHUP.
     """
     if os.fork():
         os._exit(0)
@@ -40,7 +40,7 @@ def detach(log: Path, keep: int = -1) -> None:
 
 
 def adopt_descendants() -> bool:
-    """Make orphaned descendants children of this process (Linux). Whether the system does that."""
+    """Make orphaned descendants children of this process (Linux). Returns whether that worked."""
     if sys.platform != "linux":
         return False
     import ctypes
@@ -50,18 +50,18 @@ def adopt_descendants() -> bool:
 
 
 def outlive_signals() -> None:
-    """Let SIGTERM and SIGINT pass without effect: the supervisor ends when its trainer has ended.
+    """Ignore SIGTERM and SIGINT: the supervisor ends only after its trainer.
 
-    Handlers rather than SIG_IGN, because started programs inherit only the latter.
+    It installs handlers instead of SIG_IGN, because started programs would inherit SIG_IGN.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
 
 
 def punch_head(path: Path, keep_bytes: int) -> int:
-    """Give the disk back all but the last `keep_bytes` of a file someone appends to; bytes freed.
+    """Free the disk space of all but the last `keep_bytes` of a growing file. Returns bytes freed.
 
-    The size stays, the head reads as zeros. 0 where the file system cannot.
+    The size stays and the head reads as zeros. Returns 0 if the file system cannot punch holes.
     """
     if sys.platform != "linux":
         return 0

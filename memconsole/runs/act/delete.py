@@ -1,4 +1,4 @@
-"""Deleting a run."""
+"""Deletes a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memconsole.runs.record.directory import RunDirectory, RunError
 
 
 def delete_run(run: RunDirectory) -> None:
-    """Remove a run's files. Raises `RunError` while any process of it lives."""
+    """Remove a run's files. Raises `RunError` while any of its processes is alive."""
     now = settled(run)
     if now.live or now.gang_held:
         raise RunError(f"run {run.id} is {now.state}; stop it first")

@@ -1,4 +1,4 @@
-"""The environment a trainer starts in."""
+"""Builds the environment variables of a trainer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ MALLOC_RETURNS = {
         "MALLOC_TRIM_THRESHOLD_": "1048576",
     },
 }
-"""glibc gives freed memory back to the system, so that resident memory shows tensors and not its own
-caches. At its own threshold of 128 KiB torch's tensors of small models leave a heap in pieces: 11 MiB unexplained of
-28 against 5 at 64 KiB, which costs a few per cent of their time. XLA holds few arrays, and scratch of its matrix
-library that comes and goes many times a step: 1 MiB gives as much back."""
+"""Settings that make glibc return freed memory to the system.
+
+Resident memory then shows tensors and not glibc's caches. At glibc's own threshold of 128 KiB,
+torch's tensors of small models fragment the heap: of 28 MiB, 11 MiB are unexplained, against 5 MiB
+at 64 KiB. The lower threshold costs a few per cent of the time. XLA holds few arrays, but its
+matrix library allocates and frees scratch many times a step; there 1 MiB returns as much.
+"""
 
 
 def device_kind(plan: Plan, devices: Path = Path("/dev"), platform: str = sys.platform) -> str:
-    """cpu, cuda, rocm, apple or tpu, as far as names and device files tell without any driver call."""
+    """cpu, cuda, rocm, apple or tpu, guessed from names and device files without a driver call."""
     name = plan.device.name
     nvidia = any((devices / file).exists() for file in ("nvidiactl", "dxg"))
     amd = (devices / "kfd").exists() and not nvidia
@@ -52,23 +55,25 @@ def trainer_environment(
     attempt: int = 0,
     kind: str | None = None,
 ) -> dict[str, str]:
-    """`inherited` plus what the plan's backend and device need; a person's own settings stay.
+    """`inherited` plus what the plan's backend and device need. Variables the user set are kept.
 
-    Sources: PyTorch "CUDA semantics: optimizing memory usage with PYTORCH_ALLOC_CONF"; JAX "GPU memory
-    allocation"; mallopt(3).
+    Sources: PyTorch "CUDA semantics: optimizing memory usage with PYTORCH_ALLOC_CONF"; JAX "GPU
+    memory allocation"; mallopt(3).
     """
     kind = kind or device_kind(plan)
     wanted: dict[str, str] = {}
     if kind == "cpu":
         wanted |= MALLOC_RETURNS[plan.backend]
     if plan.backend == "torch" and kind == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in inherited:
-        # Segments that grow keep reserved close to allocated.
+        # Segments that can grow keep reserved memory close to allocated memory.
         wanted["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if plan.backend == "torch" and plan.optimize.compile:
-        # Its default is a fixed name in the shared temporary folder, which anyone may make first.
+        # The default is a fixed name in the shared temporary folder, which any user could create
+        # first.
         wanted["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder(inherited) / "inductor")
     if plan.backend == "jax":
-        # Otherwise JAX takes three quarters of the GPU at once and its own account is all that is left.
+        # By default JAX reserves three quarters of the GPU at once; only its own statistics would
+        # then show how much is used.
         wanted["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         if kind == "cpu":
             wanted["JAX_PLATFORMS"] = "cpu"

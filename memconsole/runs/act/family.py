@@ -1,4 +1,4 @@
-"""The processes of a run that no lock names: children and orphans, found by ancestry and marker."""
+"""Finds a run's children and orphans, which hold no lock of their own, by parent and by marker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ PROC = Path("/proc")
 
 
 def members(run_id: str, parent: int | None = None) -> list[int]:
-    """Living processes of this user that carry the run's marker in their environment or descend from
-    `parent`; never this process nor `parent` itself. Empty where /proc is missing."""
+    """Living processes of this user that belong to the run.
+
+    They carry the run's marker in their environment or descend from `parent`. This process and
+    `parent` are never included. Empty if /proc is missing.
+    """
     marker = f"{RUN_ID}={run_id}".encode()
     parents: dict[int, int] = {}
     found: set[int] = set()
@@ -35,7 +38,7 @@ def members(run_id: str, parent: int | None = None) -> list[int]:
 
 
 def kill_members(run_id: str, parent: int | None = None) -> int:
-    """SIGKILL every member, again until a look finds none (or ten looks did); how many were hit."""
+    """SIGKILL every member until none is found (ten times at most). Returns the number of kills."""
     hit = 0
     for _ in range(10):
         pids = members(run_id, parent)
@@ -49,7 +52,7 @@ def kill_members(run_id: str, parent: int | None = None) -> int:
                 handle = identity.ProcessHandle(who)
             except ProcessLookupError:
                 continue
-            # Looked at again under the handle: the number may have changed hands since the scan.
+            # Check again through the handle: the process id may have been reused since the scan.
             if pid in members(run_id, parent) and handle.signal(signal.SIGKILL):
                 hit += 1
                 handle.wait(1.0)

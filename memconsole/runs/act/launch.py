@@ -1,4 +1,4 @@
-"""Starting, resuming and adopting runs on this machine."""
+"""Starts, resumes and adopts runs on this machine."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from memconsole.runs.record.records import StartRecord
 from memconsole.runs.record.redaction import recorded_environment
 
 START_SECONDS = 60.0
-"""Longest a supervisor may take to come up on an overloaded machine."""
+"""How long a supervisor may take to start on an overloaded machine."""
 
 # -P: a file in the current folder must not shadow a module.
 SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.supervisor")
 
 
 def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -> RunDirectory:
-    """Make a run and start it; returns once its supervisor holds its lock and the trainer is started.
+    """Create a run and start it. Returns once its supervisor and its trainer are started.
 
-    `estimate`, the JSON of the plan's price, is kept as estimate.json for the run's receipt.
-
-    Raises `RunError` when that does not come about.
+    `estimate` is the memory estimate as JSON. It is stored as estimate.json for the run's receipt.
+    Raises `RunError` if the run cannot be started.
     """
     environment = recorded_environment(trainer_environment(plan, os.environ))
     run = create_run(plan, name, environment)
@@ -51,8 +50,9 @@ def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -
 def resume(run: RunDirectory) -> int:
     """Start the next attempt of a run that has ended. Returns its number.
 
-    Raises `RunError` while the run, or an orphan of it, lives, when it is finished, and when its plan was refused
-    before anything was trained: a plan is what a run is of, so that another one is another run.
+    Raises `RunError` if the run or an orphan of it is alive, if the run is finished, and if its
+    plan was refused before anything was trained. A run's plan never changes, so another plan is
+    another run.
     """
     now = settled(run)
     if now.live:
@@ -73,7 +73,7 @@ def resume(run: RunDirectory) -> int:
 
 
 def adopt(run: RunDirectory) -> None:
-    """Give a run that lost its supervisor a new one; does nothing when it has one by then."""
+    """Start a new supervisor for a run that lost its own. Does nothing if it has one by then."""
     try:
         start_supervisor(run, "--adopt")
     except RunError:
@@ -84,7 +84,7 @@ def adopt(run: RunDirectory) -> None:
 def start_supervisor(
     run: RunDirectory, mode: str, command: Sequence[str] = SUPERVISOR_COMMAND
 ) -> int:
-    """Start a supervisor cut loose from this process; returns the attempt it watches.
+    """Start a supervisor that is detached from this process. Returns the attempt it watches.
 
     The pipe between them carries one message and is closed before this returns.
     """
@@ -108,7 +108,7 @@ def start_supervisor(
         message = _hear(reader)
     finally:
         os.close(reader)
-        # The process started here leaves at once: what stays is its grandchild.
+        # The process started here exits at once; the supervisor is its grandchild.
         with contextlib.suppress(subprocess.TimeoutExpired):
             if message is None:
                 complaint = process.communicate(timeout=5.0)[1]
@@ -124,7 +124,7 @@ def start_supervisor(
 
 
 def _hear(reader: int) -> StartRecord | None:
-    """The supervisor's message; None when it died or took too long."""
+    """The supervisor's message; None if it died or took too long."""
     poller = select.poll()
     poller.register(reader, select.POLLIN | select.POLLHUP)
     if not poller.poll(START_SECONDS * 1000):

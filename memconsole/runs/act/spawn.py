@@ -1,4 +1,4 @@
-"""Starting a trainer: its output to files, nothing of ours open in it, its identity on record."""
+"""Starts a trainer with its output in a file and no inherited descriptors, and records it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from memconsole.runs.record.identity import boot_seconds
 from memconsole.runs.record.records import AttemptRecord, Identity
 
 OOM_SCORE = 500
-"""The kernel should choose the trainer before consoles, supervisors and login shells."""
+"""The kernel should kill the trainer before consoles, supervisors and login shells."""
 
 TrainerCommand = Callable[[RunDirectory, int], Sequence[str]]
 
 
 def trainer_command(run: RunDirectory, attempt: int) -> list[str]:
-    """The trainer of an attempt. -P: a file in the current folder must not shadow a module."""
+    """The command of the trainer. -P: a file in the current folder must not shadow a module."""
     return [sys.executable, "-P", "-m", "memconsole_trainer", str(run.path), str(attempt)]
 
 
@@ -34,8 +34,8 @@ def start_trainer(
 ) -> tuple[int, Identity | None]:
     """Start `argv` as the trainer of an attempt and write `attempt.json`.
 
-    Returns its process number, to be waited for with `os.waitpid`, and its identity (None when it is
-    dead already). Raises `OSError` and `PlanError`.
+    Returns its process id, to wait for with `os.waitpid`, and its identity (None if it is dead
+    already). Raises `OSError` and `PlanError`.
     """
     path = run.attempt_path(attempt)
     record = AttemptRecord(

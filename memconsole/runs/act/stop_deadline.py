@@ -1,4 +1,4 @@
-"""How long a trainer may take to stop, from what its heartbeats have shown."""
+"""Decides how long a trainer may take to stop, from the durations its heartbeats show."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from memconsole.runs.record.heartbeat import Heartbeat
 SHORTEST_SECONDS = 60.0
 URGENT_SECONDS = 20.0
 LONGEST_SECONDS = 900.0
-"""After the first request, whatever moves."""
+"""The limit after the first request, even if the trainer makes progress."""
 
 
 class SeenDurations:
-    """Durations of steps and saves seen in heartbeats. Times are boot seconds of one machine."""
+    """Durations of steps and saves, seen in heartbeats. Times are seconds since boot."""
 
     def __init__(self) -> None:
         self.save_seconds = 0.0
-        """The last finished save."""
+        """Duration of the last finished save."""
         self._steps: deque[float] = deque(maxlen=200)
         self._beat: Heartbeat | None = None
         self._step_since = 0.0
@@ -29,7 +29,7 @@ class SeenDurations:
         return max(self._steps, default=0.0)
 
     def see(self, beat: Heartbeat, now: float) -> bool:
-        """Take in a heartbeat; whether a checkpoint's bytes have moved since the last one."""
+        """Record a heartbeat. Returns whether checkpoint bytes were written since the last one."""
         before, self._beat = self._beat, beat
         if before is None:
             self._step_since = now
@@ -46,14 +46,14 @@ class SeenDurations:
         return beat.bytes_written != before.bytes_written
 
     def patience_seconds(self, urgent: bool = False) -> float:
-        """How long a stop may take: a save and, unless urgent, the step at hand."""
+        """How long a stop may take: a save and, unless urgent, the current step."""
         if urgent:
             return max(URGENT_SECONDS, 3 * self.save_seconds)
         return max(SHORTEST_SECONDS, 3 * self.save_seconds + 2 * self.slow_step_seconds)
 
 
 class StopDeadline:
-    """When a requested stop becomes a kill."""
+    """The time at which a requested stop becomes a kill."""
 
     def __init__(self, now: float, patience_seconds: float) -> None:
         self._latest = now + LONGEST_SECONDS
@@ -61,10 +61,10 @@ class StopDeadline:
         self.at = now + self._patience
 
     def hurry(self, now: float, patience_seconds: float) -> None:
-        """A second request: wait less."""
+        """Shorten the wait, after a second request."""
         self._patience = min(self._patience, patience_seconds)
         self.at = min(self.at, now + self._patience)
 
     def moved(self, now: float) -> None:
-        """Bytes of the checkpoint have moved: give it the same time again."""
+        """Extend the deadline, because the checkpoint has grown."""
         self.at = min(self._latest, max(self.at, now + self._patience))

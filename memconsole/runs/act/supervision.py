@@ -1,4 +1,4 @@
-"""Watching one attempt of one run: serving requests, recording how it ended."""
+"""Watches one attempt of a run: serves requests and records how the attempt ended."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from memconsole.runs.record.states import Verdict
 POLL_SECONDS = 0.25
 SNAPSHOT_SECONDS = 1.0
 SAME_STOP_SECONDS = 3.0
-"""Two people pressing stop within this are one stop, not one that became urgent."""
+"""If two people ask to stop within this time, the second request does not make the stop urgent."""
 LOG_BYTES = 64 << 20
-"""Room on disk for an attempt's output; only its tail is kept beyond that."""
+"""Disk space for an attempt's output. Beyond it only the end of the output is kept."""
 
 
 class Supervisor:
@@ -41,31 +41,33 @@ class Supervisor:
         poll_seconds: float = POLL_SECONDS,
         lock: locks.Lock | None = None,
     ) -> None:
-        """Takes the supervisor's lock, unless it is handed one.
+        """Takes the supervisor's lock, unless `lock` is given.
 
-        Raises `locks.LockHeld` when the run has another supervisor.
+        Raises `locks.LockHeld` if the run has another supervisor.
         """
         self.run = run
         self.poll_seconds = poll_seconds
         self.lock = lock or locks.take(run.supervisor_lock)
         self.attempt = 0
         self.child: int | None = None
-        """The trainer's process number when it is ours to wait for."""
+        """The trainer's process id, if it is a child of this process."""
         self.status: int | None = None
-        """Its wait status."""
+        """The trainer's wait status."""
         self.handle: ProcessHandle | None = None
         self.durations = SeenDurations()
         self.deadline: StopDeadline | None = None
         self.stops: list[tuple[str, float]] = []
-        """Who asked to stop, and when (boot seconds)."""
+        """Who asked to stop, and when (seconds since boot)."""
         self.killing = False
         self.continues = False
-        """Whether the run, out of memory, shall go on with smaller micro-batches."""
+        """Whether the run ran out of memory and goes on with smaller micro-batches."""
         self._save: Callable[[], object] | None = None
         self._next_snapshot = 0.0
 
     def successor(self) -> Supervisor:
-        """Who starts and watches the next attempt, with this one's lock. Call once this attempt has ended."""
+        """A supervisor for the next attempt, with this one's lock. Call once this attempt has
+        ended.
+        """
         if self.handle is not None:
             self.handle.close()
         return Supervisor(self.run, self.poll_seconds, self.lock)
@@ -76,9 +78,10 @@ class Supervisor:
         self.lock.release()
 
     def start(self, command: TrainerCommand = trainer_command) -> int:
-        """Make the next attempt and start its trainer. Returns its number.
+        """Create the next attempt and start its trainer. Returns the attempt's number.
 
-        Raises `RunError` while processes of an older attempt live, or when nothing can be started.
+        Raises `RunError` if processes of an older attempt are alive or the trainer cannot be
+        started.
         """
         held = locks.held(self.run.path)
         if held.trainer is not None:
@@ -100,7 +103,7 @@ class Supervisor:
     def adopt(self) -> int:
         """Take over the living trainer of the newest attempt, or record how it ended.
 
-        Raises `RunError` when there is no attempt.
+        Raises `RunError` if there is no attempt.
         """
         attempt = self.run.newest_attempt()
         if attempt is None:
@@ -120,7 +123,7 @@ class Supervisor:
         return attempt
 
     def watch(self) -> None:
-        """Serve until the trainer has ended, its end is recorded and none of its children is left."""
+        """Serve requests until the trainer and its children have ended and the end is recorded."""
         while not self._ended():
             self._tick()
         self._collect()
@@ -150,14 +153,14 @@ class Supervisor:
                 self.handle = ProcessHandle(who)
 
     def _ended(self) -> bool:
-        """Wait a poll's length for the trainer's end."""
+        """Wait up to one poll interval for the trainer to end."""
         if self.status is not None:
             return True
         if self.handle is not None:
             return self.handle.wait(self.poll_seconds)
         if locks.holder(self.run.trainer_lock) is None:
             return True
-        # It lives where its process cannot be seen; its lock can.
+        # The lock shows that it is alive, but its process is not visible from here.
         time.sleep(self.poll_seconds)
         return False
 
@@ -174,7 +177,7 @@ class Supervisor:
         daemon.punch_head(self.path / "out.log", LOG_BYTES)
 
     def _collect(self) -> None:
-        """Reap the trainer and orphans that became our children."""
+        """Reap the trainer, and orphans that became children of this process."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -195,7 +198,7 @@ class Supervisor:
         return (code, None) if code >= 0 else (None, signal.Signals(-code))
 
     def _record_exit(self, code: int | None, number: signal.Signals | None) -> None:
-        """Write `exit.json`, freeing the reserve and waiting a minute when the disk is full."""
+        """Write `exit.json`. On a full disk, free the reserve and retry for a minute."""
         verdict = classify(gather(self.run, self.attempt, code, number))
         self.continues = self._descends(verdict)
         record = ExitRecord(
@@ -218,7 +221,9 @@ class Supervisor:
                 time.sleep(1.0)
 
     def _descends(self, verdict: Verdict) -> bool:
-        """Take the next step down of the out-of-memory ladder, if there is one and nobody asked to stop."""
+        """Take the next step of the out-of-memory ladder, if there is one and no stop was
+        requested.
+        """
         if self.stops or self.killing:
             return False
         beat = read_heartbeat(self.path)
@@ -242,7 +247,7 @@ class Supervisor:
 
     def _serve(self, request: requests.Request | None, path: Path) -> None:
         if request is None:
-            given = self._answer(path.stem, "?", "?", accepted=False, note="not a request of ours")
+            given = self._answer(path.stem, "?", "?", accepted=False, note="not a valid request")
         elif request.attempt != self.attempt:
             given = self._answer(
                 path.stem,
@@ -256,7 +261,7 @@ class Supervisor:
         else:
             note = self._count_stop(request.who)
             given = self._answer(path.stem, "stop", request.who, note=note)
-        # Answered before acting: a kill's answer is evidence for the verdict.
+        # Reply before acting: the reply to a kill is evidence for the verdict.
         requests.settle(self.run, path, given)
         if request is None or not given.accepted:
             return
@@ -277,7 +282,9 @@ class Supervisor:
             (self.path / "paused").unlink(missing_ok=True)
 
     def _count_stop(self, who: str) -> str:
-        """Take in a request to stop; a note when it only repeats what someone else just asked."""
+        """Record a stop request. Returns a note if it only repeats another user's recent
+        request.
+        """
         now = boot_seconds()
         others = [name for name, when in self.stops if now - when < SAME_STOP_SECONDS]
         if others and who not in others:
@@ -290,7 +297,7 @@ class Supervisor:
         return ""
 
     def _give_up_waiting(self) -> None:
-        """The stop's time is over: answer ourselves with a kill, then do it."""
+        """The stop took too long: write a kill reply in the supervisor's name, then kill."""
         asked = requests.stop_requests(self.run, self.attempt)
         who = asked[0].who if asked else "someone"
         name = f"{time.time_ns():016x}-{'0' * 10}"
@@ -322,7 +329,7 @@ class Supervisor:
         )
 
     def _snapshot(self, final: bool = False) -> None:
-        """Keep `state.json` fresh, at most once a second."""
+        """Update `state.json`, at most once a second."""
         now = boot_seconds()
         if now < self._next_snapshot and not final:
             return
@@ -336,7 +343,7 @@ class Supervisor:
             self._save = lambda: None
 
     def _receipt(self) -> None:
-        """Leave the estimate and the measurement side by side in `receipt.json`."""
+        """Write the estimate and the measurement side by side to `receipt.json`."""
         from memconsole.runs.read.receipt import write_receipt
 
         try:
@@ -346,7 +353,7 @@ class Supervisor:
 
 
 def snapshot_writer(run: RunDirectory) -> Callable[[], object]:
-    """What brings `state.json` up to date."""
+    """A function that updates `state.json`."""
     from memconsole.runs.read.follow import Follower
 
     return Follower(run).save_state

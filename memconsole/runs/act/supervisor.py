@@ -1,8 +1,8 @@
 """The small process that starts a run's trainer and stays with it.
 
-``python -m memconsole.runs.act.supervisor RUN_DIRECTORY [--start | --resume | --adopt]``. It imports no
-framework and no screen, outlives the terminal it came from, and training outlives it: when it is
-killed, another one adopts the trainer.
+``python -m memconsole.runs.act.supervisor RUN_DIRECTORY [--start | --resume | --adopt]``. It
+imports no framework and no screen. It survives the terminal that started it, and training survives
+it: if it is killed, another supervisor adopts the trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memconsole.runs.record.records import StartRecord
 
 
 def main(arguments: Sequence[str] | None = None, command: TrainerCommand = trainer_command) -> int:
-    """Detach, take the lock, start or adopt, say so through --ready-fd, watch."""
+    """Detach, take the lock, start or adopt the trainer, report through --ready-fd, and watch."""
     parser = argparse.ArgumentParser(prog="memconsole.runs.act.supervisor")
     parser.add_argument("run", type=Path)
     parser.add_argument("--ready-fd", type=int, default=-1)

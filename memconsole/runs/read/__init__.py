@@ -1,1 +1,1 @@
-"""A run read from its files: its state, its story, its report."""
+"""Reads a run from its files: its state, its history and its report."""

@@ -1,4 +1,4 @@
-"""A run's estimate next to what it measured: one row per figure, with the error and the band."""
+"""Compares a run's estimate with its measurement: one row per figure, with error and band."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ MEASURED_PHASES = {
     "evaluation": ("evaluate",),
     "checkpoint": ("checkpoint",),
 }
-"""A trainer's phases by what they are called in an estimate."""
+"""For each phase of an estimate, the trainer's phases that measure it."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. None: not estimated, or not measured."""
+    """One figure. None means not estimated, or not measured."""
 
     name: str
     estimated_bytes: int | None
     measured_bytes: int | None
     tier: str
-    """Of the estimate: ~ formula, = traced or compiled, ✓ calibrated; empty without one."""
+    """Tier of the estimate: ~ formula, = traced or compiled, ✓ calibrated; empty if not
+    estimated.
+    """
     error_percent: float | None
-    """Of the estimate, in per cent of what was measured: negative where too little was predicted."""
+    """Error of the estimate in per cent of the measurement; negative if it was too low."""
     band_bytes: tuple[int, int] | None = None
     inside_band: bool | None = None
     at_least: bool = False
-    """The run died of this: it needed more than was measured."""
+    """The run needed at least this: it ran out of memory, or it is not finished."""
     note: str = ""
-    """Why a figure is missing, or which phase of the estimate it is."""
+    """Why a figure is missing, or which phase of the step has the highest estimate."""
 
 
 class EstimatedTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,16 +51,16 @@ class EstimatedTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Peaks. None: not estimated, or the device does not tell."""
+    """Peaks in bytes. None means not estimated, or not reported by the device."""
 
     peak_bytes: int | None = None
     """Live tensor bytes."""
     device_bytes: int | None = None
-    """What the driver charges the process."""
+    """What the driver charges to the process."""
     host_bytes: int | None = None
     """Resident memory of the trainer's process tree."""
     reserved_bytes: int | None = None
-    """What the framework's allocator holds; None on a CPU, where it is the C library's heap."""
+    """What the framework's allocator holds; None on a CPU, where the C library's heap holds it."""
 
 
 class MeasuredLine(MemoryLine, frozen=True, kw_only=True):
@@ -67,7 +69,7 @@ class MeasuredLine(MemoryLine, frozen=True, kw_only=True):
     host_anonymous_bytes: int | None = None
     host_shared_bytes: int | None = None
     missing: dict[str, str] = {}
-    """Why a figure is None, by its name."""
+    """Why a figure is None, by the figure's name."""
 
 
 def compare(
@@ -76,7 +78,10 @@ def compare(
     by_phase: dict[str, int],
     out_of_memory: bool = False,
 ) -> tuple[Comparison, ...]:
-    """The columns of the table, then its phases; `out_of_memory` makes every measurement a lower bound."""
+    """One row per column of the memory table, then one per phase.
+
+    `out_of_memory` makes every measurement a lower bound.
+    """
     rows = [_column(name, estimated, measured, out_of_memory) for name in _COLUMNS]
     for name, phases in MEASURED_PHASES.items():
         seen = max((by_phase[p] for p in phases if p in by_phase), default=None)
@@ -99,7 +104,8 @@ def _column(
 ) -> Comparison:
     field, tier = _COLUMNS[name]
     guess = getattr(estimated, field) if estimated else None
-    # The band is the device column's; where nothing comes on top of the tensors it is theirs too.
+    # The band belongs to the device column. It applies to another column only if both estimates are
+    # equal.
     banded = estimated is not None and name != "host" and guess == estimated.device_bytes
     missing = measured.missing.get(field, "") if isinstance(measured, MeasuredLine) else ""
     return _row(
@@ -114,7 +120,7 @@ def _column(
 
 
 def _phase(estimated: EstimatedTable | None, name: str) -> tuple[int | None, str, str]:
-    """Bytes and tier of a phase of the estimate, and which of the step's phases is its highest."""
+    """Bytes and tier of a phase of the estimate, and a note on the highest phase of the step."""
     if estimated is None:
         return None, "", ""
     training = name == "training step"
@@ -142,7 +148,7 @@ def _row(
 ) -> Comparison:
     inside = None
     if band is not None and seen is not None:
-        # A lower bound tells only that the need was above the band.
+        # A lower bound can show only that the run needed more than the band.
         inside = (None if seen <= band[1] else False) if at_least else band[0] <= seen <= band[1]
     return Comparison(
         name=name,

@@ -1,4 +1,4 @@
-"""What a run's events say of it: the newest values, the highest peaks, the last record of each kind."""
+"""What a run's events say: the newest values, the highest peaks, the last record of each kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memconsole.runs.record import events
 
 
 class FactsSoFar(msgspec.Struct, kw_only=True):
-    """As the fold over the events holds them: changed with each record, stored in `state.json`."""
+    """The mutable form, which the reducer changes with each record and `state.json` stores."""
 
     started: events.Started | None = None
     phase: str = "starting"
@@ -39,11 +39,11 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
 
 
 class RunFacts(FactsSoFar, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec allows it
-    """As everyone else sees them: the same fields, fixed at one moment."""
+    """The same fields at one moment, immutable, for all readers."""
 
 
 def facts_of(so_far: FactsSoFar, *, phase: str) -> RunFacts:
-    """The facts as they are now; `phase` is newer than the events where a heartbeat told it."""
+    """The current facts. A heartbeat can tell a newer `phase` than the events."""
     values = {name: getattr(so_far, name) for name in RunFacts.__struct_fields__}
     peaks = dict(so_far.peaks_by_phase)
     return RunFacts(**values | {"phase": phase, "peaks_by_phase": peaks})

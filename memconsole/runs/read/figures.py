@@ -1,4 +1,4 @@
-"""What an evaluation came to beside its loss, in the words of the run's task."""
+"""The measures of an evaluation besides its loss, named by the run's task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memconsole.plan.tasks import Measure, Task
 
 
 class Evaluated(Protocol):
-    """An evaluation, as events and reports have it."""
+    """An evaluation, as events and reports store it."""
 
     @property
     def metrics(self) -> Mapping[str, float]: ...
@@ -23,23 +23,23 @@ class Figure(NamedTuple):
     measure: Measure
     value: float
     baseline: bool
-    """Whether it is the loss of a model that knows next to nothing, not of the one that is trained."""
+    """Whether the number is a baseline: the loss of a trivial model, not of the trained one."""
 
     @property
     def words(self) -> str:
-        """The number with its name, baselines in brackets."""
+        """The number with its name; a baseline is in brackets."""
         label = self.measure.label
         return f"({label} {self.value:.4f})" if self.baseline else f"{self.value:.4f} {label}"
 
 
 def baseline_of(task: Task, evaluations: Sequence[Evaluated]) -> Figure | None:
-    """The baseline to beat at the last evaluation: the lowest loss. None where there is none."""
+    """The lowest baseline loss at the last evaluation, which the model must beat; or None."""
     found = figures(task, evaluations[-1]) if evaluations else ()
     return min((f for f in found if f.baseline), key=lambda f: f.value, default=None)
 
 
 def figures(task: Task, evaluation: Evaluated) -> tuple[Figure, ...]:
-    """The task's measures, then its baselines, as far as the evaluation has them."""
+    """The task's measures and then its baselines, those that the evaluation has."""
     found = dict(evaluation.metrics)
     if evaluation.bits_per_byte is not None:
         found["bits_per_byte"] = evaluation.bits_per_byte

@@ -1,4 +1,4 @@
-"""A run as it is now, put together from its files: what every screen and command looks at."""
+"""Reads the current state of a run from its files, for every screen and command."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ STALL_SECONDS = {
     "checkpoint": 300.0,
     "stopping": 900.0,
 }
-"""Longest silence of the heartbeat that is normal in a phase; elsewhere a minute or twenty slow steps."""
+"""The longest silence of the heartbeat that is normal in a phase, in seconds.
+
+The limit in other phases is a minute or twenty slow steps.
+"""
 FIRST_STEP_SECONDS = 1800.0
-"""The first step of an attempt may compile."""
+"""Limit for the first step of an attempt, which may compile."""
 READ_BYTES = 1 << 20
-"""Log read at a time: bounds the memory of catching up with a long run."""
+"""Log bytes read at a time. This bounds the memory needed to read a long run."""
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,30 +66,29 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created_wall: float
     refused: str = ""
-    """Why the trainer refused the plan, where nothing was trained."""
+    """Why the trainer refused the plan, if nothing was trained."""
 
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
-    """`state.json`: the folded events and how far into the log of `state.attempt` they reach."""
+    """`state.json`: the state after the events up to `position` in the log of `state.attempt`."""
 
     version: int = STATE_VERSION
     position: tuple[int, int, int]
-    """Of `EventReader`: segment, byte offset, last sequence number."""
+    """From `EventReader`: segment, byte offset, last sequence number."""
     damaged: int
     state: RunState
 
 
 class Follower:
-    """Follows one run. Each poll reads only what was added; nothing it meets on disk makes it raise.
+    """Follows one run. Each poll reads only what was added. Damaged files never make it raise.
 
-    Several attempts of a run are read as one story. Every text in a snapshot is free of control
-    characters.
+    All attempts of a run are read as one history. Texts in a snapshot have no control characters.
     """
 
     def __init__(
         self, run: RunDirectory, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Goes on from `state.json` where there is one, so attaching to a long run is instant."""
+        """Continues from `state.json` if there is one, so attaching to a long run is instant."""
         self.run = run
         self._monotonic = monotonic
         self._state = RunState()
@@ -103,8 +105,8 @@ class Follower:
         self._load()
 
     def poll(self) -> RunSnapshot:
-        """The run as it is now."""
-        # Life is looked at before the events, so that an ended run's last records are all in.
+        """The run's current state."""
+        # Check liveness before the events, so that the last records of an ended run are included.
         life = liveness(self.run)
         self._catch_up()
         state = self._state
@@ -140,14 +142,14 @@ class Follower:
 
     @property
     def damaged(self) -> int:
-        """Records that could not be read or made no sense."""
+        """How many records could not be read or had impossible values."""
         reader = self._reader
         now = reader.damaged + reader.unknown if reader else 0
         return self._damaged + now + self._state.odd
 
     @property
     def state(self) -> RunState:
-        """What has been folded so far; `poll` brings it up to date."""
+        """The state after the events read so far; `poll` updates it."""
         return self._state
 
     def status(self) -> RunStatus:
@@ -169,9 +171,9 @@ class Follower:
         )
 
     def save_state(self) -> bool:
-        """Write `state.json` for whoever attaches next; the supervisor calls this about once a second.
+        """Write `state.json` for the next reader. The supervisor calls this about once a second.
 
-        False when nothing was new or the disk refused.
+        Returns False if there is nothing new or the disk refuses.
         """
         self._catch_up()
         reader = self._reader
@@ -190,7 +192,7 @@ class Follower:
         return True
 
     def _load(self) -> None:
-        """Go on from `state.json` unless it is missing, damaged or does not match the log."""
+        """Continue from `state.json`, unless it is missing, damaged or does not match the log."""
         saved = files.read_struct(self.run.state_path, SavedState)
         if saved is None or saved.version != STATE_VERSION:
             return
@@ -210,8 +212,8 @@ class Follower:
         self._log = LogTail(directory / "out.log")
 
     def _catch_up(self) -> None:
-        """Fold every record not yet seen, of this attempt and of those after it."""
-        # Listed first: once a later attempt exists, no earlier one is written any more.
+        """Read every new record of this attempt and of later attempts."""
+        # List the attempts first: once a later one exists, earlier ones get no more records.
         later = [n for n in self.run.attempt_numbers() if n > self._state.attempt]
         self._drain()
         for number in later:
@@ -237,9 +239,10 @@ class Follower:
         self._state = state
 
     def _stalled(self, beat: Any, phase: str) -> float | None:
-        """Seconds since the heartbeat counter or the log moved, when that is too long for the phase.
+        """Seconds since the heartbeat or the log changed, if that is too long for the phase.
 
-        Only this reader's own clock is asked: clocks of two hosts are never subtracted.
+        None otherwise. Only this reader's own clock is used: clocks of two hosts cannot be
+        subtracted.
         """
         position = self._reader.position if self._reader else None
         now = self._monotonic()
@@ -258,12 +261,12 @@ class Follower:
 
 
 def status(run: RunDirectory) -> RunStatus:
-    """One line about a run: milliseconds where its supervisor has left a `state.json`."""
+    """One line about a run. Takes milliseconds if its supervisor has left a `state.json`."""
     return Follower(run).status()
 
 
 def stall_limit_seconds(state: RunState, phase: str) -> float:
-    """How long a phase may show no sign of progress."""
+    """How many seconds a phase may show no progress."""
     limit = STALL_SECONDS.get(phase)
     if limit is not None:
         return limit
@@ -310,7 +313,7 @@ def _clean_verdict(found: Verdict | None) -> Verdict | None:
 
 
 def _elapsed(state: RunState, life: Liveness) -> float:
-    """Seconds trained over all attempts. A live run is of this boot, so its clock can be read."""
+    """Seconds trained in all attempts. A live run started in this boot, so its clock is usable."""
     seconds = state.attempt_seconds
     if life.live and state.first_boot is not None:
         seconds = max(seconds, boot_seconds() - state.first_boot)

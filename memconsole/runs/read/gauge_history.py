@@ -1,4 +1,4 @@
-"""How full memory was over a run: what the gauges' histories are drawn from."""
+"""Memory use over a whole run, for the small histories next to the gauges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memconsole.runs.record import events
 
 RECENT_POINTS = 8
 BUCKETS = 127
-"""A history is one row of a screen: a bucket or more for each of its cells, and no newest points."""
+"""A history is one screen row, which needs about one bucket per cell and few recent points."""
 
 
 def _history() -> History:
@@ -18,14 +18,14 @@ def _history() -> History:
 
 
 class GaugeHistory(msgspec.Struct):
-    """Bytes by step, decimated; the steps of a resumed attempt replace those it abandons."""
+    """Bytes by step, decimated. Steps of a resumed attempt replace the steps it repeats."""
 
     allocated: History = msgspec.field(default_factory=_history)
     device: History = msgspec.field(default_factory=_history)
     host: History = msgspec.field(default_factory=_history)
 
     def take(self, record: events.Memory) -> None:
-        """Add a reading. A stretch's highest allocated counts, not what its end had left."""
+        """Add a reading. The allocated value is the peak since the last reading, if it is known."""
         allocated = [n for n in (record.allocated_bytes, record.peak_bytes) if n is not None]
         if allocated:
             self.allocated.add_highest(record.step, float(max(allocated)))
@@ -35,7 +35,7 @@ class GaugeHistory(msgspec.Struct):
             self.host.add_highest(record.step, float(record.host_bytes))
 
     def truncate(self, step: int) -> None:
-        """Forget what was read after `step`."""
+        """Drop the readings after `step`."""
         for history in (self.allocated, self.device, self.host):
             history.truncate(step)
 

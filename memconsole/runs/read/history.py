@@ -1,4 +1,4 @@
-"""A curve kept twice: its newest points as they came, and the whole run in a bounded number of points."""
+"""A curve of bounded size: the newest points unchanged, and the whole run decimated."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from memconsole.runs.read.snapshot import Curve
 
 RECENT_POINTS = 1000
 BUCKETS = 255
-"""Two points a bucket and the newest one: at most 511 points for a whole run."""
+"""Two points per bucket and the newest one: at most 511 points for a whole run."""
 
 
 class Bucket(msgspec.Struct, array_like=True):
-    """The lowest and the highest point among the steps of one bucket; both are points that were seen."""
+    """The lowest and the highest point in one bucket of steps; both are points of the curve."""
 
     index: int
     low_step: int
@@ -28,10 +28,10 @@ class Bucket(msgspec.Struct, array_like=True):
 
 
 class History(msgspec.Struct):
-    """Points (step, value) with steps ascending.
+    """Points (step, value) with ascending steps.
 
-    A point at or before the newest step replaces everything from there on: that is how the steps of a
-    resumed attempt replace those the interrupted one had taken after its checkpoint.
+    A point at or before the newest step replaces everything from there on. This is how a resumed
+    attempt replaces the steps that the interrupted one took after its checkpoint.
     """
 
     steps: list[int] = []
@@ -59,14 +59,16 @@ class History(msgspec.Struct):
                 self._halve()
 
     def add_highest(self, step: int, value: float) -> None:
-        """Add a reading that does not rewrite the past: of several at the newest step the highest stays."""
+        """Add a reading without removing earlier points. At the newest step the highest value
+        stays.
+        """
         if step <= self.last_step:
             step = self.last_step
             value = max([value, *self.values[-1:]])
         self.add(step, value)
 
     def truncate(self, step: int) -> None:
-        """Forget every point after `step`."""
+        """Drop every point after `step`."""
         while self.steps and self.steps[-1] > step:
             self.steps.pop()
             self.values.pop()
@@ -81,7 +83,7 @@ class History(msgspec.Struct):
 
     @property
     def last_step(self) -> int:
-        """The newest step, or -1 when there is none."""
+        """The newest step, or -1 if there is none."""
         if self.steps:
             return self.steps[-1]
         if self.buckets:

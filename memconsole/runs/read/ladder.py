@@ -1,4 +1,4 @@
-"""The out-of-memory ladder: a run that ran out of memory goes on with half the micro-batch and as many rows a step."""
+"""The out-of-memory ladder: halve the micro-batch and keep the number of rows per step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
 
 FILE = "ladder.json"
 _BEFORE_BATCHES = ("starting", "import", "data", "tokenizer")
-"""Phases that hold nothing in proportion to a batch."""
+"""Phases whose memory does not depend on the batch size."""
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One step down, taken because `attempt` ran out of memory in `phase`."""
+    """One step down the ladder, taken because `attempt` ran out of memory in `phase`."""
 
     attempt: int
     phase: str
     batch_size: int
-    """Rows of a micro-batch from now on."""
+    """Rows of a micro-batch after this step."""
     accumulation_steps: int
     evaluation_batch_size: int | None
     batch_size_before: int
@@ -29,7 +29,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The step as one clause for a person."""
+        """The step as one clause."""
         rows = self.batch_size * self.accumulation_steps
         parts = [f"out of memory in attempt {self.attempt}, phase {self.phase}"]
         if self.batch_size != self.batch_size_before:
@@ -47,25 +47,28 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """`ladder.json`."""
+    """The content of `ladder.json`."""
 
     rungs: tuple[Rung, ...] = ()
 
 
 def rungs(run: RunDirectory) -> tuple[Rung, ...]:
-    """The steps down taken so far, first to last."""
+    """The steps taken so far, oldest first."""
     stored = files.read_struct(run.path / FILE, _Ladder)
     return stored.rungs if stored is not None else ()
 
 
 def present_plan(run: RunDirectory) -> Plan:
-    """The plan as the run's next attempt trains it: what was picked, stepped down. Raises `PlanError`."""
+    """The plan of the run's next attempt: the original plan with the last step applied.
+
+    Raises `PlanError`.
+    """
     plan, taken = run.read_plan(), rungs(run)
     return stepped(plan, taken[-1]) if taken else plan
 
 
 def stepped(plan: Plan, rung: Rung) -> Plan:
-    """`plan` on a rung of its ladder."""
+    """`plan` with the batch sizes of `rung`."""
     changes = {
         "train.batch_size": rung.batch_size,
         "train.evaluation_batch_size": rung.evaluation_batch_size,
@@ -75,8 +78,11 @@ def stepped(plan: Plan, rung: Rung) -> Plan:
 
 
 def descend(run: RunDirectory, attempt: int, verdict: Verdict, phase: str) -> Rung | None:
-    """Record the next step down of a run whose `attempt` ended so in `phase`; None where the plan asks for none,
-    memory was not the cause, or nothing is left to halve. Raises `OSError` and `PlanError`."""
+    """Record the next step after `attempt` ended with `verdict` in `phase`, and return it.
+
+    None if the plan does not ask for one, memory was not the cause, or nothing can be halved.
+    Raises `OSError` and `PlanError`.
+    """
     if verdict.reason not in OUT_OF_MEMORY:
         return None
     rung = next_rung(present_plan(run), attempt, phase)
@@ -86,16 +92,16 @@ def descend(run: RunDirectory, attempt: int, verdict: Verdict, phase: str) -> Ru
 
 
 def next_rung(plan: Plan, attempt: int, phase: str) -> Rung | None:
-    """The step down after `attempt` ran out of memory in `phase`, or None.
+    """The step to take after `attempt` ran out of memory in `phase`, or None.
 
-    An evaluation with batches of its own size halves those, anything else the micro-batch; where both ran before
-    the first step, both.
+    If evaluation has its own batch size, a failed evaluation halves that size, and a failed
+    preflight, which also evaluates, halves both. Otherwise the micro-batch is halved.
     """
     t, steps = plan.train, plan.optimize.accumulation_steps
     if t.on_out_of_memory != "halve" or phase in _BEFORE_BATCHES:
         return None
     if plan.backend == "torch" and phase == "build":
-        return None  # weights and optimizer alone; JAX compiles its step there
+        return None  # build holds only weights and optimizer; JAX compiles its step there
     rows, evaluated = t.batch_size, t.evaluation_batch_size
     if evaluated is not None and phase in ("evaluate", "preflight"):
         evaluated = max(1, evaluated // 2)
@@ -116,5 +122,5 @@ def next_rung(plan: Plan, attempt: int, phase: str) -> Rung | None:
 
 
 def half(rows: int) -> int:
-    """The most rows, at most half as many, that `rows` is a multiple of: the effective batch stays what it was."""
+    """The largest divisor of `rows` up to half of it, which keeps the effective batch equal."""
     return next((n for n in range(rows // 2, 0, -1) if rows % n == 0), rows)

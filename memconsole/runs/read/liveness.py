@@ -1,4 +1,4 @@
-"""Whether a run lives, from its locks and last records (the table of states)."""
+"""Decides the state of a run from its locks and last records."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from memconsole.runs.record.states import LIVE, State, Verdict
 
 @dataclass(frozen=True)
 class Liveness:
-    """A run at one moment."""
+    """A run's state at one moment."""
 
     state: State
     attempt: int | None
     supervisor_pid: int | None = None
     trainer_pid: int | None = None
-    """0: held, but in a process namespace that cannot be seen from here."""
+    """0: the lock is held in a process namespace that is not visible from here."""
     gang_held: bool = False
     verdict: Verdict | None = None
-    """Why the newest attempt ended; None while it lives."""
+    """Why the newest attempt ended; None while it is alive."""
 
     @property
     def live(self) -> bool:
@@ -31,7 +31,7 @@ class Liveness:
 
 
 def liveness(run: RunDirectory) -> Liveness:
-    """The state of a run now. Some tens of microseconds for a finished one; never raises."""
+    """The current state of a run. Never raises. A finished run takes some tens of microseconds."""
     attempt = run.newest_attempt()
     recorded = None
     if attempt is not None:
@@ -57,8 +57,8 @@ def liveness(run: RunDirectory) -> Liveness:
     process = record.trainer if record else None
     alive = process is not None and identity.is_alive(process)
     if held.supervisor is not None:
-        # No trainer lock: it is importing, or it has just died. Its supervisor waits on it and writes
-        # the verdict within milliseconds; until then there is none to show.
+        # Without a trainer lock the trainer is importing or has just died. If it died, its
+        # supervisor writes the verdict within milliseconds.
         begun = files.exists(run.attempt_path(attempt) / "heartbeat")
         state = _running_state(run, attempt, held) if begun else "starting"
         pid = process.pid if alive and process else None
@@ -69,14 +69,14 @@ def liveness(run: RunDirectory) -> Liveness:
     if held.gang:
         return Liveness("orphaned", attempt, None, None, True, why)
     if files.exists(run.attempt_path(attempt) / "exit.json"):
-        # Its supervisor finished and left between the two looks.
+        # The supervisor wrote its verdict and exited between the two checks.
         return Liveness(ended_state(why), attempt, verdict=why)
     known = files.exists(run.attempt_path(attempt) / "final.json")
     return Liveness(ended_state(why) if known else "lost", attempt, verdict=why)
 
 
 def settled(run: RunDirectory, seconds: float = 5.0) -> Liveness:
-    """The state of a run, given its supervisor a moment to leave when the end is on record already."""
+    """The state of a run. If the end is recorded, gives the supervisor a moment to exit."""
     deadline = time.monotonic() + seconds
     while True:
         now = liveness(run)
@@ -87,7 +87,7 @@ def settled(run: RunDirectory, seconds: float = 5.0) -> Liveness:
 
 
 def ended_state(why: Verdict) -> State:
-    """The state of a run whose newest attempt ended so."""
+    """The state of a run whose newest attempt ended with this verdict."""
     if why.reason in ("finished", "stopped"):
         return why.reason  # type: ignore[return-value]
     return "lost" if why.reason in ("rebooted", "unknown") else "failed"
@@ -102,7 +102,7 @@ def _running_state(run: RunDirectory, attempt: int, held: locks.Held) -> State:
 
 
 def refusal(run: RunDirectory, verdict: Verdict | None) -> str:
-    """Why a run that ended with `verdict` trained nothing: its plan was refused. Empty where it was not."""
+    """Why a run trained nothing: the reason its plan was refused. Empty if it was not refused."""
     if verdict is None or verdict.reason != "bad_plan" or run.committed_checkpoints():
         return ""
     return verdict.evidence

@@ -1,4 +1,7 @@
-"""The last lines of a trainer's output, progress bars resolved, without reading a big file from its start."""
+"""Reads the last lines of a trainer's output, with progress bars resolved.
+
+A large file is not read from its start.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from memconsole.sanitize import clean_line
 MAX_LINES = 200
 _BLOCK = 64 * 1024
 _FIRST_LOOK = 1024 * 1024
-"""Most bytes read backwards at the first look, and most read at one poll."""
+"""The most bytes read backwards on the first poll, and the most read on any later poll."""
 _LONGEST_LINE = 64 * 1024
 
 
 class LogTail:
-    """Follows one file that others append to. Never raises for what the file holds or lacks."""
+    """Follows one growing file. Never raises, whatever the file contains."""
 
     def __init__(self, path: Path, lines: int = MAX_LINES) -> None:
         self.path = path
@@ -26,7 +29,7 @@ class LogTail:
         self._inode: int | None = None
 
     def poll(self) -> tuple[str, ...]:
-        """The last lines as the file is now; an unfinished line counts as the last one."""
+        """The current last lines; an unfinished line is the last one."""
         try:
             with self.path.open("rb") as file:
                 self._read(file.fileno())
@@ -46,7 +49,7 @@ class LogTail:
                 descriptor, status.st_size, self._lines.maxlen or MAX_LINES
             )
         elif status.st_size - self._offset > _FIRST_LOOK:
-            # A flood since the last poll: what is skipped would have scrolled away unseen.
+            # Too much was added since the last poll: skip what would have scrolled off the screen.
             self._partial = b""
             self._offset = _start_of_last_lines(
                 descriptor, status.st_size, self._lines.maxlen or MAX_LINES
@@ -63,7 +66,7 @@ class LogTail:
 
 
 def _start_of_last_lines(descriptor: int, size: int, lines: int) -> int:
-    """Offset from which the file holds about `lines` lines, found by reading backwards."""
+    """Offset after which the file has about `lines` lines, found by reading backwards."""
     position, breaks = size, 0
     while position > 0 and size - position < _FIRST_LOOK:
         position = max(0, position - _BLOCK)
@@ -79,7 +82,7 @@ def _start_of_last_lines(descriptor: int, size: int, lines: int) -> int:
 
 
 def _resolve(line: bytes) -> str:
-    """What a terminal would still show of a line in which carriage returns overwrote earlier text."""
+    """What a terminal still shows of a line after carriage returns overwrote earlier text."""
     for part in reversed(line.split(b"\r")):
         shown = clean_line(part.decode("utf-8", errors="replace"))
         if shown.strip():

@@ -1,4 +1,4 @@
-"""The receipt of a run: estimate and measurement side by side, and all that could explain a difference."""
+"""Writes the receipt of a run: estimate, measurement, and what could explain a difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memconsole.sanitize import clean_line
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """`receipt.json`: estimate and measurement of one run, and all that could explain a difference."""
+    """The content of `receipt.json`."""
 
     version: int = 2
     run: str
@@ -50,18 +50,21 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     by_phase: dict[str, int]
     comparison: tuple[Comparison, ...] = ()
     shortfall: Shortfall | None = None
-    """What a run that ran out of memory needed at least."""
+    """The least memory that a run that ran out of memory would have needed."""
     ladder: tuple[Rung, ...] = ()
-    """Its steps down, the last of which `plan` and what was measured are of; it was not priced."""
+    """Steps down the out-of-memory ladder. `plan` and `measured` belong to the last one.
+
+    The last step has no estimate.
+    """
     tokens_per_second: float | None
     average_epoch_minutes: float | None
     written_wall: float
 
 
 def write_receipt(run: RunDirectory) -> Receipt:
-    """Write `receipt.json` of a run that has ended; its supervisor calls this. Raises `OSError`.
+    """Write `receipt.json` of a run that has ended. Its supervisor calls this. Raises `OSError`.
 
-    No lock is looked at: in the process that holds one, opening its file would give it up.
+    It checks no lock: the supervisor would lose its own lock by opening and closing the lock file.
     """
     story, attempt = read_story(run), run.newest_attempt()
     ended = verdict_line(verdict(run, attempt)) if attempt is not None else UNENDED
@@ -98,7 +101,7 @@ def write_receipt(run: RunDirectory) -> Receipt:
 
 
 def driver_version(kind: str, root: Path = Path("/")) -> str | None:
-    """The GPU driver's version as its kernel module tells; None where there is none."""
+    """The GPU driver's version, from its kernel module; None if there is none."""
     module = {"gpu": "nvidia", "rocm": "amdgpu"}.get(kind)
     if module is None:
         return None
@@ -107,6 +110,6 @@ def driver_version(kind: str, root: Path = Path("/")) -> str | None:
 
 
 def _typical_speed(steps: list[StepLine]) -> float | None:
-    """The median of the reported speeds, which the first, compiling step does not move."""
+    """The median of the reported speeds; a slow first step, which compiles, does not change it."""
     speeds = sorted(step.tokens_per_second for step in steps)
     return speeds[len(speeds) // 2] if speeds else None

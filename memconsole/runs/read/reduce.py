@@ -1,4 +1,4 @@
-"""The story of a run as a fold over its events: no files, no clocks, only records."""
+"""Folds a run's events into its state. It uses only the records: no files, no clocks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_WARNINGS = 20
 MAX_EVALUATIONS = 128
 MAX_EPOCHS = 256
 TEXT_CHARACTERS = 16_384
-"""Most characters kept of a sample or a traceback."""
+"""The most characters kept of a sample or a traceback."""
 RATE_RECORDS = 64
-"""Step records the rate is taken over."""
+"""The speed is averaged over this many step records."""
 PROFILING = "profile"
-"""The phase of steps that are recorded: the recording's own memory is none of the plan's."""
+"""The phase in which steps are profiled. Memory of the profiler does not belong to the plan."""
 WARMING_PHASES = frozenset({"import", "build", "preflight", "compile"})
 
 
@@ -33,7 +33,7 @@ class EpochMark(msgspec.Struct, array_like=True):
 
 
 class RunState(FactsSoFar, kw_only=True):
-    """Everything remembered of the events read so far; what `state.json` stores."""
+    """Everything kept of the events read so far; stored in `state.json`."""
 
     version: int = STATE_VERSION
     attempt: int = 0
@@ -47,22 +47,22 @@ class RunState(FactsSoFar, kw_only=True):
     warnings: list[str] = msgspec.field(default_factory=list)
     stopped: events.Stopped | None = None
     odd: int = 0
-    """Records whose numbers cannot be: negative steps and the like."""
+    """Records with impossible numbers, such as negative steps."""
     first_boot: float | None = None
-    """`time_boot` of the attempt's first and newest record, seconds."""
+    """`time_boot` of the attempt's first record, in seconds; `last_boot` is that of its newest."""
     last_boot: float | None = None
     earlier_seconds: float = 0.0
-    """Length of the attempts before this one."""
+    """Total duration of the attempts before this one."""
     warming: bool = True
     """The next step record includes compilation or warm-up."""
     step_times: list[tuple[int, float]] = msgspec.field(default_factory=list)
-    """(steps, seconds per step) of the newest records, warm-up excluded."""
+    """(steps, seconds per step) of the newest records, without warm-up."""
     side_seconds: float = 0.0
-    """Evaluating and saving in this attempt, since `side_from_step`."""
+    """Time spent on evaluating and saving in this attempt since `side_from_step`."""
     side_from_step: int = 0
     evaluation_limit: int = MAX_EVALUATIONS
     epoch_limit: int = MAX_EPOCHS
-    """How many are kept: the newest, and the best evaluation."""
+    """How many are kept: the newest ones, and the best evaluation."""
 
     @property
     def attempt_seconds(self) -> float:
@@ -72,7 +72,7 @@ class RunState(FactsSoFar, kw_only=True):
 
 
 def begin_attempt(state: RunState, attempt: int) -> RunState:
-    """Go on with the next attempt of the same run: its curves continue, its end is forgotten."""
+    """Continue with the next attempt of the same run: keep its curves, clear how it ended."""
     state.earlier_seconds += state.attempt_seconds
     state.attempt = attempt
     state.first_boot = state.last_boot = None
@@ -85,7 +85,7 @@ def begin_attempt(state: RunState, attempt: int) -> RunState:
 
 
 def forget_memory(state: RunState) -> RunState:
-    """Go on with smaller micro-batches: what the larger ones took says nothing of them."""
+    """Continue with smaller micro-batches: clear the peaks, which belong to the larger ones."""
     state.memory, state.peaks_by_phase = None, {}
     state.peak_bytes = state.peak_device_bytes = state.peak_reserved_bytes = None
     state.peak_host_bytes = None
@@ -95,10 +95,10 @@ def forget_memory(state: RunState) -> RunState:
 
 
 def reduce(state: RunState, record: events.Record) -> RunState:
-    """Take one record in.
+    """Add one record to the state.
 
-    `state` is changed in place and returned: copying its curves for each record would make reading a
-    long run quadratic. The same records give the same state, wherever the reading was interrupted.
+    `state` is changed in place and returned. Copying its curves for each record would make reading
+    a long run quadratic. The same records give the same state, even if reading was interrupted.
     """
     if 0 < record.time_boot < 1e12:
         if state.first_boot is None:
@@ -148,7 +148,10 @@ def reduce(state: RunState, record: events.Record) -> RunState:
 
 
 def seconds_per_step(state: RunState) -> float | None:
-    """Recent pace, compilation and warm-up excluded, with this attempt's share of evaluating and saving."""
+    """Recent seconds per step, plus this attempt's share of evaluating and saving.
+
+    Compilation and warm-up are excluded.
+    """
     steps = sum(count for count, _ in state.step_times)
     if not steps:
         return None
@@ -233,7 +236,7 @@ def _step(state: RunState, record: events.Step) -> None:
         state.train.add(step, state.loss)
     seconds = state.step_seconds
     if state.warming:
-        # What was saved or evaluated while warming up is no guide to the pace either.
+        # Saving and evaluating during warm-up does not count towards the speed either.
         state.warming = False
         state.side_seconds, state.side_from_step = 0.0, step
     elif seconds is not None and 0 < seconds < 1e9:
@@ -279,7 +282,7 @@ def _memory(state: RunState, record: events.Memory) -> None:
         state.odd += 1
         return
     phase = clean_line(record.phase, 40)
-    # A trainer starts its peak anew with each phase, so a peak belongs to the phase that tells it.
+    # A trainer resets its peak at each phase, so a peak belongs to the phase that reports it.
     _highest_of_phase(state, phase, record.allocated_bytes, record.peak_bytes)
     if phase == PROFILING:
         return
@@ -313,7 +316,7 @@ def _highest(*values: int | None) -> int | None:
 
 
 def _plausible(*counts: int) -> bool:
-    """Whether these can be counts of a real run; only a damaged or forged record has others."""
+    """Whether these can be counts of a real run; a damaged or forged record can have others."""
     return all(0 <= count < 1 << 63 for count in counts)
 
 

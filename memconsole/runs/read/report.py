@@ -1,4 +1,4 @@
-"""What a run did, from its records alone: the document of `report --json`."""
+"""Builds the report of a run from its records: the document of `report --json`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EVERYTHING = 1 << 60
 
 
 class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the run ended; of a run that lives, its state."""
+    """Why the run ended, or the state of a live run."""
 
     reason: str
     evidence: str
@@ -61,7 +61,7 @@ class EpochLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimated at launch, and measured by the trainer."""
+    """The estimate made at launch and the trainer's measurement."""
 
     estimated: MemoryLine
     measured: MeasuredLine
@@ -71,7 +71,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     band_from: str = ""
     """Where the estimate's band comes from, as one phrase."""
     shortfall: Shortfall | None = None
-    """What a run lacked that ran out of memory."""
+    """What was missing, if the run ran out of memory."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,20 +91,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     final_train_loss: float | None
     """Mean over the last log window; `epochs` hold the means of whole epochs."""
     unigram_loss: float | None
-    """Of the train tokens' unigram model on the validation tokens: what a model must beat."""
+    """Loss on the validation tokens of a unigram model of the training tokens: a baseline."""
     total_minutes: float
     average_epoch_minutes: float | None
     attempts: int
     ladder: tuple[Rung, ...] = ()
-    """Steps down after running out of memory; `plan` is the last of them, and so is what was measured."""
+    """Steps down the out-of-memory ladder. `plan` and the measurement belong to the last one."""
     task: str = "language"
-    """What was learned: the name of one of `plan.tasks`."""
+    """What is learned: the name of a task in `plan.tasks`."""
     unit: str = "token"
     """What `tokens_per_second` counts."""
 
 
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `estimate.json` that are compared: the launcher writes a whole memory estimate."""
+    """The compared fields of `estimate.json`; the launcher stores a whole memory estimate there."""
 
     table: EstimatedTable
     step_seconds: float | None = None
@@ -113,19 +113,19 @@ class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Story(msgspec.Struct):
-    """A run's folded events with every step kept."""
+    """The state of a run after all its events, and all its step records."""
 
     state: RunState
     steps: list[StepLine]
 
 
 def report(run: RunDirectory) -> Report:
-    """The report of a run, live or ended. Never raises for what its files hold or lack."""
+    """The report of a live or ended run. Never raises, whatever its files contain."""
     return report_of(run, read_story(run), _verdict(run))
 
 
 def read_story(run: RunDirectory) -> Story:
-    """Fold every attempt's events; steps taken again after a resume replace the abandoned ones."""
+    """Read every attempt's events. Steps repeated after a resume replace the earlier ones."""
     state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
     steps: list[StepLine] = []
     left = {rung.attempt for rung in rungs(run)}
@@ -159,7 +159,7 @@ def _truncate(steps: list[StepLine], last: int) -> None:
 
 
 def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
-    """The report of a run whose events are read and whose verdict is known."""
+    """The report of a run from its events and its verdict."""
     state, started, ended = story.state, story.state.started, story.state.ended
     evaluations = tuple(
         EvaluationLine(step=e.step, loss=e.loss, bits_per_byte=e.bits_per_byte, metrics=e.metrics)
@@ -223,7 +223,8 @@ def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> 
             state.peak_bytes,
             error.held_bytes if error else None,
             error.requested_bytes if error else None,
-            # A heap's pages may be free and not yet given back: after a whole step they are no evidence.
+            # On a CPU, freed heap pages may not be returned yet, so after a whole step the held
+            # bytes do not count as evidence.
             counts_held=_kind(state) != "cpu" or state.step == 0,
         )
     return MemoryReport(
@@ -248,14 +249,14 @@ def _kind(state: RunState) -> str:
 
 
 def _measured(state: RunState) -> MeasuredLine:
-    """The run's peaks, and why one is missing."""
+    """The run's peaks, and the reason for each missing one."""
     if state.memory is None:
         return MeasuredLine()
     on_cpu = _kind(state) == "cpu"
-    silent = "this device does not tell"
+    silent = "not reported by this device"
     found = {
         "peak_bytes": state.peak_bytes,
-        # On the processor nothing but the trainer's own allocations is charged to it.
+        # On a CPU, only the trainer's own allocations are charged to it.
         "device_bytes": state.peak_bytes if on_cpu else state.peak_device_bytes,
         "host_bytes": state.peak_host_bytes,
         "reserved_bytes": None if on_cpu else state.peak_reserved_bytes,
@@ -269,7 +270,7 @@ def _measured(state: RunState) -> MeasuredLine:
 
 
 def _final_train_loss(story: Story) -> float | None:
-    """Of the last log window, which the last step tells too."""
+    """The loss of the last log window; the last step record has it too."""
     ended = story.state.ended
     if ended is not None and ended.final_train_loss is not None:
         return ended.final_train_loss
@@ -296,7 +297,7 @@ def _plan(run: RunDirectory) -> dict[str, Any]:
 
 
 def _task(run: RunDirectory) -> Task:
-    """The task of the run's plan; language where there is no readable plan."""
+    """The task of the run's plan; language if the plan cannot be read."""
     try:
         return task_of(run.read_plan())
     except PlanError:
@@ -304,7 +305,7 @@ def _task(run: RunDirectory) -> Task:
 
 
 def stored_estimate(run: RunDirectory) -> StoredEstimate | None:
-    """Of the launcher; None for a run that does not train what was priced, but smaller micro-batches."""
+    """The launch estimate; None if the run went on with smaller micro-batches than estimated."""
     if rungs(run):
         return None
     stored = files.read_struct(run.path / "estimate.json", StoredEstimate)

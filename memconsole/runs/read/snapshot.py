@@ -1,4 +1,4 @@
-"""A run as it is at one moment, for whoever watches."""
+"""The state of a run at one moment, for screens and commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memconsole.runs.record.states import State, Verdict
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A decimated series: `steps` ascending, minima and maxima of each bucket kept, last value exact."""
+    """A decimated series with ascending `steps`. Minima, maxima and the last value are exact."""
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
@@ -23,7 +23,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class GaugeCurves(msgspec.Struct, frozen=True):
-    """Bytes by step: the highest allocated of each stretch, what the device and what the host held."""
+    """Bytes by step: peaks of allocated bytes, and what the device and the host held."""
 
     allocated: Curve = Curve()
     device: Curve = Curve()
@@ -31,7 +31,7 @@ class GaugeCurves(msgspec.Struct, frozen=True):
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a screen or a command needs of a run. Text fields are already free of control characters."""
+    """What a screen or a command shows of a run. Text fields have no control characters."""
 
     id: str
     name: str
@@ -40,12 +40,12 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     created_wall: float
     facts: RunFacts = RunFacts()
-    """What its events say; the fields below are added by whoever looks."""
+    """What the events say. The fields below come from other files or from the reader's clock."""
     verdict: Verdict | None = None
     stalled_seconds: float | None = None
-    """Seconds without progress when longer than the phase allows."""
+    """Seconds without progress, if longer than the phase allows."""
     eta_seconds: float | None = None
-    """Warm-up and compilation excluded."""
+    """Excludes warm-up and compilation."""
     elapsed_seconds: float = 0.0
     recent_train: Curve = Curve()
     train: Curve = Curve()
@@ -55,8 +55,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     gauges: GaugeCurves = GaugeCurves()
     warnings: tuple[str, ...] = ()
     log_tail: tuple[str, ...] = ()
-    """Last lines of the trainer's output, progress bars resolved."""
+    """Last lines of the trainer's output, with progress bars resolved."""
     stop_requested_by: str | None = None
     pause_requested: bool = False
-    """Someone wants it to wait; it does once `phase` is paused."""
+    """A pause was requested; the run is paused once `phase` is paused."""
     damaged_records: int = 0

@@ -1,4 +1,4 @@
-"""Why an attempt ended: a class of cause and one sentence of evidence."""
+"""Decides why an attempt ended: a class of cause and one sentence of evidence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REASON_OF_CAUSE = {
 LAST_OUTPUT_BYTES = 4096
 _OF_SIGNAL = {
     signal.SIGBUS: "SIGBUS: /dev/shm is full, or a file was cut while it was mapped",
-    signal.SIGABRT: "SIGABRT: a library gave up (in a JAX gang: another process of it died)",
+    signal.SIGABRT: "SIGABRT: a library aborted (with several JAX processes: another one died)",
     signal.SIGSEGV: "SIGSEGV: a library crashed; stacks.log shows where",
     signal.SIGILL: "SIGILL: a library was built for another processor",
     signal.SIGXCPU: "SIGXCPU: the limit on processor time was reached",
@@ -46,7 +46,7 @@ class Evidence:
     """What is known about the end of an attempt."""
 
     exit_code: int | None = None
-    """None when a signal ended it or nobody could wait for it."""
+    """None if a signal ended it or no parent waited for it."""
     signal: signal.Signals | None = None
     final: FinalRecord | None = None
     error: ErrorRecord | None = None
@@ -54,25 +54,25 @@ class Evidence:
     oom_now: OomCounts = OomCounts()
     rebooted: bool = False
     elsewhere: str | None = None
-    """The other machine it was started on, of which nothing can be seen from here."""
+    """The other machine it was started on. Its processes cannot be seen from here."""
     stopped_by: str | None = None
     killed_by: str | None = None
     kill_note: str = ""
     heartbeat: Heartbeat | None = None
     has_checkpoint: bool = False
     words_of_memory: str = ""
-    """The line of its last output that says that memory ran out."""
+    """The last line of its output that reports a lack of memory."""
 
     @property
     def where(self) -> str:
-        """The last that was heard of the trainer."""
+        """The trainer's last known step and phase."""
         if self.heartbeat is None:
             return "before it said anything"
         return f"at step {self.heartbeat.step}, phase {self.heartbeat.phase}"
 
 
 def verdict(run: RunDirectory, attempt: int) -> Verdict:
-    """Why an attempt that no longer lives ended: the supervisor's word, or what its files tell."""
+    """Why an ended attempt ended: the supervisor's verdict, or one derived from its files."""
     recorded = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
     return recorded.verdict if recorded is not None else classify(gather(run, attempt))
 
@@ -83,7 +83,7 @@ def gather(
     exit_code: int | None = None,
     signal_number: signal.Signals | None = None,
 ) -> Evidence:
-    """Collect the evidence on disk and in the kernel's counters, with what a waiting parent learned."""
+    """Collect the evidence from disk and kernel counters, and the exit status if it is known."""
     path = run.attempt_path(attempt)
     record = run.attempt_record(attempt)
     given = [a for a in requests.replies(run) if a.attempt == attempt and a.accepted]
@@ -111,7 +111,7 @@ def gather(
 
 
 def classify(evidence: Evidence) -> Verdict:
-    """The verdict the evidence supports (the cause table); says so when it supports none."""
+    """The verdict that the evidence supports; "unknown" if it supports none."""
     if evidence.signal is not None:
         return _by_signal(evidence, evidence.signal)
     if evidence.exit_code is not None:
@@ -122,7 +122,7 @@ def classify(evidence: Evidence) -> Verdict:
         return _made(
             evidence,
             found.reason,
-            f"{found.evidence} (nobody could wait for its exit code; this is its own last record)",
+            f"{found.evidence} (from its own last record; its exit code is unknown)",
             exit_code=code,
         )
     if evidence.error is not None:
@@ -135,7 +135,7 @@ def classify(evidence: Evidence) -> Verdict:
         return _made(
             evidence,
             "unknown",
-            f"it was started on {evidence.elsewhere}; from here nobody can tell whether it lives; "
+            f"it was started on {evidence.elsewhere}; whether it still runs cannot be seen from here; "
             f"last seen {evidence.where}",
         )
     out_of_memory, words = oom_evidence(evidence.oom_before, evidence.oom_now)
@@ -224,7 +224,7 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
         return _by_error(evidence, evidence.error, code)
     if evidence.words_of_memory:
         return _by_words_of_memory(evidence, exit_code=code)
-    # Shells and launchers turn a child's signal into 128 + its number.
+    # Shells and launchers report a child's signal as 128 + its number.
     if code > 128 and code - 128 in set(signal.Signals):
         return _by_signal(evidence, signal.Signals(code - 128))
     return _made(
@@ -235,8 +235,8 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
 def _by_words_of_memory(
     evidence: Evidence, exit_code: int | None = None, number: signal.Signals | None = None
 ) -> Verdict:
-    """Of a library that could not allocate and ended the process without an exception."""
-    words = f"a library gave up {evidence.where}: {clean_line(evidence.words_of_memory, 400)}"
+    """The verdict if a library could not allocate and ended the process without an exception."""
+    words = f"a library aborted {evidence.where}: {clean_line(evidence.words_of_memory, 400)}"
     return _made(evidence, "out_of_memory", words, exit_code=exit_code, number=number)
 
 

@@ -1,1 +1,1 @@
-"""The files of a run: directory, events, locks and the small records beside them."""
+"""The files of a run: its directory, events, locks and small records."""

@@ -1,4 +1,4 @@
-"""Where runs live on disk: making, finding and deleting run directories."""
+"""Creates and finds run directories on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECEIPT = "receipt.json"
 
 
 class RunError(UserError):
-    """Something about a run is not as asked; the message is one line for the person who asked."""
+    """A problem with a run; the message is one line for the user."""
 
 
 class RunDirectory:
@@ -60,7 +60,7 @@ class RunDirectory:
 
     @property
     def state_path(self) -> Path:
-        """Snapshot for instant attach, at most as old as the supervisor's last second."""
+        """A snapshot for instant attach, about one second old while a supervisor runs."""
         return self.path / "state.json"
 
     @property
@@ -81,7 +81,7 @@ class RunDirectory:
 
     @property
     def reserve_path(self) -> Path:
-        """Ballast, deleted when the disk is full so that last records can still be written."""
+        """A reserve file, deleted when the disk is full so that the last records can be written."""
         return self.path / "reserve.bin"
 
     @property
@@ -113,7 +113,7 @@ class RunDirectory:
         return numbers[-1] if numbers else None
 
     def new_attempt(self) -> int:
-        """Make the next attempt's directory, which fences every older attempt. Returns its number."""
+        """Create the directory of the next attempt, which fences older ones. Returns its number."""
         number = (self.newest_attempt() or 0) + 1
         while True:
             try:
@@ -125,7 +125,7 @@ class RunDirectory:
             return number
 
     def record(self) -> RunRecord | None:
-        """What `run.json` says; None when it is missing or damaged."""
+        """The content of `run.json`; None if it is missing or damaged."""
         return files.read_struct(self.record_path, RunRecord)
 
     def attempt_record(self, number: int) -> AttemptRecord | None:
@@ -133,7 +133,7 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The title the person gave, or the id."""
+        """The name the user gave, or the id."""
         record = self.record()
         return clean_line(record.name, NAME_CHARACTERS) if record and record.name else self.id
 
@@ -142,7 +142,7 @@ class RunDirectory:
         return plans.load(self.plan_path)
 
     def committed_checkpoints(self) -> list[Path]:
-        """Checkpoints that were renamed into place, oldest step first."""
+        """The complete checkpoints, oldest step first; an incomplete one has another name."""
         try:
             names = os.listdir(self.checkpoints_path)
         except OSError:
@@ -152,7 +152,7 @@ class RunDirectory:
 
 
 def runs_root() -> Path:
-    """The folder of all runs, made if missing. Raises `RunError` when others could write to it."""
+    """The folder of all runs, created if missing. Raises `RunError` if others could write to it."""
     state = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):
         root = Path(state) / "memconsole" / "runs"
@@ -189,7 +189,7 @@ def check_private(root: Path) -> None:
 def create_run(
     plan: Plan, name: str | None = None, environment: Mapping[str, str] | None = None
 ) -> RunDirectory:
-    """A new run directory with its plan and `run.json`. The name is data and never part of a path."""
+    """Create a run directory with its plan and `run.json`. `name` is never part of a path."""
     import memconsole
 
     root = runs_root()
@@ -242,9 +242,9 @@ def _own_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def find_run(reference: str) -> RunDirectory:
-    """The run of an id, a unique start of one, a name (its newest run), or `latest`.
+    """Find a run by its id, a unique prefix of it, its name (the newest such run) or `latest`.
 
-    Raises `RunError` naming what was looked for.
+    Raises `RunError`, which names `reference`.
     """
     runs = list_runs()
     if not runs:
@@ -261,7 +261,7 @@ def find_run(reference: str) -> RunDirectory:
             raise RunError(
                 f'"{shown}" is the start of {len(found)} runs ({some} …); type more of it'
             )
-    # The random end of an id is what people remember.
+    # People remember the random end of an id.
     ends = [run for run in runs if run.id.rpartition("-")[2] == reference]
     named = ends or [run for run in runs if run.name == clean_line(reference, NAME_CHARACTERS)]
     if named:

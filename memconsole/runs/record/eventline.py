@@ -1,4 +1,4 @@
-"""One event as one line of a log: ``<compact JSON>\\t<crc32, 8 hex digits>\\n``."""
+"""Encodes one event as one log line: ``<compact JSON>\\t<crc32, 8 hex digits>\\n``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memconsole.runs.record import events
 from memconsole.runs.record.events import Event, Record
 
 RECORD_BYTES = 64 << 10
-"""The longest line that is written; texts of longer records are cut in their middle."""
+"""The longest line written. Texts of longer records are cut in the middle."""
 
 
 class Gap(Event, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_line(event: Event, secrets: Collection[bytes] = ()) -> bytes:
-    """One line of the log: at most `RECORD_BYTES`, and readable again."""
+    """One line of the log: at most `RECORD_BYTES`, and always decodable."""
     payload = _encode(event)
     for secret in secrets:
         payload = payload.replace(secret, b"[redacted]")
@@ -47,7 +47,7 @@ def encode_line(event: Event, secrets: Collection[bytes] = ()) -> bytes:
 def decode_line(line: bytes) -> Record | Gap | None:
     """The event of a line without its newline; None for a whole record of an unknown kind.
 
-    Raises `ValueError` when the line is damaged.
+    Raises `ValueError` if the line is damaged.
     """
     payload, tab, checksum = line.rpartition(b"\t")
     if not tab or len(checksum) != 8 or b"%08x" % zlib.crc32(payload) != checksum:
@@ -59,14 +59,14 @@ def decode_line(line: bytes) -> Record | Gap | None:
 
 
 def _encode(event: Event) -> bytes:
-    """JSON that decodes to an event of the same kind, or to a warning that says why it would not."""
+    """JSON of the event; if that could not be decoded again, of a warning that says why."""
     try:
         payload = _encoder.encode(event)
     except (UnicodeEncodeError, OverflowError):
         event = _map_texts(event, lambda text: text.encode("utf-8", "replace").decode())
         payload = _encoder.encode(event)
     try:
-        # A number that is not finite is encoded as null, which only optional fields take.
+        # A number that is not finite is encoded as null, which only optional fields accept.
         _decoder.decode(payload)
     except msgspec.ValidationError as error:
         payload = _encoder.encode(_left_out(event, str(error)))

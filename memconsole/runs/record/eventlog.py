@@ -1,7 +1,8 @@
-"""The event log of one attempt: appended by its trainer, followed by anyone.
+"""The event log of one attempt: its trainer appends, anyone may follow.
 
-One record per line, ``<compact JSON>\\t<crc32, 8 hex digits>\\n``, in segments of 16 MiB. Each record is
-one `write` to a descriptor opened for appending, so a reader meets whole lines or the start of one.
+One record per line, ``<compact JSON>\\t<crc32, 8 hex digits>\\n``, in segments of 16 MiB. Each
+record is one `write` to a descriptor opened for appending, so a reader sees whole lines, or the
+start of the last one.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _SEGMENT = re.compile(r"events-(\d{6,9})\.log")
 
 
 class EventWriter:
-    """Appends events to an attempt's log. One writer per attempt; not for several threads.
+    """Appends events to an attempt's log. One writer per attempt; not thread-safe.
 
-    Never raises for a full or failing disk: durable records wait in memory, others are counted, and
-    both are told once there is room again.
+    A full or failing disk never makes it raise. Durable records wait in memory and others are
+    counted; both are written once there is space again.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class EventWriter:
         secrets: Iterable[str] = (),
         on_full: Callable[[], None] | None = None,
     ) -> None:
-        """`secrets` are texts that never reach the log; `on_full` may free room on the disk."""
+        """`secrets` are texts that never reach the log. `on_full` may free space on the disk."""
         self._directory = attempt_directory
         self._wall = wall
         self._boot = boot
@@ -69,7 +70,7 @@ class EventWriter:
         self._sequence = _last_sequence(attempt_directory) if segments else 0
 
     def write(self, event: Event, durable: bool = False) -> bool:
-        """Append one event; with `durable`, synced to the disk. False when it is not on disk (yet)."""
+        """Append one event; with `durable`, sync it to disk. Returns False if it is not on disk."""
         offset = self._wall() - self._boot()
         jump = offset - self._clock_offset
         if abs(jump) > CLOCK_JUMP_SECONDS:
@@ -79,7 +80,7 @@ class EventWriter:
         return self._flush()
 
     def flush(self) -> bool:
-        """Try again to write what could not be written. False when something is still waiting."""
+        """Retry what could not be written. Returns False if something is still waiting."""
         return self._flush()
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ class EventWriter:
         self._durable = self._durable or durable
 
     def _flush(self) -> bool:
-        """Write all that waits; on failure make room once, then keep what matters in memory."""
+        """Write everything that waits. On failure free space once, then keep only rare records."""
         if self._drain():
             return True
         if self._on_full is not None:
@@ -125,7 +126,7 @@ class EventWriter:
         return True
 
     def _forget(self) -> None:
-        """Keep rare records in memory for later, count the rest as lost."""
+        """Keep rare records in memory for later, and count the rest as lost."""
         kept = [e for e in self._waiting if not isinstance(e, events.Step | events.Memory)]
         kept = kept[-WAITING_RECORDS:]
         self._dropped += len(self._waiting) - len(kept)
@@ -164,7 +165,7 @@ class EventWriter:
 
 
 class EventReader:
-    """Follows an attempt's log. Never raises; what cannot be read is counted."""
+    """Follows an attempt's log. Never raises; unreadable lines are counted."""
 
     def __init__(
         self, attempt_directory: Path, position: tuple[int, int, int] | None = None
@@ -175,13 +176,13 @@ class EventReader:
         self._inode: int | None = None
         self._skipping = False
         self.damaged = 0
-        """Lines whose checksum, length or segment end was wrong."""
+        """Lines with a wrong checksum, length or segment end."""
         self.unknown = 0
         """Whole records of kinds this version does not know."""
         self.dropped = 0
-        """Records the writer says it could not write."""
+        """Records the writer reports as not written."""
         self.missing = 0
-        """Sequence numbers never seen: lost to damage or dropped by the writer."""
+        """Sequence numbers never seen, because of damage or because the writer dropped them."""
 
     @property
     def position(self) -> tuple[int, int, int]:
@@ -189,7 +190,7 @@ class EventReader:
         return self._segment, self._offset, self.last_sequence
 
     def read(self, max_bytes: int | None = None) -> list[Record]:
-        """Every event since the last call, or those of about `max_bytes` of log."""
+        """Every event since the last call, or those in about `max_bytes` of log."""
         records: list[Record] = []
         left = max_bytes if max_bytes is not None else 1 << 62
         while left > 0:
@@ -198,7 +199,7 @@ class EventReader:
                 if following is None:
                     break
                 self._enter(following)
-            # Asked before reading: a segment that has a successor is complete.
+            # Check before reading: a segment that has a successor is complete.
             following = self._following()
             consumed, at_end = self._read_segment(records, min(left, CHUNK_BYTES))
             left -= consumed
@@ -217,14 +218,16 @@ class EventReader:
         self._segment, self._offset, self._inode, self._skipping = segment, 0, None, False
 
     def _leave(self) -> None:
-        """Whatever stands behind the last newline of a complete segment will never be finished."""
+        """Leave a complete segment. Text after its last newline counts as damaged."""
         if self._skipping or self._tail:
             self.damaged += 1
 
     _tail = False
 
     def _read_segment(self, records: list[Record], budget: int) -> tuple[int, bool]:
-        """Read lines of the present segment; (bytes consumed, whether its end was reached)."""
+        """Read lines of the current segment. Returns (bytes consumed, whether it reached
+        the end).
+        """
         path = self._directory / f"events-{self._segment:06d}.log"
         self._tail = False
         try:
@@ -236,7 +239,8 @@ class EventReader:
             if not stat.S_ISREG(status.st_mode):
                 return 0, True
             if status.st_size < self._offset or self._inode not in (None, status.st_ino):
-                # Cut short or replaced: from the start again; records seen before are skipped.
+                # The file was cut or replaced: read it from the start, and skip records seen
+                # before.
                 self.damaged += 1
                 self._offset, self._skipping = 0, False
             self._inode = status.st_ino
@@ -304,7 +308,7 @@ class EventReader:
 
 
 def _joined_lines(line: bytes) -> list[bytes]:
-    """The lines that a hit newline joined: raw tabs stand only before checksums."""
+    """The lines that a damaged newline joined. Raw tabs occur only before checksums."""
     pieces: list[bytes] = []
     while len(pieces) < 4:
         head, tab, rest = line.partition(b"\t")

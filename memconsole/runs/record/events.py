@@ -6,7 +6,7 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
-    """Anything a trainer says. `time_wall` and `time_boot` are seconds, added by the writer."""
+    """A message from the trainer. The writer adds `time_wall` and `time_boot`, in seconds."""
 
     time_wall: float = 0.0
     time_boot: float = 0.0
@@ -24,13 +24,16 @@ class Started(Event, frozen=True, kw_only=True):
     device_kind: str
     memory_label: str
     platform_lines: tuple[str, ...]
-    """What was detected and which optimizations are on, for a person."""
+    """The detected hardware and the active optimizations, as text."""
     resumed_step: int = 0
 
 
 class Phase(Event, frozen=True, kw_only=True):
-    """The trainer is in another phase: import data tokenizer build preflight compile train evaluate checkpoint
-    sample paused stopping."""
+    """The trainer has entered a phase.
+
+    The phases are: import data tokenizer build preflight compile train evaluate checkpoint sample
+    paused stopping.
+    """
 
     phase: str
     detail: str = ""
@@ -46,17 +49,17 @@ class Step(Event, frozen=True, kw_only=True):
     step: int
     epoch: int
     loss: float | None
-    """None when not finite."""
+    """None if not finite."""
     learning_rate: float
     gradient_norm: float | None
     tokens: int
-    """Tokens trained on since the run began, all attempts."""
+    """Tokens trained on since the run began, in all attempts."""
     tokens_per_second: float
     step_seconds: float
 
 
 class Epoch(Event, frozen=True, kw_only=True):
-    """One pass over the data is over. `epoch` counts from 1."""
+    """One pass over the data has ended. `epoch` counts from 1."""
 
     epoch: int
     train_loss: float | None
@@ -70,23 +73,23 @@ class Evaluation(Event, frozen=True, kw_only=True):
     step: int
     loss: float | None
     bits_per_byte: float | None
-    """The same nats in bits, over the UTF-8 bytes of text that the targets cover: comparable across tokenizers."""
+    """The loss in bits per UTF-8 byte of the target text, which compares across tokenizers."""
     tokens: int
     seconds: float
     metrics: dict[str, float] = {}
-    """unigram_loss: nats per token of the train tokens' unigram model on the same tokens, …"""
+    """unigram_loss: nats per token of the training tokens' unigram model on the same tokens, …"""
     best: bool = False
 
 
 class Memory(Event, frozen=True, kw_only=True):
-    """How full things are, by the trainer's own account. None: this device does not tell."""
+    """Memory use as the trainer measures it. None: this device does not report it."""
 
     phase: str
     step: int
     allocated_bytes: int | None
     """Live tensor bytes now."""
     peak_bytes: int | None
-    """Highest allocated within this phase; the largest of a run's records is the run's peak."""
+    """Highest allocated bytes within this phase. The run's peak is the maximum over its records."""
     reserved_bytes: int | None
     device_bytes: int | None
     device_total_bytes: int | None
@@ -94,11 +97,13 @@ class Memory(Event, frozen=True, kw_only=True):
     """Resident memory of the trainer's process tree."""
     peak_host_bytes: int | None = None
     peak_reserved_bytes: int | None = None
-    """Highest reserved within this phase."""
+    """Highest reserved bytes within this phase."""
     peak_host_anonymous_bytes: int | None = None
-    """Of the trainer's process tree since it began: heap and tensors, not files or shared memory."""
+    """Peak since the start of the trainer's process tree: heap and tensors, not files or shared
+    memory.
+    """
     peak_host_shared_bytes: int | None = None
-    """Of its process that maps most shared memory, since it began."""
+    """Peak since it began, of the process that maps the most shared memory."""
 
 
 class Checkpoint(Event, frozen=True, kw_only=True):
@@ -111,7 +116,7 @@ class Checkpoint(Event, frozen=True, kw_only=True):
 
 
 class Sample(Event, frozen=True, kw_only=True):
-    """Text the model continued."""
+    """A prompt and the model's continuation."""
 
     step: int
     prompt: str
@@ -119,7 +124,7 @@ class Sample(Event, frozen=True, kw_only=True):
 
 
 class Profile(Event, frozen=True, kw_only=True):
-    """Steps were recorded on request; the step is the last of them."""
+    """Steps were profiled on request; `step` is the last of them."""
 
     step: int
     steps: int
@@ -134,16 +139,19 @@ class Warning(Event, frozen=True, kw_only=True):
 
 
 class Error(Event, frozen=True, kw_only=True):
-    """The attempt failed. `cause` is a class of failure: out_of_memory bad_data bad_plan nan disk …"""
+    """The attempt failed.
+
+    `cause` is a class of failure: out_of_memory bad_data bad_plan nan disk …
+    """
 
     cause: str
     message: str
     traceback: str = ""
     held_bytes: int | None = None
-    """Live tensor bytes when memory ran out, and the highest of its phase."""
+    """Live tensor bytes when memory ran out; `peak_bytes` is the highest of that phase."""
     peak_bytes: int | None = None
     requested_bytes: int | None = None
-    """The allocation that failed."""
+    """The size of the allocation that failed."""
 
 
 class Stopped(Event, frozen=True, kw_only=True):
@@ -154,7 +162,7 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 class Ended(Event, frozen=True, kw_only=True):
-    """Training reached its end."""
+    """Training has ended as planned, or early."""
 
     step: int
     best_validation_loss: float | None
@@ -164,7 +172,7 @@ class Ended(Event, frozen=True, kw_only=True):
     average_epoch_minutes: float | None
     epochs: int
     early: str = ""
-    """Why before the plan's last step; empty where the plan was done."""
+    """Why training ended before the plan's last step; empty if it did not."""
 
 
 Record = (

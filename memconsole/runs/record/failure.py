@@ -1,4 +1,4 @@
-"""What kind of failure an exception is."""
+"""Classifies the failure behind an exception."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from memconsole.plan.plan import PlanError
 
 
 class ExitCode(enum.IntEnum):
-    """How a trainer says why it ended."""
+    """The exit codes by which a trainer says why it ended."""
 
     DONE = 0
     FAILED = 1
     STOPPED = 75
-    """On request; resumable."""
+    """Stopped on request; resumable."""
     FENCED = 76
     """A newer attempt owns the run."""
     BAD_DATA = 77
@@ -38,7 +38,7 @@ _OUT_OF_MEMORY = (
     "cannot allocate memory",
     "unable to allocate",
     "cublas_status_alloc_failed",
-    "ynnpack operation failed",  # XLA on a processor, when it cannot make its buffers
+    "ynnpack operation failed",  # XLA on a CPU, when it cannot allocate its buffers
 )
 _DIED_OF_MEMORY = re.compile(
     "|".join(
@@ -51,7 +51,7 @@ _DIED_OF_MEMORY = re.compile(
     ),
     re.IGNORECASE,
 )
-"""What libraries print that end the process themselves."""
+"""What libraries print before they end the process themselves."""
 _DEVICE_LOST = (
     "gpu is lost",
     "device lost",
@@ -62,10 +62,10 @@ _DEVICE_LOST = (
 
 
 def cause_of(exception: BaseException) -> str:
-    """The class of failure, as in `events.Error.cause`, looking through the chain of causes.
+    """The class of failure, as in `events.Error.cause`; looks through the chain of causes.
 
-    out_of_memory bad_data bad_plan nan disk device_lost crashed; an exception may name its own in an
-    attribute `cause`.
+    One of out_of_memory, bad_data, bad_plan, nan, disk, device_lost, crashed. An exception may name
+    its own in an attribute `cause`.
     """
     seen: set[int] = set()
     error: BaseException | None = exception
@@ -99,7 +99,7 @@ def _cause_of_one(error: BaseException) -> str | None:
 
 
 def words_of_memory(output: str) -> str:
-    """The last line of a trainer's output that says that memory ran out; empty where none does."""
+    """The last line of a trainer's output that reports a lack of memory; empty if there is none."""
     for line in reversed(output.splitlines()):
         if _DIED_OF_MEMORY.search(line):
             return line.strip()
@@ -107,5 +107,5 @@ def words_of_memory(output: str) -> str:
 
 
 def exit_code_of(cause: str) -> ExitCode:
-    """The exit code that says this cause."""
+    """The exit code of this cause."""
     return _CODES.get(cause, ExitCode.FAILED)

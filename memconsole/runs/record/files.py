@@ -1,4 +1,4 @@
-"""Small files that are whole or absent: written by rename, read without following links."""
+"""Reads and writes small files: written atomically by rename, read without following links."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import msgspec
 from memconsole import typed_json
 
 SMALL_FILE_BYTES = 1 << 20
-"""No JSON file of a run directory is larger; a larger one is not ours."""
+"""No JSON file of a run directory is larger; a larger one was not written by this program."""
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o600, durable: bool = True) -> None:
-    """Replace `path` by `content` so that a reader, or a power loss, meets the old or the new file.
+    """Replace `path` by `content`; after a power loss the file is the old or the new one.
 
-    A temporary file beside it is created exclusively, synced and renamed, then the directory is
-    synced. Without `durable` nothing waits for the disk: a power loss may cost the file, which suits
-    what can be computed again. Raises `OSError`; the temporary file never stays behind.
+    A temporary file in the same folder is created exclusively, synced and renamed, then the folder
+    is synced. Without `durable` nothing is synced, so a power loss may lose the file; use that for
+    what can be computed again. Raises `OSError`. The temporary file is always removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,7 +60,7 @@ def write_struct(path: Path, record: msgspec.Struct) -> None:
 
 
 def read_regular(path: Path, limit: int = SMALL_FILE_BYTES) -> bytes | None:
-    """The bytes of a regular file of at most `limit` bytes; None when it is anything else.
+    """The bytes of a regular file of at most `limit` bytes; None for anything else.
 
     Links are not followed and a FIFO does not block.
     """
@@ -85,7 +85,7 @@ def read_regular(path: Path, limit: int = SMALL_FILE_BYTES) -> bytes | None:
 
 
 def read_struct(path: Path, kind: type[_Struct]) -> _Struct | None:
-    """A struct from its JSON file; None when missing or damaged (a damaged read is tried twice)."""
+    """A struct from its JSON file; None if missing or damaged. A damaged file is read twice."""
     for _ in range(2):
         content = read_regular(path)
         if content is None:
@@ -98,7 +98,7 @@ def read_struct(path: Path, kind: type[_Struct]) -> _Struct | None:
 
 
 def exists(path: Path) -> bool:
-    """Whether a directory entry is there, whatever it is."""
+    """Whether a directory entry of any type exists."""
     try:
         path.lstat()
     except OSError:

@@ -1,4 +1,7 @@
-"""A trainer's sign of progress: 64 bytes rewritten in place, compared as counters, never as times."""
+"""A trainer's sign of progress: 64 bytes rewritten in place.
+
+Readers compare its counters and never its times.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ assert HEARTBEAT_BYTES == 64
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What the trainer was doing at its `count`-th sign of life."""
+    """What the trainer was doing at its heartbeat number `count`."""
 
     count: int
     boot_nanoseconds: int
@@ -37,7 +40,7 @@ class HeartbeatWriter:
         self._count = 0
 
     def beat(self, phase: str, step: int, bytes_written: int, boot_seconds: float) -> None:
-        """Write the next sign of life. Microseconds; a failing disk is left to whoever writes data."""
+        """Write the next heartbeat. Takes microseconds; disk errors are ignored here."""
         self._count += 1
         body = _BODY.pack(
             _MAGIC,
@@ -59,7 +62,7 @@ class HeartbeatWriter:
 
 
 def read_heartbeat(attempt_directory: Path) -> Heartbeat | None:
-    """The newest sign of life; None when there is none or the file is damaged."""
+    """The newest heartbeat; None if there is none or the file is damaged."""
     for _ in range(2):
         content = read_regular(attempt_directory / "heartbeat", HEARTBEAT_BYTES)
         if content is None:

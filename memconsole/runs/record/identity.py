@@ -1,4 +1,4 @@
-"""Which process is which: boot, start time, and signals that cannot hit a stranger."""
+"""Identifies processes by boot and start time, so that a signal cannot hit another process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PROC = Path("/proc")
 
 
 def boot_seconds() -> float:
-    """Seconds since boot, suspended time included where the system counts it."""
+    """Seconds since boot. Includes time asleep, if the system counts it."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 @functools.cache
 def boot_id() -> str:
-    """Names this boot of this machine."""
+    """The id of the machine's current boot."""
     with contextlib.suppress(OSError):
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -47,7 +47,7 @@ def host_name() -> str:
 
 
 def user_name() -> str:
-    """Who asks; a user id where it has no name, as in containers."""
+    """The name of the user; a user id if there is no name, as in containers."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -55,9 +55,9 @@ def user_name() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None when there is no such process.
+    """When process `pid` started, in clock ticks since boot; None if there is no such process.
 
-    Zombies count as gone. 0 where the system does not tell.
+    Zombies count as gone. 0 if the system does not tell.
     """
     if sys.platform != "linux":
         try:
@@ -71,7 +71,7 @@ def start_ticks(pid: int) -> int | None:
         content = (PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    # The command name in parentheses may hold spaces and parentheses.
+    # The command name in parentheses may contain spaces and parentheses.
     fields = content[content.rindex(b")") + 2 :].split()
     if fields[0] in (b"Z", b"X"):
         return None
@@ -86,7 +86,7 @@ def pid_namespace() -> str:
 
 
 def identify(pid: int) -> Identity | None:
-    """The identity of a living process of this machine; None when there is none."""
+    """The identity of a living process on this machine; None if there is none."""
     ticks = start_ticks(pid)
     if ticks is None:
         return None
@@ -109,25 +109,25 @@ def is_alive(identity: Identity) -> bool:
 
 
 class ProcessHandle:
-    """A hold on one process: waits for it and signals it, and never its number's next owner.
+    """Waits for one process and signals it, but never another process that reuses its id.
 
-    Uses a pidfd; without one (other systems) the identity is checked before each signal.
+    Uses a pidfd. Without one (other systems) the identity is checked before each signal.
     """
 
     def __init__(self, identity: Identity) -> None:
-        """Raises `ProcessLookupError` when the process is gone or is another one."""
+        """Raises `ProcessLookupError` if the process is gone or its id belongs to another one."""
         self.identity = identity
         self.descriptor: int | None = None
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self.descriptor = os.pidfd_open(identity.pid)
-        # Checked after opening: from here on the pidfd and the identity mean the same process.
+        # Check after opening: from here on the pidfd and the identity mean the same process.
         if not is_alive(identity):
             self.close()
             raise ProcessLookupError(f"process {identity.pid} is gone")
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal; False when the process is gone."""
+        """Send a signal; returns False if the process is gone."""
         try:
             if self.descriptor is not None:
                 signal.pidfd_send_signal(self.descriptor, number)
@@ -140,7 +140,7 @@ class ProcessHandle:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds`; whether the process has ended."""
+        """Wait at most `seconds`; returns whether the process has ended."""
         if self.descriptor is None:
             deadline = time.monotonic() + seconds
             while is_alive(self.identity):

@@ -1,11 +1,11 @@
-"""The three locks that say which processes of a run are alive.
+"""The three locks that show which processes of a run are alive.
 
-`trainer.lock` and `supervisor.lock` are POSIX record locks: the kernel frees them the moment their
-holder dies, even while children of it live on, and tells the holder's process number. `gang.lock` is
-an flock, which forked children inherit: it stays held until the last of them is gone.
+`trainer.lock` and `supervisor.lock` are POSIX record locks. The kernel frees them when their holder
+dies, even if its children are alive, and tells the holder's process id. `gang.lock` is an flock,
+which forked children inherit: it is held until the last of them has ended.
 
-A process loses a POSIX lock when it closes *any* descriptor of that file, so nothing but this module
-opens these files, and it never opens one that this process holds.
+A process loses a POSIX lock when it closes *any* descriptor of that file. So only this module opens
+these files, and it never opens one that this process has locked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LAYOUT = "qqihh" if sys.platform == "darwin" else "hhqqi0q"
-"""struct flock; Apple's order differs."""
+"""The layout of struct flock; Apple's field order differs."""
 
 _held: dict[tuple[int, int], int] = {}
 """(device, inode) of the POSIX locks this process holds -> the process that took them."""
@@ -59,7 +59,7 @@ def _open(path: Path) -> tuple[int, tuple[int, int]]:
 
 
 def take(path: Path) -> Lock:
-    """Take a POSIX record lock. Raises `LockHeld`, also when this very process holds it already."""
+    """Take a POSIX record lock. Raises `LockHeld`, also if this process holds it already."""
     holder_pid = holder(path)
     if holder_pid is not None:
         raise LockHeld(path, holder_pid)
@@ -74,9 +74,9 @@ def take(path: Path) -> Lock:
 
 
 def holder(path: Path) -> int | None:
-    """The process that holds a POSIX record lock, without touching the lock; None when it is free.
+    """The process that holds a POSIX record lock; None if it is free. Does not affect the lock.
 
-    0 when the holder lives in a process namespace that cannot be seen from here.
+    0 if the holder is in a process namespace that is not visible from here.
     """
     try:
         status = path.lstat()
@@ -107,7 +107,7 @@ def holder(path: Path) -> int | None:
 def take_gang(path: Path, patience_seconds: float = 1.0) -> Lock:
     """Take the lock that forked children inherit. Raises `LockHeld`.
 
-    A reader that asks whether it is held shares it for a moment, hence the patience.
+    A reader that checks the lock shares it for a moment, so this retries for `patience_seconds`.
     """
     descriptor, key = _open(path)
     deadline = time.monotonic() + patience_seconds
@@ -123,7 +123,7 @@ def take_gang(path: Path, patience_seconds: float = 1.0) -> Lock:
 
 
 def gang_held(path: Path) -> bool:
-    """Whether the trainer or any forked child of it still lives."""
+    """Whether the trainer or a forked child of it is alive."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -142,7 +142,7 @@ def gang_held(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Held:
-    """Who holds the locks of a run at one moment: a process number (0: out of sight) or None."""
+    """Who holds a run's locks at one moment: a process id (0: not visible from here) or None."""
 
     supervisor: int | None
     trainer: int | None
@@ -150,7 +150,7 @@ class Held:
 
 
 def held(run_path: Path) -> Held:
-    """Ask all three locks, disturbing none."""
+    """Check all three locks without affecting them."""
     return Held(
         supervisor=holder(run_path / "supervisor.lock"),
         trainer=holder(run_path / "trainer.lock"),

@@ -1,4 +1,4 @@
-"""How often the kernel's out-of-memory killer has struck, readable without privileges."""
+"""Counts the kills of the kernel's out-of-memory killer; needs no privileges."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from memconsole.runs.record.records import OomCounts
 
 
 def oom_kills(root: Path = Path("/")) -> OomCounts:
-    """Kills on this host and in this process's memory cgroup so far.
+    """The kills so far, on this host and in this process's memory cgroup.
 
-    The cgroup's counter counts its own victims whoever ran out of memory: `memory.events` (cgroup v2)
-    or `memory.oom_control` (v1), field `oom_kill`. The host's is `/proc/vmstat`.
+    The cgroup counts kills of its own processes, whichever cgroup ran out of memory: field
+    `oom_kill` of `memory.events` (cgroup v2) or `memory.oom_control` (v1). The host's count is in
+    `/proc/vmstat`.
     """
     return OomCounts(host=_field(root / "proc/vmstat"), cgroup=_cgroup(root))
 
@@ -28,7 +29,7 @@ def _cgroup(root: Path) -> int | None:
             continue
         name = "memory.oom_control" if controllers else "memory.events"
         mounts = ("memory",) if controllers else ("", "unified")
-        # Inside a container the path is the host's while the mount shows only the container's group.
+        # In a container the path is the host's, but the mount shows only the container's group.
         for mount in mounts:
             base = root / "sys/fs/cgroup" / mount
             for folder in (base / path.lstrip("/"), base):
@@ -48,7 +49,7 @@ def _field(path: Path) -> int | None:
 
 
 def oom_evidence(before: OomCounts, now: OomCounts) -> tuple[bool, str]:
-    """Whether the out-of-memory killer explains a SIGKILL between two readings, and one clause why."""
+    """Whether the out-of-memory killer explains a SIGKILL between two readings, and why."""
     if before.cgroup is not None and now.cgroup is not None:
         if now.cgroup > before.cgroup:
             return True, f"the memory cgroup counted {_grew(before.cgroup, now.cgroup)}"

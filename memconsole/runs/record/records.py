@@ -1,4 +1,4 @@
-"""The small JSON records of a run, typed."""
+"""The small JSON records of a run, as types."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from memconsole.runs.record.states import Verdict
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that cannot be mistaken for another one with the same number."""
+    """Identifies a process, even if its process id is reused."""
 
     pid: int
     start_ticks: int
-    """Field 22 of /proc/PID/stat: when it started, in clock ticks since boot; 0 where unknown."""
+    """Field 22 of /proc/PID/stat: start time in clock ticks since boot; 0 if unknown."""
     boot_id: str
     host: str
     pid_namespace: str = ""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`run.json`: how the run came to be. Never rewritten."""
+    """`run.json`: how the run was created. Never rewritten."""
 
     version: int = 1
     id: str
@@ -27,22 +27,22 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_wall: float
     host: str
     directory: str
-    """Where relative paths of the plan start."""
+    """The folder that relative paths of the plan start from."""
     python: str
     memconsole: str
     environment: dict[str, str] = {}
-    """Settings that change what is computed; secrets are left out."""
+    """Variables that change what is computed; secrets are left out."""
 
 
 class OomCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Kills by the kernel's out-of-memory killer so far; None where it is not counted."""
+    """Kills by the kernel's out-of-memory killer so far; None if they are not counted."""
 
     host: int | None = None
     cgroup: int | None = None
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`attempt.json`: who runs this attempt, written by the supervisor."""
+    """`attempt.json`: the processes of this attempt. The supervisor writes it."""
 
     attempt: int
     supervisor: Identity
@@ -51,11 +51,11 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_boot: float
     argv: tuple[str, ...] = ()
     oom_kills: OomCounts = OomCounts()
-    """When the trainer was about to start."""
+    """The counts just before the trainer started."""
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`final.json`: the trainer's last word."""
+    """`final.json`: the trainer's last record."""
 
     exit_code: int
     step: int
@@ -87,7 +87,10 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor tells whoever started it, once, through a pipe: which attempt runs, or why none does."""
+    """The supervisor's one message to the process that started it, sent through a pipe.
+
+    It names the attempt that runs, or says why none does.
+    """
 
     attempt: int = 0
     error: str = ""

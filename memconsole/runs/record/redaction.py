@@ -39,14 +39,14 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without the given secrets and without what has the shape of a well-known token."""
+    """`text` without the given secrets and without anything that looks like a well-known token."""
     for secret in secrets:
         text = text.replace(secret, REDACTED)
     return _SECRET_SHAPE.sub(REDACTED, text)
 
 
 class RedactingStream:
-    """A text stream in front of another that hides secrets; all else is the other's."""
+    """A text stream that hides secrets and passes everything else to another stream."""
 
     def __init__(self, stream: TextIO, secrets: Iterable[str]) -> None:
         self._stream = stream
@@ -65,7 +65,7 @@ class RedactingStream:
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables worth keeping in `run.json`: those that change what frameworks compute."""
+    """The variables that `run.json` keeps: those that change what frameworks compute."""
     secrets = secret_values(environment)
     return {
         name: REDACTED if _SECRET_NAME.search(name) else redact(value, secrets)

@@ -1,8 +1,8 @@
-"""Requests to a run's supervisor and its replies, as files only their owner can plant.
+"""Requests to a run's supervisor and its replies, as files that only their owner can create.
 
-`control/cmd/<id>.json` holds a request until the supervisor has written `control/ack/<id>.json`. A file `paused`
-in the attempt's folder is the pause itself: the trainer waits while it is there. A request to profile is handed to the
-trainer as `profile.json` in the same place, which it takes away.
+`control/cmd/<id>.json` holds a request until the supervisor has written `control/ack/<id>.json`.
+The trainer is paused while a file `paused` is in the attempt's folder. A profile request is passed
+to the trainer as `profile.json` in that folder; the trainer deletes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMMAND_ID = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request, bound to the attempt it was meant for."""
+    """One request, valid only for the attempt it names."""
 
     id: str
     command: Order
@@ -35,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     attempt: int
     time_wall: float
     steps: int = 0
-    """To be profiled."""
+    """How many steps to profile."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,22 +49,22 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     time_wall: float = 0.0
     deadline_boot: float | None = None
-    """Boot clock at which a stop becomes a kill; moves while a checkpoint is being written."""
+    """Time since boot at which a stop becomes a kill; extended while a checkpoint is written."""
 
 
 def pause_asked(run: RunDirectory) -> bool:
-    """Whether the newest attempt is to wait, or does."""
+    """Whether the newest attempt is paused or asked to pause."""
     attempt = run.newest_attempt()
     return attempt is not None and files.exists(run.attempt_path(attempt) / "paused")
 
 
 def reply_to(run: RunDirectory, request_id: str) -> Reply | None:
-    """The supervisor's answer to a request; None while there is none."""
+    """The supervisor's reply to a request; None if there is none yet."""
     return files.read_struct(run.control_path / "ack" / f"{request_id}.json", Reply)
 
 
 def stop_requests(run: RunDirectory, attempt: int) -> list[Request | Reply]:
-    """The requests to stop or end this attempt, oldest first, answered or not."""
+    """The requests to stop or kill this attempt, oldest first, answered or not."""
     asked: dict[str, Request | Reply] = {}
     for given in replies(run):
         ends = given.command in ("stop", "kill")
@@ -78,14 +78,14 @@ def stop_requests(run: RunDirectory, attempt: int) -> list[Request | Reply]:
 
 
 def replies(run: RunDirectory) -> list[Reply]:
-    """Every answer given so far, oldest first."""
+    """All replies so far, oldest first."""
     folder = run.control_path / "ack"
     found = [files.read_struct(folder / f"{name}.json", Reply) for name in _ids(folder)]
     return [item for item in found if item is not None]
 
 
 def pending(run: RunDirectory) -> list[tuple[Request | None, Path]]:
-    """Requests not yet answered, oldest first, with their files; None where a file is not one."""
+    """Unanswered requests, oldest first, with their files; None for an invalid file."""
     folder = run.control_path / "cmd"
     return [
         (read_command(path), path) for path in (folder / f"{name}.json" for name in _ids(folder))
@@ -93,13 +93,16 @@ def pending(run: RunDirectory) -> list[tuple[Request | None, Path]]:
 
 
 def settle(run: RunDirectory, path: Path, given: Reply) -> None:
-    """Write the answer to the request in `path`, then drop the request. Raises `OSError`."""
+    """Write the reply to the request in `path`, then delete the request. Raises `OSError`."""
     files.write_struct(run.control_path / "ack" / path.name, given)
     path.unlink(missing_ok=True)
 
 
 def read_command(path: Path) -> Request | None:
-    """A request, if this user wrote it: a regular file of theirs with one link, small, well-formed."""
+    """The request in a file; None unless the file can be trusted.
+
+    It must be a small, well-formed regular file that belongs to this user and has one link.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -128,7 +131,7 @@ def read_command(path: Path) -> Request | None:
 
 
 def read_profile_request(path: Path) -> Request | None:
-    """What a supervisor handed to its trainer."""
+    """The profile request that a supervisor passed to its trainer."""
     return files.read_struct(path, Request)
 
 

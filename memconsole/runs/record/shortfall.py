@@ -1,4 +1,4 @@
-"""What a run lacked that ran out of memory: what it held, and what it asked for beside it."""
+"""How much memory a failed run held and requested when memory ran out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = {
 _AMOUNT = r"([\d,]+(?:\.\d+)?)\s*([kmgt]i?b|[kmgt]\b|bytes?|b\b|)"
 _REQUESTED = (
     rf"(?:tried|trying) to allocate {_AMOUNT}",  # torch on any device, XLA
-    rf"out of memory allocating {_AMOUNT}",  # XLA on a processor
+    rf"out of memory allocating {_AMOUNT}",  # XLA on a CPU
     rf"unable to allocate {_AMOUNT}",  # numpy
     rf"failed to allocate {_AMOUNT}",  # XLA's pools
 )
@@ -27,26 +27,26 @@ _HELD = (
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the allocated column. None: not told."""
+    """Bytes of the allocated column. None: not reported."""
 
     phase: str
-    """The trainer's, when it died."""
+    """The trainer's phase when memory ran out."""
     held_bytes: int | None
-    """Live tensor bytes when the request failed, as far as they were still there to be counted."""
+    """Live tensor bytes when the request failed. Tensors freed before the count are missing."""
     requested_bytes: int | None
     peak_bytes: int | None = None
-    """The highest that was measured."""
+    """The highest measured value."""
     needed_bytes: int
-    """What the run needed at least: its measured peak, or what it held with what it asked for."""
+    """The least the run needed: its measured peak, or the held bytes plus the request."""
 
 
 def requested_bytes(message: str) -> int | None:
-    """The size of the allocation that a framework's error says failed."""
+    """The size of the failed allocation, from a framework's error message."""
     return _first(_REQUESTED, message)
 
 
 def held_bytes(message: str) -> int | None:
-    """The tensors that a framework's error says were live; the GPU allocators tell."""
+    """The live tensor bytes, from a framework's error message; only GPU allocators report them."""
     return _first(_HELD, message)
 
 
@@ -57,9 +57,9 @@ def shortfall(
     requested: int | None,
     counts_held: bool = True,
 ) -> Shortfall | None:
-    """None where nothing was measured at all: such a run says nothing about memory.
+    """The shortfall of a run; None if nothing was measured.
 
-    `counts_held`: what was held when the request failed stood beside it, so that both were needed at once.
+    `counts_held`: the held bytes were in use when the request failed, so both were needed at once.
     """
     together = (held or 0) + (requested or 0) if counts_held else 0
     needed = max(peak or 0, together, requested or 0)

@@ -1,1 +1,1 @@
-"""The app: what outlives a screen, the run that is followed, and the terminal."""
+"""The app: state that outlives a screen, the followed run, and output to the terminal."""

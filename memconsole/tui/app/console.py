@@ -1,4 +1,4 @@
-"""The console: screens, devices, and a terminal that is left as it was found."""
+"""The console app: its screens, the device probe, and restoring the terminal on exit."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from memconsole.tui.screens.console import Console
 
 FIRST_LOOK_SECONDS = 0.1
-"""Between two looks for the probe's first reading."""
+"""Seconds between two checks for the probe's first reading."""
 
 
 class ConsoleApp(FollowingApp, inherit_bindings=False):
-    """State that outlives a screen lives here: the last probe reading, and (above) the watched run."""
+    """Holds what outlives a screen: the probe's last reading and, inherited, the watched run."""
 
     CSS_PATH = Path(__file__).with_name("app.tcss")
     ENABLE_COMMAND_PALETTE = False
@@ -100,7 +100,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             self.book.close()
 
     def _leave_without_terminal(self) -> None:
-        """Standard input that hung up (a closed window, a dropped link) ends the console."""
+        """Leave when standard input has hung up (a closed window, a dropped link)."""
         poll = select.poll()
         try:
             poll.register(sys.__stdin__.fileno() if sys.__stdin__ else 0, 0)
@@ -127,7 +127,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         self._look_for_devices()
 
     def _look_for_devices(self) -> None:
-        """Often until the first reading is there, then at leisure."""
+        """Check often until the first reading arrives, then once per interval."""
         self._look_at_devices()
         if self.devices is None:
             self.set_timer(FIRST_LOOK_SECONDS, self._look_for_devices)
@@ -141,7 +141,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         self.set_devices(devices)
 
     def set_devices(self, devices: Devices) -> None:
-        """A new reading reaches whoever is on screen."""
+        """Pass a new reading to all screens."""
         self.devices = devices
         self.run_view = replace(self.run_view, devices=devices)
         for screen in self.screen_stack:
@@ -151,7 +151,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
     # Exact numbers
 
     def open_book(self) -> ExactBook | None:
-        """The book of exact numbers, opened when first asked for; None where there is to be none."""
+        """The book of exact numbers, opened on the first call."""
         if self.book is None:
             from memconsole.memory.tracers.exact_book import ExactBook
 
@@ -159,7 +159,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         return self.book
 
     def _tell_exact_news(self) -> None:
-        """From the book's thread."""
+        """Called from the book's thread."""
         self.post_message(ExactNews())
 
     @on(ExactNews)
@@ -177,7 +177,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
     @on(LiveRunFound)
     async def _offer(self, message: LiveRunFound) -> None:
-        """Go to a live run, unless the person has begun to plan or asked for a plan."""
+        """Show a live run, unless the user has begun to plan or asked for a plan."""
         run_id = message.run_id
         if self.run_id:
             return
@@ -191,17 +191,17 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             self.plan_screen.refresh_frame()
 
     def notice(self, words: str, role: str = "accent") -> None:
-        """One row on the screen that is up."""
+        """Show a one-row notice on the current screen."""
         if isinstance(self.screen, ConsoleScreen):
             self.screen.notice(words, role)
 
     def edit_plan(self, plan: Plan) -> None:
-        """Take a plan to the plan screen."""
+        """Open a plan in the plan screen."""
         self.plan_screen.change(lambda _: plan)
         self.call_later(self.action_show_plan)
 
     def edit_plan_of(self, run_id: str) -> None:
-        """Take a run's plan to the plan screen."""
+        """Open a run's plan in the plan screen."""
         from memconsole.runs.record.directory import RunError, find_run
 
         try:
@@ -214,7 +214,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
     # Screens
 
     async def _show(self, screen: Screen[object] | None) -> None:
-        """Exactly this screen over the plan, or none."""
+        """Show only this screen above the plan screen, or none."""
         while len(self.screen_stack) > 1:
             await self.pop_screen()
         if screen is not None:
@@ -254,7 +254,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             self.push_screen(HelpScreen(self.screen.SCREEN))
 
     def action_palette(self) -> None:
-        """Pick any action that would do something on this screen now."""
+        """Pick any action that is available on this screen."""
         from memconsole.tui.screens.pick import Choice, PickScreen
 
         screen = self.screen
@@ -277,7 +277,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         self.push_screen(PickScreen("do something", choices), picked)
 
     def action_theme(self) -> None:
-        """The next of the themes: dark, light, the terminal's own colours."""
+        """Switch to the next theme: dark, light, the terminal's own colours."""
         names = list(self.THEMES)
         at = names.index(self.theme) if self.theme in names else -1
         self.theme = names[(at + 1) % len(names)]
@@ -296,7 +296,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
 
 if TYPE_CHECKING:
-    _held: type[Console] = ConsoleApp  # the app gives what screens may ask of it
+    _held: type[Console] = ConsoleApp  # checks that the app implements what screens need
 
 
 def run_console(
@@ -307,7 +307,7 @@ def run_console(
     ascii: bool = False,
     slow_link: bool | None = None,
 ) -> int:
-    """Open the console until the person leaves; then say how to come back. Returns the exit code."""
+    """Open the console until the user leaves, then print how to return. Returns the exit code."""
     ascii = ascii or not draws_unicode()
     keymap = read_keymap()
     app = ConsoleApp(

@@ -1,6 +1,6 @@
-"""The part of the app that has to do with runs: it follows one, and asks runs to start, stop or go on.
+"""The part of the app that follows a run, and starts, stops, pauses or resumes runs.
 
-Workers that outlive a screen belong to the app; each sends its one result as a message.
+Workers that outlive a screen belong to the app. Each sends its result as one message.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ if TYPE_CHECKING:
 
 
 class FollowingApp(WiredApp, inherit_bindings=False):
-    """Holds the `RunView` of the run being watched. `ConsoleApp` adds the screens."""
+    """Holds the `RunView` of the watched run. `ConsoleApp` adds the screens."""
 
     def __init__(self, *, slow_link: bool, keys: KeyTable) -> None:
         super().__init__()
         self.keys = keys
-        """What every key does: bindings, footer, help, lists and words are made from it."""
+        """The keys of every action. Bindings, footer, help and lists are made from it."""
         self.slow_link = slow_link
         self.interval_seconds = 2.0 if slow_link else 1.0
         self.first_pane: Pane = "closed" if slow_link else "output"
-        """Of a live run: each line of its output would cross a slow link."""
+        """The pane shown first for a live run. It is closed over a slow link, to send fewer
+        bytes.
+        """
         self.devices: Devices | None = None
         self.run_id = ""
         self.run_view = self._no_run()
         self.book: ExactBook | None = None
-        """What is known exactly; None until it is asked for."""
+        """Exact numbers; None until they are first requested."""
         self._stop_following = threading.Event()
         self._snapshot_shown = threading.Event()
 
     def notice(self, words: str, role: str = "accent") -> None:
-        """One row on the screen that is up."""
+        """Show a one-row notice on the current screen."""
         raise NotImplementedError
 
     async def action_show_run(self) -> None:
@@ -60,7 +62,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         return RunView(devices=self.devices, pane=self.first_pane, keys=self.keys)
 
     def stop_following(self) -> None:
-        """Let the follower's thread end."""
+        """Tell the follower's thread to end."""
         self._stop_following.set()
         self._snapshot_shown.set()
 
@@ -77,7 +79,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
 
     @work(thread=True, exclusive=True, group="follow", exit_on_error=False)
     def _follow(self, reference: str, stop: threading.Event) -> None:
-        """One frozen snapshot per tick, and none while the last one is not yet drawn."""
+        """Post one frozen snapshot per tick, but none until the last one has been drawn."""
         from memconsole.runs.read.follow import Follower
         from memconsole.runs.record.directory import RunError, find_run
 
@@ -122,7 +124,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         self.set_run_view(replace(self.run_view, problem=message.reason))
 
     def set_run_view(self, view: RunView) -> None:
-        """The one place where the run view changes; the screens follow."""
+        """Change the run view and tell the screens. It changes only here."""
         self.run_view = view
         for screen in self.screen_stack:
             if isinstance(screen, ConsoleScreen):
@@ -148,7 +150,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
             )
 
     def forget_run(self, run_id: str) -> None:
-        """The run is no more: if it was being watched, nothing is."""
+        """Clear the watched run, if it is this one; its files were deleted."""
         if self.run_id == run_id:
             self.stop_following()
             self.run_id, self.run_view = "", self._no_run()
@@ -157,7 +159,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def launch(self, plan: Plan, name: str | None = None) -> None:
-        """Check, price and start `plan` as a run of its own."""
+        """Check, price and start `plan` as a new run."""
         from memconsole.runs.record.directory import RunError
         from memconsole.start import start
 
@@ -183,7 +185,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
 
     @work(thread=True, group="control", exit_on_error=False)
     def request(self, run_id: str, what: str) -> None:
-        """Ask a run to `stop`, `kill` (end at once), `pause` or `continue`."""
+        """Ask a run to `stop`, `kill` (at once), `pause` or `continue`."""
         from memconsole.runs.act import control
         from memconsole.runs.record.directory import RunError, find_run
 
@@ -208,7 +210,7 @@ class FollowingApp(WiredApp, inherit_bindings=False):
         self.notice(message.reason, "bad")
 
     def ensure_following(self) -> None:
-        """Start the follower of a run that was offered but not yet opened."""
+        """Start the follower, if the run was offered but never opened."""
         if not any(w.group == "follow" and not w.is_finished for w in self.workers):
             self._stop_following = threading.Event()
             self._follow(self.run_id, self._stop_following)

@@ -1,4 +1,4 @@
-"""What workers tell the app. Each carries one frozen value; newer ones replace older ones."""
+"""The messages from workers to the app. Each has one frozen value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memconsole.runs.read.snapshot import RunSnapshot
 
 @dataclass
 class SnapshotArrived(Message, bubble=False):
-    """The run being watched, as it is now."""
+    """The current state of the watched run."""
 
     snapshot: RunSnapshot
 
@@ -29,7 +29,7 @@ class FollowFailed(Message, bubble=False):
 
 @dataclass
 class ExactNews(Message, bubble=False):
-    """A tracer or the store told something about a plan or its neighbours."""
+    """There are new exact numbers for the plan or for plans one key press away."""
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, ExactNews)
@@ -37,7 +37,7 @@ class ExactNews(Message, bubble=False):
 
 @dataclass
 class PredictionReady(Message, bubble=False):
-    """What the run being watched was expected to need, or why that is not known."""
+    """The launch estimate of the watched run, or why it is unknown."""
 
     run_id: str
     estimate: Estimate | None
@@ -46,7 +46,7 @@ class PredictionReady(Message, bubble=False):
 
 @dataclass
 class LiveRunFound(Message, bubble=False):
-    """When the console opened, this run was training."""
+    """A run was training when the console opened."""
 
     run_id: str
 
@@ -61,6 +61,6 @@ class Launched(Message, bubble=False):
 
 @dataclass
 class ActionFailed(Message, bubble=False):
-    """Something a person asked for did not work; `reason` is one line."""
+    """An action failed; `reason` is one line."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""What the plain terminal is told after the console, and asked before it."""
+"""What is printed on the terminal after the console, and how its encoding is checked before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memconsole.tui.views.run_view import RunView
 
 
 def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
-    """What is printed on the plain terminal afterwards: the run goes on, and the way back."""
+    """The lines printed after the console: whether the run goes on, and how to come back."""
     run = view.snapshot
     if run is None:
         return []
@@ -33,6 +33,6 @@ def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
 
 
 def draws_unicode() -> bool:
-    """Whether the terminal can be expected to draw more than ASCII."""
+    """Whether the terminal can probably draw more than ASCII."""
     encoding = (getattr(sys.__stdout__, "encoding", "") or "").lower().replace("-", "")
     return encoding == "utf8" and os.environ.get("TERM", "") not in ("linux", "dumb", "vt100")

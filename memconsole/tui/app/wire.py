@@ -1,9 +1,10 @@
-"""What goes to the terminal: only cells that differ from what it already shows, with the shortest styling.
+"""Sends the terminal only the cells that have changed, with the shortest style codes.
 
-Textual sends the rows of a dirty widget from its left edge, each piece of text with its whole style. `Wire` keeps
-what the terminal shows and sends the difference, as curses programs do; a style is changed by the codes that
-differ. Positions are absolute, and given anew after every character whose width terminals disagree about. Whatever
-a widget was told to show, no control character gets past here.
+Textual sends the rows of a dirty widget from its left edge, each piece of text with its whole
+style. `Wire` remembers what the terminal shows and sends the difference, as curses programs do. A
+style changes by sending only the codes that differ. Positions are absolute, and are sent again
+after every character whose width terminals disagree about. Control characters never pass, whatever
+a widget was told to show.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.strip import Strip
 
 SHORT_GAP = 6
-"""So many unchanged cells are sent again rather than jumped over: a jump costs about as much."""
+"""A gap of at most this many unchanged cells is sent again; a cursor jump costs about as much."""
 _VISIBLE_ON_BLANKS = ("underline", "reverse", "strike", "underline2", "overline")
 _ATTRIBUTES = (
     ("bold", "1"), ("dim", "2"), ("italic", "3"), ("underline", "4"), ("blink", "5"), ("reverse", "7"),
@@ -33,11 +34,11 @@ _LEVELS = (0, 95, 135, 175, 215, 255)
 _XTERM = {
     ColorTriplet(r, g, b): 16 + n for n, (r, g, b) in enumerate(product(_LEVELS, repeat=3))
 } | {ColorTriplet(grey, grey, grey): 232 + n for n, grey in enumerate(range(8, 248, 10))}
-"""The colours of xterm's palette that no terminal lets its user change."""
+"""The colours of xterm's palette that users cannot redefine."""
 
 
 class Look(NamedTuple):
-    """SGR codes of a cell. None: it makes no difference, as the cell is blank."""
+    """SGR codes of a cell. None: makes no difference because the cell is blank."""
 
     attributes: str | None
     foreground: str | None
@@ -45,7 +46,7 @@ class Look(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """The text of one cell ("" for the second half of a wide character) and how it looks."""
+    """The text of one cell ("" for the second half of a wide character) and its style."""
 
     text: str
     look: Look
@@ -54,12 +55,12 @@ class Cell(NamedTuple):
 Row = list[Cell | None]
 _PLAIN = Look("", "39", "49")
 _WEIGHTS = ("", "1", "2")
-"""Attributes that one code, 22, ends together."""
+"""Attributes that the one code 22 turns off."""
 
 
 @lru_cache(maxsize=4096)
 def look_of(style: Style | None, system: ColorSystem, blank: bool) -> Look:
-    """The codes of a style on a terminal with `system` colours; `blank` for text that is only spaces."""
+    """The codes of a style on a terminal with `system` colours; `blank` for text of spaces only."""
     if style is None:
         return Look(None, None, "49") if blank else _PLAIN
     background = _codes(style.bgcolor, system, foreground=False)
@@ -70,7 +71,10 @@ def look_of(style: Style | None, system: ColorSystem, blank: bool) -> Look:
 
 
 def _codes(color: Color | None, system: ColorSystem, *, foreground: bool) -> str:
-    """The codes of a colour; a true colour that is one of xterm's 256 goes by its number, half as long."""
+    """The codes of a colour.
+
+    A true colour that is in xterm's palette is sent by its number, which is half as long.
+    """
     if color is None:
         return "39" if foreground else "49"
     number = _XTERM.get(color.triplet) if color.triplet else None
@@ -94,7 +98,7 @@ def cells_of(strip: Iterable[Segment], system: ColorSystem) -> Iterator[Cell]:
             width = cell_len(character)
             shown = character.isprintable() or character == "\u00a0"
             if width == 0:
-                # It stands on the character before it; a control character stands nowhere.
+                # A zero-width character joins the one before it; a control character is dropped.
                 if shown and cell is not None:
                     cell = Cell(cell.text + character, cell.look)
                 continue
@@ -108,7 +112,7 @@ def cells_of(strip: Iterable[Segment], system: ColorSystem) -> Iterator[Cell]:
 
 
 def _with_halves(cell: Cell | None) -> Iterator[Cell]:
-    """A cell, and the rest of a wide character as cells without text."""
+    """A cell, then the rest of a wide character as cells without text."""
     if cell is not None:
         yield cell
         for _ in range(cell_len(cell.text[0]) - 1):
@@ -123,13 +127,13 @@ class Wire:
         self._columns = 0
 
     def forget(self) -> None:
-        """The terminal may show anything: send the next frame whole."""
+        """Forget what the terminal shows, so that the next frame is sent whole."""
         self._rows, self._columns = [], 0
 
     def render(
         self, update: ChopsUpdate | LayoutUpdate, columns: int, rows: int, system: ColorSystem
     ) -> str:
-        """The bytes that bring a terminal of this size up to date; empty where it is."""
+        """The text that updates a terminal of this size; empty if nothing changed."""
         if columns != self._columns or rows != len(self._rows):
             self._columns = columns
             self._rows = [[None] * columns for _ in range(rows)]
@@ -172,7 +176,10 @@ def _pieces(update: ChopsUpdate | LayoutUpdate) -> Iterator[tuple[int, int, Stri
 
 
 def _runs(shown: list[Cell | None], wanted: list[Cell]) -> list[tuple[int, int]]:
-    """Half-open runs of cells to draw: those that differ, short gaps between them, and whole wide characters."""
+    """Half-open runs of cells to draw.
+
+    They cover the cells that differ, short gaps between them, and whole wide characters.
+    """
     runs: list[tuple[int, int]] = []
     for n, cell in enumerate(wanted):
         if shown[n] == cell:
@@ -185,7 +192,7 @@ def _runs(shown: list[Cell | None], wanted: list[Cell]) -> list[tuple[int, int]]
 
 
 def _whole(first: int, last: int, shown: list[Cell | None], wanted: list[Cell]) -> tuple[int, int]:
-    """The run extended so that it cuts no wide character in two, neither an old nor a new one."""
+    """The run, extended so that it splits no wide character, neither an old nor a new one."""
     while first > 0 and (wanted[first].text == "" or _half(shown[first])):
         first -= 1
     while last < len(wanted) and (wanted[last].text == "" or _half(shown[last])):
@@ -198,12 +205,12 @@ def _half(cell: Cell | None) -> bool:
 
 
 class _Pen:
-    """Writes cells one after the other, moving and restyling only when needed."""
+    """Writes cells in order, and moves or changes style only when needed."""
 
     def __init__(self, sent: list[str]) -> None:
         self._sent = sent
         self._at: tuple[int, int] | None = None
-        """Where the next character would appear; None where terminals may disagree."""
+        """Where the next character would appear; None if terminals may disagree."""
         self._want = (0, 0)
         self._look: Look | None = None
 
@@ -224,7 +231,8 @@ class _Pen:
     def _restyle(self, look: Look) -> None:
         now = self._look
         if now is None:
-            # A blank's other codes are free, so they are the plain ones.
+            # The missing codes of a blank cell may be anything, so they are taken as the plain
+            # ones.
             now = _PLAIN
         attributes = now.attributes if look.attributes is None else look.attributes
         if look.attributes is None and _marks_blanks(attributes or ""):
@@ -247,14 +255,14 @@ class _Pen:
         self._look = wanted
 
     def end(self) -> None:
-        """Leave the terminal unstyled, as every update finds it."""
+        """Reset the style, because every update assumes a plain style."""
         if self._look not in (None, _PLAIN):
             self._sent.append("\x1b[0m")
 
 
 @lru_cache(maxsize=4096)
 def _narrow(text: str) -> bool:
-    """Whether every terminal gives this one cell: box drawing, blocks, braille, Latin and the like."""
+    """Whether every terminal draws this in one cell, as with Latin, box drawing and braille."""
     return (
         len(text) == 1 and cell_len(text) == 1 and (text < "\u2000" or "\u2010" <= text < "\u2e80")
     )

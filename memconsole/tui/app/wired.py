@@ -20,7 +20,7 @@ class WiredApp(App[None], inherit_bindings=False):
         self.wire = Wire()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Terminals reflow, cut or clear what they showed."""
+        """Forget what is shown: on a resize, terminals reflow, cut or clear it."""
         self.wire.forget()
 
     def _resume_signal(self) -> None:
@@ -28,7 +28,7 @@ class WiredApp(App[None], inherit_bindings=False):
         super()._resume_signal()
 
     def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
-        """Where Textual hands over each update. One that would not be sent now must not count as shown."""
+        """Textual calls this with each update. One that is not sent must not count as shown."""
         sends = self._running and not self._closed and self._driver is not None
         if (
             isinstance(renderable, ChopsUpdate | LayoutUpdate)

@@ -1,1 +1,1 @@
-"""Values to lines of styled text, by pure functions."""
+"""Pure functions from values to lines of styled text."""

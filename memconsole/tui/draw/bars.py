@@ -1,6 +1,7 @@
-"""Horizontal bars as spans: one value with a tick, and stacked parts with letters.
+"""Draws horizontal bars: one value with a tick, and stacked parts with letters.
 
-Colour is never alone: the tick is a character, each stacked part starts with its letter.
+Colour is never the only sign: the tick is a character, and each stacked part starts with its
+letter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FULL, EMPTY, TICK, OVER = "█", "·", "┃", "▲"
 
 
 def cells(value: float, scale: float, width: int) -> float:
-    """`value` as a length in cells on a bar of `width` cells that ends at `scale`; 0 … width."""
+    """The length of `value` in cells, from 0 to `width`, on a bar that ends at `scale`."""
     if not (math.isfinite(value) and math.isfinite(scale)) or scale <= 0 or width <= 0:
         return 0.0
     return min(max(value / scale, 0.0), 1.0) * width
@@ -31,7 +32,7 @@ def bar(
     role: str = "train",
     whole_cells: bool = False,
 ) -> Line:
-    """A bar of exactly `width` cells. `tick` is marked on the same scale; at the end if beyond it."""
+    """A bar of exactly `width` cells. `tick` is marked on the same scale, at most at the end."""
     if width <= 0:
         return []
     length = cells(value, scale, width) if value is not None else 0.0
@@ -48,10 +49,11 @@ def bar(
 
 
 def sparkline(points: Iterable[tuple[float, float]], end: float, full: float, width: int) -> Line:
-    """Points `(x, value)`, x ascending from 0 to `end`, as a row of `width` cells; a full cell is `full`.
+    """Points `(x, value)`, x ascending from 0 to `end`, as a row of `width` cells.
 
-    Each cell shows the highest value of its stretch of x, or the one before where it has none; a value
-    beyond `full` is an arrow. The stretches are fixed, so a growing series changes its last cell alone.
+    A full cell stands for `full`; a value beyond it is an arrow. Each cell shows the highest value
+    of its range of x, or the cell before if it has none. The ranges are fixed, so a growing series
+    changes only its last cell.
     """
     highest: dict[int, float] = {}
     for x, value in points:
@@ -69,7 +71,7 @@ def sparkline(points: Iterable[tuple[float, float]], end: float, full: float, wi
 
 
 def _level(value: float, full: float) -> str:
-    """The lower part of a cell, to the nearest eighth."""
+    """A block character that fills the lower part of a cell, to the nearest eighth."""
     return _LEVELS[max(0, round(cells(value, full, len(_LEVELS))) - 1)]
 
 
@@ -78,8 +80,8 @@ def stacked(
 ) -> Line:
     """Parts `(letter, value, role)` end to end on a bar of `width` cells that ends at `scale`.
 
-    A part that takes a cell or more starts with its letter. `limit` is marked like a tick. Cumulative
-    ends are rounded, so the whole has the length of the sum.
+    A part of at least one cell starts with its letter. `limit` is marked like a tick. Cumulative
+    ends are rounded, so the whole bar has the length of the sum.
     """
     if width <= 0:
         return []

@@ -1,8 +1,9 @@
 """The loss chart as a pure function: curves in, lines of text out.
 
-Each character cell holds several dots (braille 2x4, blocks 2x2, ASCII 1x2). The curve passes through
-every pair of neighbouring points; the first and the last point are drawn exactly. Axes are chosen so
-that a growing curve seldom moves them: then a new point changes one or two cells.
+Each character cell holds several dots (braille 2x4, blocks 2x2, ASCII 1x2). The curve connects
+neighbouring points; the first and the last point are drawn exactly. Axes are chosen so that a
+growing curve rarely moves them: then a new point changes one or two cells.
+
 Braille bits follow the Unicode block U+2800: left column 1 2 4 64, right column 8 16 32 128.
 """
 
@@ -32,7 +33,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axes:
-    """What the chart shows: x from `x_low` to `x_high`, y likewise."""
+    """The range the chart shows: x from `x_low` to `x_high`, y from `y_low` to `y_high`."""
 
     x_low: float = 0.0
     x_high: float = 1.0
@@ -44,11 +45,11 @@ class Axes:
         return self.y_low <= low and high <= self.y_high
 
     def across(self, x: float) -> float:
-        """0 … 1 from left to right."""
+        """The position from left (0) to right (1)."""
         return _share(x, self.x_low, self.x_high)
 
     def up(self, y: float) -> float:
-        """0 … 1 from bottom to top."""
+        """The position from bottom (0) to top (1)."""
         if self.logarithmic and y > 0 and self.y_low > 0:
             return _share(math.log(y), math.log(self.y_low), math.log(self.y_high))
         return _share(y, self.y_low, self.y_high)
@@ -64,7 +65,7 @@ def finite(points: tuple[tuple[float, float], ...]) -> list[tuple[float, float]]
 
 
 def nice_step(span: float, most: int) -> float:
-    """The smallest 1-2-5 step that divides `span` into at most `most` parts."""
+    """The smallest step of 1, 2 or 5 times a power of ten that gives at most `most` parts."""
     if span <= 0 or not math.isfinite(span):
         return 1.0
     raw = span / max(1, most)
@@ -76,7 +77,7 @@ def nice_step(span: float, most: int) -> float:
 
 
 def y_axis(values: list[float], previous: Axes | None, logarithmic: bool) -> tuple[float, float]:
-    """A y range around `values`; `previous` is kept while it holds them and they fill a third of it."""
+    """A y range around `values`. `previous` is kept if they fit in it and fill a third of it."""
     usable = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
     if not usable:
         return (1.0, 10.0) if logarithmic else (0.0, 1.0)
@@ -99,7 +100,7 @@ def y_axis(values: list[float], previous: Axes | None, logarithmic: bool) -> tup
 
 
 def horizon(last: float, total: float | None) -> float:
-    """Where the x axis ends: the run's length, else the next 1-2-5 number, so that it seldom moves."""
+    """Where the x axis ends: the run's length, else the next 1-2-5 number; it rarely moves."""
     if total and math.isfinite(total) and total >= last:
         return max(total, 1.0)
     if last <= 10:
@@ -226,7 +227,7 @@ def choose_axes(
     recent: bool = False,
     previous: Axes | None = None,
 ) -> Axes:
-    """The axes for these curves; sticky towards `previous`."""
+    """The axes for these curves; keeps the y range of `previous` if possible."""
     points = [p for s in series for p in finite(s.points)]
     if not points:
         return Axes(0.0, horizon(0.0, total), *y_axis([], None, logarithmic), logarithmic)
@@ -256,7 +257,8 @@ def plot(
 ) -> list[Line]:
     """The chart in exactly `height` rows of at most `width` cells.
 
-    `marks` are x positions shown on the x axis (epoch ends); `baseline` a y value drawn as a dotted line.
+    `marks` are x positions shown on the x axis (epoch ends). `baseline` is a y value drawn as a
+    dotted line.
     """
     if width <= 0 or height <= 0:
         return []
@@ -284,7 +286,7 @@ def plot(
 
 
 def _y_labels(axes: Axes, height: int) -> dict[int, str]:
-    """Row → number: 1-2-5 ticks, at least two rows apart; the ends of a logarithmic axis."""
+    """Row → number: 1-2-5 ticks, two or more rows apart; equal ratios on a logarithmic axis."""
     if height == 1:
         return {0: number(axes.y_high)}
     if axes.logarithmic and axes.y_low > 0:

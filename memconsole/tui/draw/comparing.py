@@ -1,4 +1,4 @@
-"""Runs side by side, and plans side by side, as lines of text. Pure."""
+"""Pure functions that draw runs side by side, and plans side by side, as lines of text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memconsole.units import format_bytes
 
 MOST_RUNS = 4
 ROLES = ("train", "validation", "part-b", "part-d")
-"""One a curve; the curve's number stands on it too, as colour may not be there."""
+"""One role per curve. The curve also carries its number, because there may be no colour."""
 _NUMBERS_ON_A_CURVE = 4
 _NAME_CELLS = 24
 
@@ -34,7 +34,7 @@ _NAME_CELLS = 24
 def curves(
     runs: Sequence[RunSnapshot], *, validation: bool
 ) -> tuple[tuple[Series, ...], tuple[Series, ...]]:
-    """The runs' loss curves, and their numbers spread along them, each at other places."""
+    """The runs' loss curves, and markers with their numbers at different places along them."""
     lines, numbers = [], []
     for n, run in enumerate(runs[:MOST_RUNS]):
         found = finite((run.validation if validation else run.train).points)
@@ -61,7 +61,7 @@ def chart_lines(
     other_key: str = "o",
     previous: Axes | None = None,
 ) -> tuple[list[Line], Axes]:
-    """The curves over each other, under a rule that says which they are; and their axes."""
+    """The overlaid curves under a title row, and their axes."""
     lines, numbers = curves(runs, validation=validation)
     total = max((run.facts.total_steps or 0 for run in runs), default=0) or None
     axes = choose_axes(lines, total=total, logarithmic=logarithmic, previous=previous)
@@ -76,7 +76,7 @@ def chart_lines(
 
 
 def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
-    """A column per run: how it went, then the settings in which they differ."""
+    """One column per run: its figures, then the settings that differ between the runs."""
     shown = runs[:MOST_RUNS]
     cells = max(10, (width - _NAME_CELLS - 2) // max(1, len(shown)))
     heads = [f"{n + 1} {run.name or run.id}" for n, run in enumerate(shown)]
@@ -100,7 +100,7 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
 
 
 def _rate(run: RunSnapshot, units: str) -> str:
-    """A run's speed, where it counts in `units`."""
+    """A run's speed, if its unit is `units`."""
     return rate_word(run.facts.tokens_per_second) if task_of(run.plan).units == units else "—"
 
 
@@ -115,7 +115,7 @@ def difference_rows(plans: Sequence[Plan], cells: int, width: int) -> list[Line]
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """A plan under a name, with its estimate or the reason there is none."""
+    """A plan with a name, and its estimate or the reason there is none."""
 
     name: str
     plan: Plan

@@ -1,4 +1,7 @@
-"""Memory gauges: used of total, a bar with the predicted peak as a tick, and the source. Pure."""
+"""Pure functions that draw memory gauges.
+
+A gauge shows used of total, a bar with the predicted peak as a tick, and the source.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from memconsole.tui.draw.ink import Line, Span, fit, width_of
 from memconsole.units import format_bytes
 
 _ZOOM = 0.2
-"""Below this share of the total the bar ends earlier, and says where."""
+"""If less than this share of the total is used, the bar ends earlier, and its end is labelled."""
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """One bar. Bytes; `Missing` with its reason where nothing tells."""
+    """One bar. Values are bytes, or `Missing` with the reason."""
 
     label: str
     used: int | Missing
@@ -27,13 +30,13 @@ class Gauge:
     history: Curve = Curve()
     """Bytes by step."""
     last_step: float = 1.0
-    """Where the history ends on the right."""
+    """The step at the right end of the history."""
     zoom: bool = True
     """Whether the bar may end before the total, so that small amounts can be compared."""
 
     @property
     def scale(self) -> float:
-        """Where the bar ends: the total, or for small amounts somewhat over the highest of them."""
+        """Where the bar ends: the total, or somewhat above the highest value if that is small."""
         used = self.used if isinstance(self.used, int) else 0
         highest = max(used, self.peak or 0, self.predicted or 0)
         total = self.total if isinstance(self.total, int) else 0
@@ -52,7 +55,7 @@ def gauge_lines(gauge: Gauge, width: int) -> list[Line]:
             ]
         ]
     total = format_bytes(gauge.total) if isinstance(gauge.total, int) else "n/a"
-    # The source gives way first: used and total are what one looks for.
+    # The source is dropped first: used and total matter more.
     words = f"{format_bytes(gauge.used)} / {total}"
     label = fit(gauge.label, width - len(words) - 2)
     head: Line = [Span(f" {label} ", "strong"), Span(words)]
@@ -67,13 +70,13 @@ def gauge_lines(gauge: Gauge, width: int) -> list[Line]:
 
 
 def history_line(gauge: Gauge, width: int) -> Line:
-    """The readings since the run began; a full cell is the predicted peak, an arrow is beyond it."""
+    """The readings since the run began. A full cell is the predicted peak; an arrow is above it."""
     if gauge.predicted is not None:
         sign, full = TICK, float(gauge.predicted)
     else:
         sign, full = "peak", max(gauge.history.values, default=0.0)
     words = f" {FULL} = "
-    # As long as the bar above it, unless that leaves too little for the words.
+    # As long as the bar above it, unless that leaves too little room for the words.
     length = max(4, width - 3 - max(len(_end_words(gauge)), len(words + sign)))
     row = sparkline(gauge.history.points, gauge.last_step, full, length)
     key: Line = [Span("▏", "dim"), Span(words, "dim"), Span(sign, "tick")]

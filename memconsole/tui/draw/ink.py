@@ -1,8 +1,8 @@
-"""Lines of styled text as plain values: what every widget draws and every test reads.
+"""Lines of styled text as plain values, which widgets draw and tests read.
 
-A line is a list of `Span`s, each a text and the *role* it plays ("good", "dim", "train" …). Roles
-become colours in one place (`Painted`), so a renderer is a function of values. `cleaned` is the
-only way from here to the terminal: no control character passes it.
+A line is a list of `Span`s, each a text and its *role* ("good", "dim", "train" …). Roles become
+colours in one place (`Painted`), so a renderer is a function of values. Text reaches the terminal
+only through `cleaned`, which lets no control character pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ASCII = str.maketrans(
 
 
 def cleaned(text: str, ascii_only: bool = False) -> str:
-    """`text` without a control, escape, bidi or other unprintable character; one line."""
+    """`text` as one line without control, escape, bidi or other unprintable characters."""
     if not text.isprintable():
         text = clean_line(text).expandtabs(4)
         if not text.isprintable():
@@ -56,7 +56,7 @@ def cleaned(text: str, ascii_only: bool = False) -> str:
 
 
 def width_of(line: Iterable[Span]) -> int:
-    """Terminal cells a line takes."""
+    """The number of terminal cells a line takes."""
     return sum(cell_len(span.text) for span in line)
 
 
@@ -66,7 +66,7 @@ def plain(line: Iterable[Span]) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """`text` in at most `width` cells, the cut marked with an ellipsis."""
+    """`text` in at most `width` cells; a cut is marked with an ellipsis."""
     if width <= 0:
         return ""
     if cell_len(text) <= width:
@@ -87,7 +87,7 @@ def right(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, most: int) -> list[str]:
-    """`text` broken at spaces into at most `most` lines of `width` cells, the rest cut."""
+    """`text` broken at spaces into at most `most` lines of `width` cells; the rest is cut."""
     if width <= 0 or most <= 0:
         return []
     lines: list[str] = []
@@ -107,7 +107,7 @@ def wrap(text: str, width: int, most: int) -> list[str]:
 
 
 def rule(title: str, width: int, note: str = "") -> Line:
-    """A panel's first row: its title on a thin rule, a note at the right end."""
+    """A panel's first row: its title, a thin rule, and a note at the right end."""
     shown = fit(f" {title}", width)
     note = fit(note, width - cell_len(shown) - 4) if note else ""
     room = width - cell_len(shown) - 1 - (cell_len(note) + 1 if note else 0)
@@ -118,7 +118,7 @@ def rule(title: str, width: int, note: str = "") -> Line:
 
 
 def columns(lines: Sequence[Line], others: Sequence[Line], gap: int, split: int) -> list[Line]:
-    """Two blocks side by side, the first padded to `split` cells."""
+    """Two blocks side by side; the first is padded to `split` cells."""
     joined: list[Line] = []
     for y in range(max(len(lines), len(others))):
         first = list(lines[y]) if y < len(lines) else []

@@ -1,4 +1,4 @@
-"""What the probe read, as lines of text: as much of each device as all of them together leave room for. Pure."""
+"""Pure functions that draw the probe's readings, with as much detail as there is room for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _MOST_PROCESSES = 4
 
 
 def device_lines(devices: Devices | None, width: int, height: int) -> list[Line]:
-    """All readings, then the notes: in blocks, else two rows each, else one, where `height` asks for it."""
+    """All readings, then the notes. The layout with most detail that fits into `height` is used.
+
+    The layouts are a block, two rows or one row per device.
+    """
     if devices is None:
         return [[Span(" reading the devices …", "dim")]]
     notes: list[Line] = []
@@ -34,7 +37,7 @@ def device_lines(devices: Devices | None, width: int, height: int) -> list[Line]
 
 
 def _blocks(devices: Devices, width: int) -> list[Line]:
-    """A block per device, in two columns where they fit."""
+    """A block per device, in two columns if they fit."""
     two = width >= _TWO_COLUMNS and len(devices.devices) > 1
     part = (width - _GAP) // 2 if two else width
     blocks = [[*reading_lines(reading, part), []] for reading in devices.devices]
@@ -66,14 +69,14 @@ def reading_lines(reading: DeviceReading, width: int) -> list[Line]:
 
 
 def two_rows(reading: DeviceReading, width: int) -> list[Line]:
-    """The figures in columns; under them the device's name, reasons for what is missing, and processes."""
+    """The figures in columns; below them the name, reasons for missing numbers, and processes."""
     running = [f"{p.pid} {p.name} {bytes_or_reason(p.used_bytes)}" for p in reading.processes]
     words = " · ".join((reading.name, *_reasons(reading), *running))
     return [_row(reading, width), [Span(fit(f"   {words}", width), "dim")]]
 
 
 def one_row(reading: DeviceReading, width: int) -> list[Line]:
-    """The figures in columns; what is missing says why on a row more."""
+    """The figures in columns; a second row gives the reasons for missing numbers, if any."""
     lines = [_row(reading, width)]
     if reasons := _reasons(reading):
         lines.append([Span(fit("   " + " · ".join(reasons), width), "dim")])
@@ -81,7 +84,7 @@ def one_row(reading: DeviceReading, width: int) -> list[Line]:
 
 
 def figures(reading: DeviceReading) -> tuple[tuple[str, Number, str], ...]:
-    """Name, value and unit of what is no memory."""
+    """Name, value and unit of the figures that are not memory."""
     return (
         ("use", reading.utilization_percent, "%"),
         ("temperature", reading.temperature_celsius, "°C"),
@@ -106,7 +109,7 @@ def _row(reading: DeviceReading, width: int) -> Line:
 
 
 def _reasons(reading: DeviceReading) -> list[str]:
-    """Every number that is missing, with why."""
+    """Every missing number, with its reason."""
     memory = reading.used_bytes if isinstance(reading.used_bytes, Missing) else reading.total_bytes
     asked = ((reading.memory_label, memory), *((name, n) for name, n, _ in figures(reading)))
     return [f"{name} n/a — {n.reason}" for name, n in asked if isinstance(n, Missing)]

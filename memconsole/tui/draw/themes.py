@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.theme import Theme
 
-# Every colour is one of the 256 of xterm, so that terminals without true colour show the same.
+# Every colour is one of xterm's 256, so that terminals without true colour show the same.
 DARK = Theme(
     name="memconsole-dark",
     primary="#5fafff",

@@ -1,4 +1,4 @@
-"""Numbers and states of the console's domain as short texts."""
+"""Numbers and states as short texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATES: dict[str, tuple[str, str]] = {
     "orphaned": ("✗", "bad"),
     "lost": ("✗", "bad"),
 }
-"""A mark and a role for each state; the state's word always stands beside it."""
+"""A mark and a role for each state; the state's name always stands next to it."""
 
 
 def state_mark(run: RunSnapshot | RunStatus) -> tuple[str, str]:
@@ -32,13 +32,13 @@ def state_mark(run: RunSnapshot | RunStatus) -> tuple[str, str]:
 
 
 def paused(run: RunSnapshot | RunStatus) -> bool:
-    """Whether the run waits between two steps."""
+    """Whether the run is paused between two steps."""
     phase = run.facts.phase if isinstance(run, RunSnapshot) else run.phase
     return run.state in ("running", "unsupervised") and phase == "paused"
 
 
 def state_word(run: RunSnapshot | RunStatus) -> str:
-    """The run's state, or that it is paused."""
+    """The name of the run's state, or "paused"."""
     return "paused" if paused(run) else run.state
 
 
@@ -50,7 +50,7 @@ def signed_bytes(change: int) -> str:
 
 
 def value_word(value: Any) -> str:
-    """A setting's value as the plan file has it."""
+    """A setting's value as text; a boolean is on or off."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -73,17 +73,17 @@ def number_or_reason(value: float | Missing, unit: str) -> str:
 
 
 def loss_word(loss: float | None) -> str:
-    """A loss; one that is not finite says so."""
+    """A loss, or a note that it is not finite."""
     return "n/a — not finite" if loss is None else measure_word(loss)
 
 
 def measure_word(value: float) -> str:
-    """A loss or measure: three decimals, or three significant digits where it is small."""
+    """A loss or measure: three decimals, or three significant digits if it is small."""
     return f"{value:.3f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
 
 
 def rate_word(rate: float | None) -> str:
-    """Units per second: tokens, windows."""
+    """Units per second, such as tokens or windows."""
     if rate is None:
         return "—"
     return f"{rate:,.0f}" if rate < 99_950 else f"{rate / 1000:,.0f}k"
@@ -95,21 +95,21 @@ def duration_word(seconds: float | None) -> str:
 
 
 def step_word(seconds: float) -> str:
-    """The time of one step: milliseconds below a second."""
+    """The time of one step, in milliseconds below a second."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
     return format_duration(seconds)
 
 
 def minutes_word(minutes: float | None) -> str:
-    """Minutes with enough digits to be true for short epochs."""
+    """Minutes, with two decimals below ten."""
     if minutes is None:
         return "—"
     return f"{minutes:.2f}" if minutes < 10 else f"{minutes:,.1f}"
 
 
 def age_word(seconds: float) -> str:
-    """How long ago, roughly."""
+    """Roughly how long ago."""
     if seconds < 60:
         return "now"
     if seconds < 3600:

@@ -1,1 +1,1 @@
-"""The key table, its names and the person's keymap file."""
+"""The key table, key names and the user's keymap file."""

@@ -1,4 +1,4 @@
-"""The keymap file: which keys a person gives to which rows of the key table.
+"""The keymap file: which keys the user gives to which rows of the key table.
 
 One TOML table for each screen, and `[all]` for every screen that has the row::
 
@@ -8,7 +8,7 @@ One TOML table for each screen, and `[all]` for every screen that has the row::
     [all]
     help = "?,ctrl+e"
 
-A row that cannot be is refused with one line; the others apply.
+An invalid row is rejected with a one-line reason; the other rows still apply.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ EDITING = frozenset(
     | {"ctrl+shift+a", "ctrl+a", "ctrl+e", "ctrl+d", "ctrl+w", "ctrl+u", "ctrl+k", "ctrl+x"}
     | {"ctrl+v", "ctrl+backspace", "alt+backspace"}
 )
-"""What a line of typed text takes for itself besides text."""
+"""Keys that edit a line of typed text, besides the keys that type text."""
 MOST_BYTES = 64 << 10
 _SCREENS = {screen: tuple(key.id for key in for_screen(screen)) for screen in ALL_SCREENS}
 
 
 @dataclass(frozen=True)
 class Keymap:
-    """What the file at `path` says."""
+    """The content of the keymap file at `path`."""
 
     path: Path
     table: KeyTable = field(default_factory=KeyTable)
     problems: tuple[str, ...] = ()
-    """One line for each row that is refused: where it stands, why, what is allowed."""
+    """One line for each rejected row: where it is, why it is rejected, what is allowed."""
     there: bool = False
-    """Whether there is such a file."""
+    """Whether the file exists."""
 
     @property
     def notice(self) -> str:
-        """The problems in one line; "" where there are none."""
+        """The problems in one line; "" if there are none."""
         count = len(self.problems)
         many = f"{count} rows refused, `memconsole doctor` lists them: " if count > 1 else ""
         return f"{self.path.name}: {many}{self.problems[0]}" if count else ""
@@ -60,7 +60,7 @@ class Keymap:
 
 @dataclass(frozen=True)
 class _Row:
-    """One row of the file whose keys are keys."""
+    """One row of the file with valid keys."""
 
     section: str
     id: str
@@ -75,7 +75,7 @@ class _Row:
 
 
 class _RefusedError(Exception):
-    """Why a row cannot be."""
+    """Why a row is rejected."""
 
 
 def keymap_path() -> Path:
@@ -86,7 +86,7 @@ def keymap_path() -> Path:
 
 
 def read_keymap(path: Path | None = None) -> Keymap:
-    """The person's keymap; never raises. Without a file, the built-in keys."""
+    """The user's keymap; never raises. Without a file, the built-in keys."""
     path = path or keymap_path()
     try:
         with path.open("rb") as file:
@@ -96,7 +96,7 @@ def read_keymap(path: Path | None = None) -> Keymap:
     except OSError as error:
         return Keymap(path, problems=(f"cannot be read: {error.strerror}",), there=True)
     if len(content) > MOST_BYTES:
-        words = f"longer than {MOST_BYTES >> 10} KiB, which no keymap is"
+        words = f"larger than {MOST_BYTES >> 10} KiB"
         return Keymap(path, problems=(words,), there=True)
     try:
         table, problems = parse(content.decode())
@@ -106,7 +106,7 @@ def read_keymap(path: Path | None = None) -> Keymap:
 
 
 def parse(text: str) -> tuple[KeyTable, tuple[str, ...]]:
-    """The keys that the text of a keymap file gives, and why any row of it is refused."""
+    """The keys in the text of a keymap file, and the reason for each rejected row."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -139,7 +139,7 @@ def parse(text: str) -> tuple[KeyTable, tuple[str, ...]]:
 
 
 def dumps(table: KeyTable) -> str:
-    """The keys in force as a keymap file, each row with what it does."""
+    """The keys in use as a keymap file; each row has a comment on what it does."""
     lines = ["# Keys of memconsole. Delete the rows you leave as they are.", ""]
     keys: dict[str, list[str]] = {}
     for screen in ALL_SCREENS:
@@ -170,11 +170,11 @@ def _written(id: str, names: Iterable[str], help: str) -> str:
 
 
 def _row(section: str, id: str, keys: object) -> _Row:
-    """The row, each of its keys by Textual's name. Raises `_RefusedError`."""
+    """The row, with its keys by Textual's names. Raises `_RefusedError`."""
     places = tuple(s for s in ALL_SCREENS if id in _SCREENS[s])
     if not places or section not in (ALL, *places):
         known = {i for s, ids in _SCREENS.items() if section in (s, ALL) for i in ids}
-        hint = f"; it is of {', '.join(places)}" if places else nearest(id, known)
+        hint = f"; it belongs to {', '.join(places)}" if places else nearest(id, known)
         raise _RefusedError(f"no such row{hint}; `memconsole keys` lists them")
     if not isinstance(keys, str):
         raise _RefusedError('not text: keys are written like "L" or "L,ctrl+e"')
@@ -212,7 +212,10 @@ def _refused(section: str, id: str, keys: object, why: str) -> str:
 
 
 def _sources(rows: Sequence[_Row]) -> dict[tuple[str, str], int]:
-    """Which row of the file gives the keys of a screen's row: the screen's own table goes before `[all]`."""
+    """For each screen and row id, which row of the file sets its keys.
+
+    A screen's own table takes precedence over `[all]`.
+    """
     found: dict[tuple[str, str], int] = {}
     for own in (False, True):
         for n, row in enumerate(rows):
@@ -227,7 +230,7 @@ def _table(rows: Sequence[_Row]) -> KeyTable:
 
 
 def _first_clash(rows: Sequence[_Row]) -> tuple[_Row, str] | None:
-    """A row that gives a key which another row of the same screen has, the later one of the file; why."""
+    """The first key clash: the row of the file to reject (the later one), and the reason."""
     table = _table(rows)
     clash = next(_clashes(table), None)
     if clash is None:
@@ -242,7 +245,7 @@ def _first_clash(rows: Sequence[_Row]) -> tuple[_Row, str] | None:
 
 
 def _clashes(table: KeyTable) -> Iterator[tuple[str, str, Key, Key]]:
-    """Each screen, key and two rows that both have it, though they can act at the same time."""
+    """Each screen, key and two rows that share the key although both can act at the same time."""
     for screen in ALL_SCREENS:
         owners: dict[str, list[Key]] = {}
         for row in table.rows(screen):

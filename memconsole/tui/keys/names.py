@@ -1,4 +1,4 @@
-"""Names of keys: as Textual has them, as a person writes them in the keymap file, and as they are printed."""
+"""Names of keys: Textual's, those in the keymap file, and those printed on screen."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _RENAMED = {
     "solidus": "slash", "reverse_solidus": "backslash", "commercial_at": "at",
     "hyphen_minus": "minus", "plus_sign": "plus", "low_line": "underscore",
 }  # fmt: skip
-"""Where Textual's name of a character is not the one of Unicode."""
+"""Characters for which Textual's name differs from Unicode's."""
 NAMED = frozenset(
     {"enter", "escape", "space", "tab", "backspace", "delete", "insert", "home", "end"}
     | {"pageup", "pagedown", "up", "down", "left", "right"}
     | {f"f{n}" for n in range(1, 25)}
 )
-"""Keys that are no character, and the space bar."""
+"""Keys that type no character, and the space bar."""
 MODIFIERS = ("alt", "ctrl", "shift")
 """In the order of Textual's names."""
 
@@ -36,9 +36,9 @@ _CHARACTERS = {character_name(chr(n)): chr(n) for n in range(33, 127)}
 
 
 def key_name(written: str) -> str | None:
-    """Textual's name of a key written by a person: its name or its character; None where there is none.
+    """Textual's name of a key written by a user as a name or a character; None if it is no key.
 
-    Letters with ctrl or alt are lower case; the shifted letter is its capital.
+    Letters with ctrl or alt are lower case. A shifted letter is its capital.
     """
     word = written.strip()
     if len(word) == 1 and word not in _WRITTEN:
@@ -59,7 +59,7 @@ def key_name(written: str) -> str | None:
 
 
 def printed(key: str) -> str:
-    """A key as the footer and the help print it; `key_name` reads it again."""
+    """A key as the footer and the help print it. `key_name` can read it back."""
     *modifiers, base = key.split("+")
     return "+".join([*modifiers, _PRINTED.get(base) or _CHARACTERS.get(base, base)])
 

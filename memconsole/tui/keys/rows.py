@@ -1,10 +1,9 @@
-"""The one key table: bindings, footer, help screen and command palette are all made from it.
+"""The one key table. Bindings, footer, help screen and command palette are all made from it.
 
-`KeyTable` is this table with the keys of a person's keymap file in it: what the app holds and shows.
-
-Letters are free because nothing on these screens takes text; where something does (a picker, a
-prompt) only keys that are no text are bound. Keys that terminals, tmux, screen, byobu or VS Code
-keep for themselves are in `RESERVED`, and a test holds the table to it.
+`KeyTable` is this table with the keys of the user's keymap file; the app uses that one. Plain
+letters can be bound because nothing on the main screens takes text. On screens that do (a picker, a
+prompt), only keys that type no text are bound. `RESERVED` are the keys that terminals, tmux,
+screen, byobu or VS Code keep for themselves; a test checks that the table has none of them.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ RESERVED = frozenset(
     | {"ctrl+left_square_bracket"}
     | {f"f{n}" for n in range(1, 25)}
 )
-"""Not told apart from another key on plain terminals, or taken by what the console runs inside."""
+"""Keys that plain terminals cannot tell apart, or that terminals and multiplexers intercept."""
 
 EXCLUDING = (frozenset({"going", "paused"}),)
-"""Conditions that never hold together: their rows may share a key."""
+"""Conditions that never hold together, so their rows may share a key."""
 
 MAIN = ("plan", "run", "runs", "devices")
 MODAL = ("pick", "prompt", "confirm", "help", "command", "compare", "plans")
 ALL_SCREENS = (*MAIN, *MODAL)
 TYPING = ("pick", "prompt")
-"""Where text is typed: keys that are text, or edit it, do nothing else there."""
+"""Screens with a text input. Keys that type or edit text do nothing else there."""
 SCROLLED = ("plan", "runs", "devices", "pick", "help", "command", "run", "compare", "plans")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """One row: which keys do what, where, and when."""
+    """One row: which keys do what, on which screens, and when."""
 
     id: str
     keys: str
-    """Textual's names, comma separated; the first is the one that is shown."""
+    """Textual's names, comma separated. The first one is shown."""
     action: str
     label: str
     """One or two words for the footer."""
@@ -50,7 +49,7 @@ class Key:
     """One sentence for the help screen and the palette."""
     screens: tuple[str, ...]
     when: str = ""
-    """A condition of the screen (`ConsoleScreen.conditions`) that must hold; "" is always."""
+    """A condition of the screen (`ConsoleScreen.conditions`) that must hold; "" means always."""
     footer: bool = False
     writes: bool = False
     """Changes a run or a file: not offered in a read-only console."""
@@ -61,12 +60,12 @@ class Key:
 
     @property
     def shown(self) -> str:
-        """As the footer and the lists print it."""
+        """The key as the footer and the lists print it."""
         return printed(self.names[0])
 
     @property
     def all_shown(self) -> str:
-        """As the help prints it."""
+        """All keys, as the help prints them."""
         return " or ".join(printed(name) for name in self.names)
 
 
@@ -227,7 +226,7 @@ def for_screen(screen: str) -> tuple[Key, ...]:
 
 
 def bindings(screen: str) -> list[BindingType]:
-    """Textual's bindings for `screen`. By their ids a `KeyTable` changes the keys."""
+    """Textual's bindings for `screen`. A `KeyTable` changes their keys by binding id."""
     from textual.binding import Binding
 
     return [

@@ -1,4 +1,4 @@
-"""The keys in force: the rows of every screen, with the keys of the person's keymap file. Immutable."""
+"""The keys in use: the rows of every screen, with the keys of the user's keymap file. Immutable."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memconsole.tui.keys.rows import ALL_SCREENS, Key, for_screen
 
 @dataclass(frozen=True)
 class KeyTable:
-    """What the app holds, and everything that binds or prints a key asks. `KeyTable()` is the built-in one."""
+    """The table behind every binding and every printed key. `KeyTable()` has the built-in keys."""
 
     changes: tuple[tuple[str, str, str], ...] = ()
-    """Screen, id and the other keys of a row, comma separated."""
+    """Screen, row id and the changed keys, comma separated."""
 
     @cached_property
     def _rows(self) -> dict[str, tuple[Key, ...]]:
@@ -34,7 +34,7 @@ class KeyTable:
     def offered(
         self, screen: str, conditions: Iterable[str], *, readonly: bool = False
     ) -> tuple[Key, ...]:
-        """The rows of `screen` that would do something now."""
+        """The rows of `screen` whose actions are available."""
         true = frozenset(conditions)
         return tuple(
             key
@@ -47,19 +47,20 @@ class KeyTable:
         return next(key.shown for key in self.rows(screen) if key.id == id)
 
     def toggle_key(self, optimization: str) -> str:
-        """The key that steps one optimization, as shown beside it; "" if it has none."""
+        """The key that steps one optimization, as shown next to it; "" if it has none."""
         wanted = f"toggle-{optimization}"
         return next((key.shown for key in self.rows("plan") if key.id == wanted), "")
 
     @cached_property
     def toggle_width(self) -> int:
-        """Cells of the longest key of an optimization."""
+        """The width in cells of the longest key of an optimization."""
         return max(len(k.shown) for k in self.rows("plan") if k.id.startswith("toggle-"))
 
     def keymap(self) -> dict[str, str]:
-        """For Textual: the keys by binding id of what changed, and of what shares a key with it.
+        """For Textual: the keys, by binding id, of changed rows and of rows that share a key.
 
-        Textual unbinds whatever had one of the keys it gives or takes, so the sharers are named too.
+        Textual unbinds every row that has one of the old or new keys, so rows that share a key are
+        included.
         """
         found = {}
         for screen in ALL_SCREENS:

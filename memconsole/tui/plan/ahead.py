@@ -1,4 +1,4 @@
-"""What the next key press will need, made while the keys rest, a few milliseconds of the event loop at a time."""
+"""Prepares what the next key press needs, in slices of a few milliseconds between key presses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from memconsole.plan.plan import Plan
 from memconsole.tui.views.plan_view import PlanView
 
 AHEAD_SECONDS = 0.1
-"""Keys that rest so long are followed by some of this work."""
+"""Work starts once no key has been pressed for this long."""
 SLICE_SECONDS = 0.004
-"""Of the event loop at a time: a key that comes meanwhile waits no longer."""
+"""Length of one slice on the event loop; a key press waits no longer than this."""
 
 
 class Timers(Protocol):
-    """What can call back later, as a screen can."""
+    """Anything with timers, such as a screen."""
 
     def set_timer(self, delay: float, callback: Callable[[], None]) -> Timer:
-        """Call once."""
+        """Call `callback` once, after `delay` seconds."""
 
 
 class LookAhead:
@@ -36,7 +36,7 @@ class LookAhead:
         self._timer: Timer | None = None
 
     def follow(self, view: PlanView) -> None:
-        """After every change of the view: begin anew if the plan or its device is another."""
+        """Called after every change of the view; starts again if the plan or its device changed."""
         if view.estimate is None or view.stale or view.problem:
             return
         budget = view.estimate.table.budget

@@ -1,4 +1,4 @@
-"""The verdict: the plan's parts stacked on the device's memory, fits or not, and how fast."""
+"""The budget bar: the plan's memory parts on the device's memory, the verdict, and the speed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def verdict_words(table: MemoryTable) -> str:
 
 
 def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
-    """Rule with the device, stacked bar, verdict, where the limit comes from. Pure in `view`."""
+    """A title with the device, a stacked bar, the verdict and where the limit comes from.
+
+    Pure in `view`.
+    """
     if view.estimate is None:
         lines = [rule("budget", width)]
         lines += [[Span(f" {t}", "bad")] for t in wrap(view.problem, width - 2, height - 1)]
@@ -72,7 +75,7 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 
 def _legend(stack: Sequence[tuple[str, float, str]], width: int) -> Line:
-    """The letters of the bar, for the parts that are not nothing."""
+    """The letters of the bar, for the parts that are not empty."""
     names = {letter: name for name, (letter, _) in _PARTS.items()} | {"+": "allocator and driver"}
     line: Line = [Span(" ")]
     for letter, count, role in stack:
@@ -120,7 +123,7 @@ def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 
 class BudgetBar(Painted):
-    """Does it fit?"""
+    """Shows whether the plan fits."""
 
     _view: PlanView | None = None
 
@@ -133,7 +136,7 @@ class BudgetBar(Painted):
 
 
 class PlannedSpeed(Painted):
-    """How long does it take?"""
+    """Shows how long training takes."""
 
     _view: PlanView | None = None
 

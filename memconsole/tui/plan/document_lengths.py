@@ -1,4 +1,4 @@
-"""What rows would need that hold the data's p50, p99 and longest document whole, in words."""
+"""Describes the memory for rows that hold the data's p50, p99 and longest documents whole."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _UNKNOWN = "documents' lengths are not known: memconsole plan --lengths measures
 
 
 def brief(rows: RowLengths, width: int) -> Line:
-    """One line: ``p50 312 ~1.2 GiB ✓ · p99 2,011 ~2.3 GiB ✗ · max 9,120 too long``; where it is too long
-    without p50, then without amounts, then the longest alone."""
+    """One line: ``p50 312 ~1.2 GiB ✓ · p99 2,011 ~2.3 GiB ✗ · max 9,120 too long``.
+
+    If that is too wide it drops p50, then the amounts, then all but the longest.
+    """
     lengths = rows.lengths
     if lengths is None:
         return [Span(fit(f" {_UNKNOWN}", width), "dim")]
@@ -41,7 +43,7 @@ def _listed(prices: Sequence[LengthPrice], *, amounts: bool = True) -> Line:
 
 
 def whole(rows: RowLengths, width: int, height: int) -> list[Line]:
-    """A rule, a line for each length, and of what."""
+    """A rule, a line for each length, and how many documents were measured."""
     lines = [rule("rows that hold a document whole", width)]
     lengths = rows.lengths
     if lengths is None or lengths.kind == "rows":

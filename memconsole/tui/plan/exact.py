@@ -1,4 +1,4 @@
-"""The plan screen's exact numbers: asked for when the keys rest, shown in place when they come."""
+"""The plan screen's exact numbers: requested when no key is pressed, shown once they arrive."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from memconsole.plan.budget import Budget
 
 REST_SECONDS = 0.7
-"""Keys that rest so long are done for now: the tracer is asked."""
+"""The tracer is asked once no key has been pressed for this long."""
 TICK_SECONDS = 1.0
 _STOPPED = "stopped · {key} asks"
-_BUSY = "a run trains on this CPU · {key} asks all the same"
+_BUSY = "a run trains on this CPU · {key} asks anyway"
 
 
 class ExactOwner(Protocol):
-    """What exact numbers need of the screen that shows them."""
+    """What `ExactNumbers` needs of the screen that shows them."""
 
     @property
     def console(self) -> Console: ...
@@ -38,31 +38,33 @@ class ExactOwner(Protocol):
     def shown_key(self, id: str) -> str: ...
 
     def show_exact(self, state: ExactState) -> None:
-        """Show how far they are."""
+        """Show the progress."""
 
 
 class ExactNumbers:
-    """Asks for the exact numbers of the plan on screen, and tells the screen how far they are."""
+    """Requests the exact numbers of the plan on screen, and reports the progress to the screen."""
 
     def __init__(self, owner: ExactOwner) -> None:
         self._owner = owner
         self._shown = ExactState()
         self._followed: tuple[Plan, Budget, str] | None = None
-        """What the store, and after a rest the tracer, was asked about."""
+        """What the store was asked about, and after a pause the tracer."""
         self._resting: Timer | None = None
         self._ticking: Timer | None = None
         self._stopped = False
         self._insisted = False
-        """A person asked for it though a run trains on the processor."""
+        """The user asked for exact numbers although a run trains on this CPU."""
 
     @property
     def lookup(self) -> Lookup | None:
-        """What is known exactly, for pricing."""
+        """Finds known exact numbers, for pricing."""
         book = self._owner.console.book
         return book.lookup if book is not None else None
 
     def follow(self, view: PlanView) -> None:
-        """After every change of the view: look into the store at once, ask the tracer when the keys rest."""
+        """Called after every change of the view: ask the store at once, the tracer after a
+        pause.
+        """
         if view.estimate is None or view.stale or view.problem:
             return
         wanted = (view.plan, view.estimate.table.budget, view.row.key)
@@ -80,11 +82,11 @@ class ExactNumbers:
 
     @staticmethod
     def _alike(a: tuple[Plan, Budget, str], b: tuple[Plan, Budget, str]) -> bool:
-        """Whether the same would be asked: free memory does not matter."""
+        """Whether both would ask the same question. Free memory does not matter."""
         return a[0] == b[0] and a[2] == b[2] and _place(a[1]) == _place(b[1])
 
     def hidden(self) -> None:
-        """Another screen is over this one: a processor that trains is left alone."""
+        """Another screen covers this one: stop tracing if a run trains on this CPU."""
         if (
             self._followed is not None
             and not self._allowed()
@@ -93,19 +95,19 @@ class ExactNumbers:
             self._owner.console.book.rest()
 
     def toggle(self) -> str:
-        """Stop asking, or ask now; returns what to say."""
+        """Stop requesting exact numbers, or request them now. Returns a notice."""
         book = self._owner.console.book
         problem = self._shown.problem
         if self._allowed() and not problem:
             self._stopped, self._insisted = True, False
             if book is not None:
                 book.rest()
-            words = f"exact numbers are not asked for any more; {self._key()} asks again"
+            words = f"no longer asking for exact numbers; {self._key()} asks again"
         else:
             self._stopped, self._insisted = False, True
             if book is not None:
                 book.forget_problems()
-            words = f"asked again; before: {problem}" if problem else "asking for exact numbers"
+            words = f"asking again; last time: {problem}" if problem else "asking for exact numbers"
             self._ask()
         self.refresh()
         return words
@@ -114,7 +116,7 @@ class ExactNumbers:
         return self._owner.shown_key("exact")
 
     def _allowed(self) -> bool:
-        """Whether the tracer may be asked: not if a person stopped it, nor beside a run on the processor."""
+        """Whether the tracer may run: the user has not stopped it and no run trains on this CPU."""
         return not self._stopped and (self._insisted or not self._processor_trains())
 
     def _processor_trains(self) -> bool:
@@ -125,7 +127,7 @@ class ExactNumbers:
         return self._owner.console.run_view.live and kind == "cpu"
 
     def _ask(self) -> None:
-        """The keys rest: ask about this plan, then about those one key press away."""
+        """No key was pressed for a while: ask about this plan and those one key press away."""
         followed = self._followed
         if followed is None or not self._owner.composed:
             return
@@ -139,7 +141,7 @@ class ExactNumbers:
         self.refresh()
 
     def refresh(self) -> None:
-        """Show how far it is, and look again in a second if it is not done."""
+        """Show the progress, and check again in a second if it is not done."""
         state = self._state()
         waiting = state.seconds is not None
         if waiting and self._ticking is None:
@@ -171,5 +173,5 @@ class ExactNumbers:
 
 
 def _place(budget: Budget) -> tuple[str, str, bool]:
-    """What of a budget makes another question."""
+    """The parts of a budget that change the question."""
     return budget.name, budget.kind, budget.local

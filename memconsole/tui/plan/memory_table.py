@@ -1,4 +1,4 @@
-"""The memory table: components by bytes at the peak, per phase where there is room, and the totals."""
+"""The memory table: components at the peak, each phase if there is room, and the totals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TIERS = {Tier.FORMULA: "formula", Tier.EXACT: "exact", Tier.CALIBRATED: "calibr
 
 
 def components_of(table: MemoryTable) -> dict[str, int]:
-    """Bytes of every component at the peak, in table order, the canonical ones first."""
+    """Bytes of every component at the peak, in table order; unknown components come last."""
     found = {component.name: component.at(table.peak_phase) for component in table.components}
     ordered = {name: found.pop(name) for name in COMPONENTS if name in found}
     return ordered | found
@@ -39,7 +39,7 @@ def shown_phases(table: MemoryTable, width: int) -> tuple[str, ...]:
     room = (width - 18 - NUMBER - CHANGE) // (NUMBER + 1)
     if room < 3:
         return ()
-    # Where not all fit, the phases of a training step come first and the peak is always shown.
+    # If not all fit, the phases of a training step come first; the peak phase is always shown.
     kept = known[:room]
     if table.peak_phase in known and table.peak_phase not in kept:
         kept = (*kept[:-1], table.peak_phase)
@@ -51,7 +51,7 @@ def _amount(count: int, tier: Tier) -> str:
 
 
 def progress_words(view: PlanView, width: int) -> str:
-    """The tier, and beside it how the sharpening goes, in `width` cells."""
+    """The tier and the progress towards exact numbers, in `width` cells."""
     assert view.estimate is not None
     tier, exact = view.estimate.table.tier, view.exact
     words = f"{tier} {_TIERS[tier]}"
@@ -106,7 +106,7 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 
 def _narrow(name: str, width: int) -> str:
-    """A component's name with a cell to spare before its number."""
+    """A component's name, short enough to leave a cell before its number."""
     return name if len(name) < width else _NARROW.get(name, name)
 
 
@@ -117,7 +117,7 @@ def _title(phase: str | None, width: int) -> str:
 
 
 def _changes(table: MemoryTable, before: MemoryTable | None) -> dict[str, int]:
-    """What became of each row, both tables at the tier of the less exact one."""
+    """The change of each row, with both tables at the tier of the less exact one."""
     if before is None:
         return {}
     now, then = alike(table, before)
@@ -129,7 +129,7 @@ def _changes(table: MemoryTable, before: MemoryTable | None) -> dict[str, int]:
 
 
 def _remarks(view: PlanView, table: MemoryTable, width: int, room: int) -> list[Line]:
-    """What found the exact numbers, or why there are none, in the room that is left."""
+    """The source of the exact numbers, or why there are none, in at most `room` rows."""
     exact = view.exact
     if room <= 0 or view.stale or view.problem:
         return []
@@ -202,7 +202,7 @@ def _change(change: int, width: int, stale: bool) -> Span:
 
 
 def phase_lines(view: PlanView, width: int, height: int) -> list[Line]:
-    """Live bytes of every phase as a bar, the peak marked."""
+    """Live bytes of every phase as bars; the peak is marked."""
     if view.estimate is None or height <= 1:
         return []
     table = view.estimate.table

@@ -22,13 +22,13 @@ class PlanOwner(Protocol):
 
     @property
     def lookup(self) -> Lookup | None:
-        """What is known exactly, for pricing."""
+        """Finds known exact numbers, for pricing."""
 
     def change(self, make: Callable[[Plan], Plan]) -> None:
-        """Change the plan and price it, or say why not."""
+        """Change the plan and price it, or show why the change is not allowed."""
 
     def notice(self, words: str, role: str = "accent") -> None:
-        """Say something above the footer."""
+        """Show a notice above the footer."""
 
     def open(self, screen: Screen[object], done: Callable[[object], None] | None = None) -> None:
-        """Show a dialog; `done` gets what it was left with."""
+        """Show a dialog; `done` is called with its result."""

@@ -9,13 +9,13 @@ from memconsole.tui.plan.owner import PlanOwner
 
 
 class Pickers:
-    """Each opens a dialog; what is picked changes the plan."""
+    """Each method opens a dialog; the picked value changes the plan."""
 
     def __init__(self, owner: PlanOwner) -> None:
         self._owner = owner
 
     def pick(self, kind: str, key: str) -> None:
-        """Pick the value of one setting: a `kind` of thing that catalogs hold."""
+        """Pick the value of the setting `key` from the catalog entries of a `kind`."""
         from memconsole.plan import catalog
         from memconsole.tui.screens.pick import PickScreen, choices_for
 

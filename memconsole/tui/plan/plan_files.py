@@ -1,4 +1,4 @@
-"""The plan screen's way out and in: plan files, the command line, and other plans beside this one."""
+"""The plan screen's files: plan files, the command line, and other plans to compare with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memconsole.tui.draw.comparing import PricedPlan
 
 _NEWEST_RUNS = 20
-"""Runs offered for comparing."""
+"""The newest runs are offered for comparing."""
 
 
 class PlanFiles:
@@ -63,10 +63,10 @@ class PlanFiles:
 
         self._owner.open(CommandScreen(self._owner.view.plan))
 
-    # Beside another plan
+    # Comparing with another plan
 
     def compare(self) -> None:
-        """Pick what to put beside this plan: how it was, a preset, a run's plan or a file."""
+        """Pick a plan to compare with: an earlier state, a preset, a run's plan or a file."""
         from memconsole.tui.plan.side_by_side import ComparePlansScreen
         from memconsole.tui.screens.pick import Choice, PickScreen
 

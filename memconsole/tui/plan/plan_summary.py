@@ -1,4 +1,4 @@
-"""The picked model, data, device, backend and training settings: one row each, with its key."""
+"""The chosen model, data, device, backend and training settings: one row each, with its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices a plan for the screens: its estimate, or the one line that says why there is none."""
+"""Prices a plan for the screens: its estimate, or one line that says why there is none."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 ROW_LENGTH = "data.sequence_length"
 LOOP_SECONDS = 0.03
-"""Pricing that needs more of the processor leaves the event loop: a key is to be answered within 50 ms."""
+"""Slower pricing moves off the event loop, because a key must be answered within 50 ms."""
 
 NOTICEABLE = 0.01
-"""A budget that moved by less than this share of the device is not priced anew."""
+"""If the budget changes by a smaller share of the device, the plan is not priced again."""
 
 
 @dataclass(frozen=True)
 class Priced:
-    """The outcome of pricing one plan."""
+    """The result of pricing one plan."""
 
     plan: Plan
     estimate: Estimate | None
     problem: str
     """Why there is no estimate; empty if there is one."""
     seconds: float
-    """Of the processor, which unlike the clock does not count what others use."""
+    """Processor time; unlike wall time it does not count other programs."""
 
 
 @lru_cache(maxsize=1)
@@ -44,14 +44,17 @@ def _receipts() -> Receipts:
 
 
 def _calibrated(plan: Plan, found: Estimate) -> Estimate:
-    """`found`, calibrated where runs of the plan's setup were measured on this machine."""
+    """`found`, calibrated if runs with the plan's setup were measured on this machine."""
     receipts = _receipts()
     receipts.refresh()
     return receipts.calibrate(plan, found)
 
 
 def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Priced:
-    """Estimate `plan` on the device it names, as full as `devices` says it is, as exact as `lookup` knows."""
+    """Estimate `plan` on its device.
+
+    The device's free memory comes from `devices`, exact numbers from `lookup`.
+    """
     from memconsole.devices.budget import budget
     from memconsole.memory.estimate import estimate
     from memconsole.plan.check import check
@@ -67,7 +70,7 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
 
 
 def budget_moved(view: PlanView) -> bool:
-    """Whether the newest readings give the plan another device, or noticeably more or less of its memory."""
+    """Whether the newest readings give the plan another device or a clearly different budget."""
     from memconsole.devices.budget import budget
 
     try:
@@ -82,7 +85,7 @@ def budget_moved(view: PlanView) -> bool:
 
 
 def with_rows(view: PlanView, lookup: Lookup | None = None) -> PlanView:
-    """`view` with the prices of its documents' lengths while the length of rows is selected, else without."""
+    """`view`, with prices of document lengths only while the row length is selected."""
     rows = None
     if view.row.key == ROW_LENGTH and view.estimate is not None and not view.stale:
         from memconsole.memory.answers.lengths import known_lengths, priced_lengths

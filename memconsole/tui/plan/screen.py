@@ -1,4 +1,4 @@
-"""The plan screen: pick, toggle, and see at once what it costs and whether it fits."""
+"""The plan screen: change settings, and see at once what they cost and whether they fit."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class PriceReady(Message, bubble=False):
-    """A plan was priced off the event loop. `generation` tells which request it answers."""
+    """A plan was priced in a worker. `generation` is the number of the request."""
 
     generation: int
     priced: Priced
 
 
 class PlanScreen(ConsoleScreen, inherit_bindings=False):
-    """Owns the `PlanView`; its widgets mirror it."""
+    """Owns the `PlanView`; its widgets show it."""
 
     SCREEN = "plan"
     BINDINGS = bindings("plan")
@@ -54,7 +54,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         super().__init__()
         self.view = PlanView(plan, keys=keys)
         self.touched = False
-        """Whether a person changed anything yet."""
+        """Whether the user has changed anything yet."""
         self._exact = ExactNumbers(self)
         self._ahead = LookAhead(self)
         self._solver = Solver(self)
@@ -62,7 +62,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         self._files = PlanFiles(self)
         self._generation = 0
         self._slow = True
-        """The last pricing took longer than a frame (the first one always may)."""
+        """The last pricing took longer than a frame, or there was none yet."""
 
     def compose_body(self) -> ComposeResult:
         with Horizontal(id="body"):
@@ -90,7 +90,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     # State
 
     def _show(self, view: PlanView) -> None:
-        """The one place where the view changes and the widgets follow."""
+        """Change the view and update the widgets. The view changes only here."""
         self.view = view = with_rows(view, self.lookup)
         if not self.composed or not self.is_current:
             return
@@ -108,7 +108,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether something is left to prepare for the next key."""
+        """Whether something is left to prepare for the next key press."""
         return self._ahead.busy
 
     def title_line(self) -> tuple[str, str]:
@@ -124,7 +124,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         return found
 
     def change(self, make: Callable[[Plan], Plan]) -> None:
-        """Change the plan and price it. A change that is not allowed says why and changes nothing."""
+        """Change the plan and price it. If that is not allowed, show why and change nothing."""
         self.notice("")
         self.touched = True
         try:
@@ -140,20 +140,20 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self._reprice()
 
     def devices_changed(self, devices: Devices) -> None:
-        """A new probe reading; what it means waits until this screen is seen."""
+        """Store a new probe reading. The budget is checked once this screen is shown."""
         self.view = replace(self.view, devices=devices)
         if self.is_current:
             self._follow_budget()
 
     def _follow_budget(self) -> None:
-        """Price anew if the budget moved noticeably."""
+        """Price again if the budget changed noticeably."""
         if budget_moved(self.view):
             self._reprice()
 
     # Pricing
 
     def _reprice(self) -> None:
-        """Price the plan now if that is quick, else in a worker with a stale mark."""
+        """Price the plan now if that is quick, else in a worker while the numbers are outdated."""
         self._generation += 1
         if self._slow:
             self._show(replace(self.view, stale=True))
@@ -173,7 +173,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self._priced(message.priced)
 
     def _priced(self, priced: Priced) -> None:
-        # The first pricing also reads the catalogs; one slow one is no reason to leave the loop.
+        # The first pricing also reads the catalogs, so a slow first one does not move pricing to a
+        # worker.
         warm = self.view.estimate is not None
         self._slow = priced.seconds > LOOP_SECONDS * (1 if warm else 20)
         if priced.estimate is None:
@@ -217,7 +218,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     # Pickers
 
     def open(self, screen: Screen[object], done: Callable[[object], None] | None = None) -> None:
-        """Show a dialog; `done` gets what it was left with."""
+        """Show a dialog; `done` is called with its result."""
         self.app.push_screen(screen, done)
 
     def action_pick_model(self) -> None:
@@ -256,19 +257,19 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     @property
     def lookup(self) -> Lookup | None:
-        """What is known exactly, for pricing."""
+        """Finds known exact numbers, for pricing."""
         return self._exact.lookup
 
     def action_exact(self) -> None:
-        """Stop asking for exact numbers, or ask now."""
+        """Stop requesting exact numbers, or request them now."""
         self.notice(self._exact.toggle())
 
     def show_exact(self, state: ExactState) -> None:
-        """Show how far the exact numbers are."""
+        """Show the progress of the exact numbers."""
         self._show(replace(self.view, exact=state))
 
     def exact_news(self) -> None:
-        """Price anew without a sign of it: the numbers change where they stand."""
+        """Price again without an outdated mark; only the numbers change."""
         self._exact.refresh()
         view = self.view
         if view.estimate is None or view.stale or view.problem or not self.composed:
@@ -278,7 +279,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     # Solving
 
     def action_fit(self) -> None:
-        """The fastest settings that fit, as one step that can be undone."""
+        """Change to the fastest settings that fit, as one step that can be undone."""
         self._solver.fit()
 
     def action_largest_batch(self) -> None:
@@ -288,7 +289,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         self._solver.largest_length()
 
     def action_pin(self) -> None:
-        """Pin the selected optimization, or let go of it."""
+        """Pin or unpin the selected optimization."""
         row = self.view.row
         pinned = self.view.pinned ^ {row.key}
         words = (

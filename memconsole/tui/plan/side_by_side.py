@@ -1,4 +1,4 @@
-"""Two plans side by side: what differs, and what that does to memory, verdict and time."""
+"""Two plans side by side: what differs, and its effect on memory, verdict and time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 
 class ComparePlansScreen(ConsoleModal, inherit_bindings=False):
-    """Scrolls with the arrows; enter is dismissed with the other plan, to go on with it."""
+    """Scrolls with the arrows. Enter closes it and switches to the other plan."""
 
     SCREEN = "plans"
     BINDINGS = bindings("plans")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Solution:
-    """What was found for one plan: the plan to go to, and what to say."""
+    """The result for one plan: the plan to switch to, and a notice."""
 
     given: Plan
     plan: Plan
@@ -53,7 +53,7 @@ class SolverOwner(PlanOwner, Protocol):
 
 
 class Solver:
-    """Solves in a thread; the answer becomes the plan if the plan is still the same."""
+    """Solves in a thread. The result is used only if the plan has not changed meanwhile."""
 
     def __init__(self, owner: SolverOwner) -> None:
         self._owner = owner
@@ -122,7 +122,7 @@ def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
 
 
 def largest(view: PlanView, lookup: Lookup | None, key: str) -> Solution:
-    """The largest micro-batch or sequence length that fits, all else as it is."""
+    """The largest micro-batch or sequence length that fits, with all other settings unchanged."""
     from memconsole.devices.budget import budget
     from memconsole.memory.answers import advice
     from memconsole.memory.estimate import table_of

@@ -1,4 +1,4 @@
-"""The optimizations: each one's value, what the next key press would save, and why it would not."""
+"""The list of optimizations: value, what the next key press saves, and why one is refused."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from memconsole.tui.widgets.choice_list import selected, viewport
 from memconsole.tui.widgets.painted import Painted
 
 NUMBER = 10
-"""Cells of a saving: its tier's mark, its sign and up to eight of bytes."""
+"""Cells of a saving: the tier's mark, the sign and up to eight cells of bytes."""
 
 
 def saving_span(saving: Saving | None, stale: bool, width: int) -> Span:
-    """What a change would do to the peak: ``=−12 MiB`` saves, ``~+3 MiB`` costs, each with its tier.
+    """What a change would do to the peak: ``=−12 MiB`` saves, ``~+3 MiB`` costs, with its tier.
 
-    What cannot be trained here is marked ✗ and not coloured as what can.
+    A value that cannot be trained here is marked ✗ and has no colour.
     """
     if saving is None:
         return Span(right("", width), "dim")
@@ -89,7 +89,7 @@ def consequence(view: PlanView, row: Optimization, saving: Saving) -> str:
 
 
 def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
-    """About the selected optimization: next value, help; with room, every value and its effect."""
+    """About the selected optimization: next value and help; with room, each value's effect."""
     row = view.row
     plan = view.plan
     lines: list[Line] = []
@@ -129,7 +129,7 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 
 def best_lines(view: PlanView, width: int, height: int) -> list[Line]:
-    """The single changes that save most, each with whether it alone would make the plan fit."""
+    """The single changes that save most, and for each whether it alone makes the plan fit."""
     if view.estimate is None:
         return []
     table = view.estimate.table

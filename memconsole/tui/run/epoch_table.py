@@ -1,4 +1,4 @@
-"""Epochs: train and validation loss and minutes, newest last."""
+"""The table of epochs: train and validation loss and minutes, newest last."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memconsole.tui.widgets.painted import Painted
 
 
 def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
-    """A rule, a head, one row per epoch (the last ones), then the average. Pure in `view`."""
+    """A rule, a head, one row per epoch (the last ones), then the mean. Pure in `view`."""
     run = view.snapshot
     if run is None:
         return [rule("epochs", width)]
@@ -54,7 +54,7 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
 
 
 class EpochTable(Painted):
-    """Bottom left of the run screen."""
+    """The bottom left of the run screen."""
 
     _view: RunView = RunView()
 

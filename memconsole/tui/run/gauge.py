@@ -13,11 +13,14 @@ from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes, format_count, format_duration
 
 FIGURES = 3
-"""Rows of speed and size that histories leave."""
+"""Rows that the histories leave free for the figures."""
 
 
 def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
-    """Every gauge with its peak, prediction and, while there is room, its history; then the machine's account."""
+    """Every gauge with its peak, prediction and, if there is room, its history.
+
+    The last rows show how full the whole device is.
+    """
     gauges = run_gauges(view)
     blocks = [[*gauge_lines(gauge, width), peak_line(gauge, width)] for gauge in gauges]
     account = _account_lines(view, width)
@@ -31,7 +34,7 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
 
 
 def _account_lines(view: RunView, width: int) -> list[Line]:
-    """Why nothing is predicted, and how full the device is by the machine's own account."""
+    """Why there is no prediction, and how full the whole device is."""
     lines: list[Line] = []
     if view.prediction_problem:
         lines.append([Span(fit(f" prediction n/a — {view.prediction_problem}", width), "dim")])
@@ -52,7 +55,7 @@ def _account_lines(view: RunView, width: int) -> list[Line]:
 
 
 def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
-    """Speed, rate and size: one row each."""
+    """Speed, losses and size: one row each."""
     run = view.snapshot
     if run is None:
         return []
@@ -88,7 +91,7 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
 
 
 class MemoryGauges(Painted):
-    """Predicted against measured, live."""
+    """Shows predicted and measured memory, live."""
 
     _view: RunView = RunView()
 

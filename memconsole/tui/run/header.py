@@ -1,4 +1,4 @@
-"""The top of the run screen: which run, its state, phase, progress and time left."""
+"""The top of the run screen: the run, its state, phase, progress and time left."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def header_lines(view: RunView, width: int) -> list[Line]:
 
 
 def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
-    """Phase, steps, bar, percent and ETA; why it ended once it has."""
+    """Phase, steps, bar, percent and ETA; for an ended run, why it ended."""
     if view.problem:
         return [Span(fit(f" ✗ {view.problem}", width), "bad")]
     if not view.live and run.verdict is not None:
@@ -81,7 +81,7 @@ def _ended_line(view: RunView, run: RunSnapshot, width: int) -> Line:
 
 
 class RunHeader(Painted):
-    """Two rows."""
+    """Shows the two header rows."""
 
     _view: RunView = RunView()
 

@@ -1,4 +1,4 @@
-"""The loss curve: train as a line, validation as marks, the task's best baseline as the line to beat."""
+"""The loss curve: training as a line, validation as marks, the best baseline as a dotted line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memconsole.tui.widgets.painted import Painted
 
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
-    """The chart's title row: names, glyphs and last exact values."""
+    """The chart's title row: names, glyphs and the last exact values."""
     line: Line = [Span(" loss ", "title")]
     line.append(
         Span(f"─ train {loss_word(run.facts.loss) if run.facts.loss is not None else '—'}", "train")
@@ -30,7 +30,7 @@ def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
         line.append(Span("  log", "dim"))
     for found in figures(task, run.evaluations[-1]) if run.evaluations else ():
         word = f"  {measure_word(found.value)} {found.measure.name}"
-        if not found.baseline and len(word) <= width - width_of(line):  # whole or not at all
+        if not found.baseline and len(word) <= width - width_of(line):  # never cut
             line.append(Span(word, "validation"))
     shown: Line = []
     for span in line:

@@ -23,7 +23,7 @@ def output_lines(view: RunView, width: int) -> list[Line]:
 
 
 def sample_lines(view: RunView, width: int) -> list[Line]:
-    """The newest sampled text; the prompt stands out."""
+    """The newest sampled text; its prompt is highlighted."""
     run = view.snapshot
     if run is None or run.facts.sample is None:
         return [[Span(" a text is sampled at each evaluation", "dim")]]
@@ -37,14 +37,14 @@ def sample_lines(view: RunView, width: int) -> list[Line]:
 
 
 def _broken(row: str, width: int) -> list[str]:
-    """A row of sampled text in pieces of `width` characters; indentation matters, so no reflow."""
+    """A row of sampled text in pieces of `width` characters; words are not rewrapped."""
     row = row.expandtabs(4)
     width = max(1, width)
     return [row[n : n + width] for n in range(0, len(row), width)] or [""]
 
 
 def closed_lines(view: RunView, width: int) -> list[Line]:
-    """How to open the pane: the same while the run logs, so that nothing is sent."""
+    """How to open the pane. The text does not change while the run logs, so nothing is sent."""
     warnings = len(view.snapshot.warnings) if view.snapshot is not None else 0
     lines: list[Line] = [
         [Span(fit(f" closed: {view.keys.shown('run', 'pane')} shows the output", width), "dim")]
@@ -58,7 +58,7 @@ TITLES = {"output": "output", "sample": "sample text", "summary": "summary"}
 
 
 class OutputPane(Painted):
-    """Shows one of `PANES`, output from its end and others from their start."""
+    """Shows one of `PANES`: output from its end, the others from their start."""
 
     _view: RunView = RunView()
 

@@ -1,4 +1,4 @@
-"""What a watched run was expected to need: the estimate kept at launch, else one made now."""
+"""The expected memory of a watched run: the estimate stored at launch, or a new one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.tui.plan.pricing import price
 
 MOST_BYTES = 1 << 20
-"""An estimate file larger than this is not one of ours."""
+"""A larger estimate file was not written by this program and is ignored."""
 
 
 def predicted(run_id: str, plan: Plan, devices: Devices | None) -> tuple[Estimate | None, str]:
@@ -28,7 +28,7 @@ def predicted(run_id: str, plan: Plan, devices: Devices | None) -> tuple[Estimat
 
 
 def kept_estimate(run: RunDirectory) -> Estimate | None:
-    """What `memconsole.start.start` kept with the run, or None."""
+    """The estimate that `memconsole.start.start` stored with the run, or None."""
     path = run.path / "estimate.json"
     try:
         if path.stat().st_size > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""What would have saved a run that ran out of memory, as rows to pick from."""
+"""The remedies for a run that ran out of memory, as rows to pick from."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from memconsole.units import format_bytes
 def found_remedies(
     run_id: str, plan: Plan, devices: Devices | None
 ) -> tuple[tuple[Remedy, ...], str]:
-    """What would have lowered this run's memory, in the order to try, or why there is nothing."""
+    """The changes that would have lowered this run's memory, in the order to try.
+
+    If there are none, the second value may say why.
+    """
     lacked = None
-    with contextlib.suppress(RunError, OSError):  # its records are gone: the estimate is left
+    with contextlib.suppress(RunError, OSError):  # no records: only the estimate is left
         lacked = report(find_run(run_id)).memory.shortfall
     try:
         return remedies_of(plan, lacked, devices), ""
@@ -28,18 +31,18 @@ def found_remedies(
 
 
 def first_that_fits(found: tuple[Remedy, ...]) -> str:
-    """The row to start on."""
+    """The value of the row to start on: the first remedy that fits."""
     return next((str(n) for n, remedy in enumerate(found) if remedy.fits), "")
 
 
 def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
-    """A row per remedy: what it would have saved in this run, and what it costs in time and result."""
+    """A row per remedy: what it would have saved in this run, and its cost in time and result."""
     return [
         Choice(
             str(n),
             remedy.label,
             f"saves ~{format_bytes(remedy.saves_bytes)} · ×{remedy.time_factor:.2f} · "
-            + ("✓ fits" if remedy.fits else "✗ short")
+            + ("✓ fits" if remedy.fits else "✗ not enough")
             + (f" · changes: {remedy.result}" if remedy.result else ""),
             label_width=36,
         )

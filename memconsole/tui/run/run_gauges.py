@@ -9,7 +9,7 @@ from memconsole.tui.views.run_view import RunView
 
 
 def run_gauges(view: RunView) -> list[Gauge]:
-    """The gauges of a watched run: its device, its process tree, then the machine's own account."""
+    """The gauges of a watched run: its device, its tensors, then its process tree in host RAM."""
     run = view.snapshot
     if run is None:
         return []
@@ -22,7 +22,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
     used: int | Missing = waiting
     if memory is not None:
         figures = (memory.device_bytes, memory.reserved_bytes, memory.allocated_bytes)
-        used = next((f for f in figures if f is not None), Missing("this device does not tell"))
+        used = next((f for f in figures if f is not None), Missing("not reported by this device"))
     total: int | Missing = Missing("not reported")
     if memory is not None and memory.device_total_bytes is not None:
         total = memory.device_total_bytes

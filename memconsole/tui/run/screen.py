@@ -1,4 +1,4 @@
-"""The run screen: progress, loss, speed, epochs, output, and memory predicted against measured."""
+"""The run screen: progress, loss, speed, epochs, output, and memory predicted and measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memconsole.tui.views.run_view import PANES, RunView
 
 
 class RunScreen(ConsoleScreen, inherit_bindings=False):
-    """Mirrors the app's `RunView`: the follower outlives this screen."""
+    """Shows the app's `RunView`; the follower outlives this screen."""
 
     SCREEN = "run"
     BINDINGS = bindings("run")
@@ -41,7 +41,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         self.run_changed(self.console.run_view)
 
     def devices_changed(self, devices: Devices) -> None:
-        """A live run shows it with its next snapshot; one that ended has none to come."""
+        """A live run shows the reading with its next snapshot; an ended run is redrawn now."""
         if not self.console.run_view.live:
             self.run_changed(self.console.run_view)
 
@@ -109,7 +109,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             self.console.edit_plan(run.plan)
 
     def action_stop(self) -> None:
-        """Ask: save and stop, kill, or nothing."""
+        """Ask whether to save and stop, kill, or do nothing."""
         from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 
         run = self.console.run_view.snapshot
@@ -131,7 +131,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
 
     async def action_remedies(self) -> None:
-        """List what would have lowered this run's memory; the one picked is applied and launched."""
+        """List changes that would have lowered this run's memory; launch with the picked one."""
         from memconsole.tui.run.remedies import choices_of, first_that_fits, found_remedies
         from memconsole.tui.screens.pick import PickScreen
 
@@ -156,7 +156,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         self.app.push_screen(PickScreen(heading, choices_of(found), first_that_fits(found)), picked)
 
     def action_pause(self) -> None:
-        """Hold the run after its present step."""
+        """Pause the run after its current step."""
         self._ask("pause", "asked the run to pause after this step; its memory stays taken")
 
     def action_continue(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run came to: losses, time, and its memory as predicted and as measured. Pure in the view."""
+"""The summary of a run: losses, time, and its memory predicted and measured. Pure in the view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD = 17
 
 
 def summary_lines(view: RunView, width: int) -> list[Line]:
-    """The final summary, or how far a live run is."""
+    """The final summary, or the results so far of a live run."""
     lines: list[Line] = []
     for name, text, role in summary_rows(view):
         head = Span(" " + left(name, _HEAD), "dim")
@@ -71,7 +71,7 @@ def _loss(value: float | None) -> str:
 
 
 def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
-    """One row per figure that was measured or predicted, and what a run lacked that ran out of memory."""
+    """One row per measured or predicted figure, and the shortfall if the run ran out of memory."""
     rows = [
         (_NAMES[one.name], comparison_words(one), _role(one))
         for one in compared(view, run)
@@ -95,13 +95,13 @@ def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
 
 
 def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
-    """Prediction and measurement side by side, as the run's receipt has them."""
+    """Prediction and measurement side by side, computed as in the run's receipt."""
     table = view.prediction.table if view.prediction else None
     estimated = None
     if table is not None:
         fields = EstimatedTable.__struct_fields__
         estimated = EstimatedTable(**{name: getattr(table, name) for name in fields})
-    # On the processor nothing but the trainer's own allocations is charged to it: one row says it.
+    # On a CPU only the trainer's own allocations are charged to it, so one row is enough.
     on_cpu = _on_cpu(run)
     facts = run.facts
     measured = MemoryLine(
@@ -110,7 +110,7 @@ def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
         device_bytes=facts.peak_bytes if on_cpu else facts.peak_device_bytes,
         host_bytes=facts.peak_host_bytes,
     )
-    # Until a run has taken its steps, its peak may yet be higher.
+    # The peak may still rise until a run has taken its steps.
     at_least = view.out_of_memory or view.live or facts.step == 0
     rows = compare(estimated, measured, facts.peaks_by_phase, at_least)
     return tuple(row for row in rows if not (on_cpu and row.name == "device"))

@@ -1,4 +1,4 @@
-"""Runs side by side: their loss curves over each other, their figures, and the settings that differ."""
+"""Compares runs: overlaid loss curves, figures, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 @dataclass
 class RunsRead(Message, bubble=False):
-    """The compared runs as they are now, and what could not be read."""
+    """The current state of the compared runs, and why one could not be read."""
 
     runs: tuple[RunSnapshot, ...]
     problem: str
@@ -64,7 +64,7 @@ class CurvesOverEachOther(Painted):
 
 
 class CompareRunsScreen(ConsoleModal, inherit_bindings=False):
-    """Read again while one of them lives."""
+    """Reads the runs again while one of them is live."""
 
     SCREEN = "compare"
     BINDINGS = bindings("compare")
@@ -91,7 +91,7 @@ class CompareRunsScreen(ConsoleModal, inherit_bindings=False):
 
     @work(thread=True, exclusive=True, group="compare", exit_on_error=False)
     def _follow(self) -> None:
-        """Read them once, and again each tick as long as one lives."""
+        """Read the runs once, and then at each tick while one is live."""
         from memconsole.runs.read.follow import Follower
         from memconsole.runs.record.directory import RunError, find_run
 

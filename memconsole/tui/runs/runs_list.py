@@ -1,4 +1,4 @@
-"""Every run as one line each, live ones first; what cannot be read becomes a note."""
+"""Lists every run as one line, live ones first; a run that cannot be read becomes a note."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from memconsole.runs.record.states import LIVE
 
 __all__ = ["RunStatus", "list_statuses", "newest_live"]
 MOST = 500
-"""Runs listed; older ones stay on disk."""
+"""How many runs are listed; older ones stay on disk."""
 
 
 def list_statuses(most: int = MOST) -> tuple[tuple[RunStatus, ...], tuple[str, ...]]:
-    """The runs of this user, live first, newest first, and notes about those that cannot be read."""
+    """The runs of this user, live first, then newest first, and notes on unreadable ones."""
     try:
         runs = list_runs()
     except (RunError, OSError) as error:
@@ -31,6 +31,6 @@ def list_statuses(most: int = MOST) -> tuple[tuple[RunStatus, ...], tuple[str, .
 
 
 def newest_live(most: int = 30) -> RunStatus | None:
-    """The newest run that lives, among the newest ones."""
+    """The newest live run among the newest ones."""
     runs, _ = list_statuses(most)
     return next((run for run in runs if run.state in LIVE), None)

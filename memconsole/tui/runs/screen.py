@@ -1,4 +1,4 @@
-"""All runs, live first."""
+"""The list of all runs, live first."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class RunsListed(Message, bubble=False):
 
 @dataclass
 class RunDeleted(Message, bubble=False):
-    """A run's files are gone, or `problem` says why not."""
+    """A run's files were deleted, or `problem` says why not."""
 
     run_id: str
     problem: str
 
 
 def _widths(width: int) -> tuple[int, int]:
-    """Cells for the name, and for the backend where there is room for it."""
+    """Cells for the name, and for the backend if there is room."""
     backend = 6 if width >= 90 else 0
     return max(12, width - 58 - backend), backend
 
 
 def filtered(runs: tuple[RunStatus, ...], text: str) -> tuple[RunStatus, ...]:
-    """The runs that hold every word of `text`."""
+    """The runs that contain every word of `text`."""
     words = text.lower().split()
     return tuple(
         run
@@ -78,7 +78,7 @@ def run_line(run: RunStatus, width: int, now: float, marked: bool = False) -> Li
 
 
 class RunsScreen(ConsoleScreen, inherit_bindings=False):
-    """Listed again every few seconds, in a worker."""
+    """Lists the runs again every few seconds, in a worker."""
 
     SCREEN = "runs"
     BINDINGS = bindings("runs")
@@ -88,7 +88,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         self._runs: tuple[RunStatus, ...] = ()
         self._notes: tuple[str, ...] = ("looking for runs …",)
         self._shown: tuple[RunStatus, ...] = ()
-        """Those that pass the filter."""
+        """The runs that pass the filter."""
         self._filter = ""
         self._marked: frozenset[str] = frozenset()
         self._cursor = 0
@@ -214,7 +214,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         self.set_focus(None)
 
     def _clear_filter(self) -> bool:
-        """Whether there was a filter to clear."""
+        """Clear the filter; returns whether there was one."""
         entry = self.query_one("#filter", Entry)
         there = bool(entry.display)
         entry.value, entry.display = "", False
@@ -236,7 +236,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         self.action_move(1)
 
     def _to_compare(self) -> tuple[str, ...]:
-        """The marked runs, and the selected one beside a single mark."""
+        """The marked runs; if only one is marked, the selected run too."""
         ids = [run.id for run in self._runs if run.id in self._marked]
         run = self._selected()
         if len(ids) == 1 and run is not None and run.id not in ids:

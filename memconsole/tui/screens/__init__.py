@@ -1,1 +1,1 @@
-"""The screens and dialogs that every other screen may open."""
+"""The screens and dialogs that any other screen may open."""

@@ -1,4 +1,4 @@
-"""What every screen shares: a title row, a notice row, the footer, and actions that know when they apply."""
+"""What all screens share: title row, notice row, footer, and actions with conditions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ SMALLEST = Size(60, 16)
 
 
 class ConsoleScreen(Screen[object], inherit_bindings=False):
-    """A screen named in the key table. Subclasses set `SCREEN` and `BINDINGS = bindings(SCREEN)`."""
+    """A screen named in the key table.
+
+    Subclasses set `SCREEN` and `BINDINGS = bindings(SCREEN)`.
+    """
 
     SCREEN: ClassVar[str] = ""
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"ink--{role}" for role in (*ROLES, "cursor")}
-    """Every role's look; `Painted` widgets take it from here, so it is computed once a screen."""
+    """The style of every role. `Painted` widgets read it here, so it is computed once per
+    screen.
+    """
     DEFAULT_CSS = """
     ConsoleScreen {
         & > .ink--dim { color: $foreground 66%; }
@@ -67,15 +72,17 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     @property
     def console(self) -> Console:
-        """The app, as far as a screen may use it."""
+        """The app, limited to what a screen may use."""
         return cast(Console, self.app)
 
     _whole = False
 
     @property
     def composed(self) -> bool:
-        """Whether the widgets are there, those in containers too: from before the mount event until the screen is
-        removed."""
+        """Whether all widgets exist, including those in containers.
+
+        True from before the mount event until the screen is removed.
+        """
         if not self._whole:
             inside = self.query("Horizontal, Vertical")
             self._whole = len(self.children) > 0 and all(len(one.children) for one in inside)
@@ -89,7 +96,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         yield TextLines(id="too-small")
 
     def compose_body(self) -> ComposeResult:
-        """The screen's own widgets, inside one container with the id `body`."""
+        """The screen's own widgets, in one container with the id `body`."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
@@ -102,19 +109,19 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         self.refresh_frame()
 
     def conditions(self) -> set[str]:
-        """What holds now, of the words in the key table's `when`."""
+        """The conditions of the key table's `when` that are true."""
         found = set()
         if self.console.run_id:
             found.add("attached")
         return found
 
     def offered_keys(self) -> tuple[Key, ...]:
-        """What the keys do here and now."""
+        """The rows of the key table whose actions are available."""
         keys = self.console.keys
         return keys.offered(self.SCREEN, self.conditions(), readonly=self.console.readonly)
 
     def shown_key(self, id: str, screen: str = "") -> str:
-        """The key of one row of this screen, or of another, as it is printed."""
+        """The key of one row of this screen, or of another screen, as it is printed."""
         return self.console.keys.shown(screen or self.SCREEN, id)
 
     def title_line(self) -> tuple[str, str]:
@@ -122,7 +129,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         return self.SCREEN, ""
 
     def refresh_frame(self) -> None:
-        """Title and footer."""
+        """Draw the title and the footer."""
         if not self.composed or not self.is_current:
             return
         words, note = self.title_line()
@@ -140,18 +147,18 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         self.refresh_frame()
 
     def devices_changed(self, devices: Devices) -> None:
-        """A new reading of the devices."""
+        """Called with a new reading of the devices."""
 
     def run_changed(self, view: RunView) -> None:
-        """The watched run is at another step, or looked at in another way."""
+        """Called when the watched run or the way it is shown has changed."""
 
     def notice(self, words: str, role: str = "accent") -> None:
-        """Above the footer until the next key press; empty text removes it."""
+        """Show a notice above the footer until the next key press; empty text removes it."""
         if self.composed:
             self.query_one("#notice", Notice).show(words, role)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether the key table offers this action now. Actions it does not know are Textual's own."""
+        """Whether the key table offers this action. Actions it does not know are Textual's own."""
         written = f"{action}({', '.join(map(repr, parameters))})" if parameters else action
         rows = [key for key in self.console.keys.rows(self.SCREEN) if key.action == written]
         if not rows:
@@ -161,7 +168,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
 
 class ConsoleModal(ConsoleScreen, inherit_bindings=False):
-    """A screen over another one, left by escape with None."""
+    """A screen over another one; escape closes it with None."""
 
     def action_back(self) -> None:
         self.dismiss(None)

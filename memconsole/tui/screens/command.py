@@ -1,4 +1,4 @@
-"""The plan as a command line and as a plan file, to copy."""
+"""Shows the plan as a command line and as a plan file, to copy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
         self.query_one("#text", TextLines).scroll_by(rows)
 
     def action_copy(self) -> None:
-        """Ask the terminal to copy, and write a file: whether a terminal obeys cannot be known."""
+        """Ask the terminal to copy, and also write a file: a terminal may ignore the request."""
         from memconsole.runs.record.directory import RunError, runs_root
 
         text = command_of(self._plan)

@@ -1,4 +1,4 @@
-"""Asks before something that cannot be taken back; escape is always the way out."""
+"""Asks before an action that cannot be undone; escape always cancels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 @dataclass(frozen=True)
 class ConfirmAnswer:
-    """One answer: its value, and what it does. The key table has a key for the first and for the second."""
+    """One answer: its value, and what it does. The key table has keys for two answers."""
 
     value: str
     words: str
 
 
 class ConfirmScreen(ConsoleModal, inherit_bindings=False):
-    """Dismissed with the chosen answer's value, or None."""
+    """Closes with the chosen answer's value, or None."""
 
     SCREEN = "confirm"
     BINDINGS = bindings("confirm")

@@ -1,4 +1,4 @@
-"""What a screen may ask of the app it is shown by."""
+"""What a screen may ask of the app."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
 
 
 class Console(Protocol):
-    """What outlives a screen: the keys, the newest readings, the watched run, the exact numbers."""
+    """State that outlives a screen: keys, newest readings, the watched run, exact numbers."""
 
     keys: KeyTable
     readonly: bool
     interval_seconds: float
-    """Between two looks at files or devices."""
+    """Seconds between two checks of files or devices."""
     devices: Devices | None
     run_id: str
-    """The run being watched; "" for none."""
+    """The watched run; "" for none."""
     run_view: RunView
     book: ExactBook | None
-    """What is known exactly; None until it is asked for."""
+    """Exact numbers; None until they are first requested."""
 
     def open_book(self) -> ExactBook | None:
-        """The book of exact numbers, opened when first asked for; None where there is to be none."""
+        """The book of exact numbers, opened on the first call; None if there is to be none."""
 
     def set_run_view(self, view: RunView) -> None:
-        """Look at the watched run in another way."""
+        """Change how the watched run is shown."""
 
     async def watch_run(self, reference: str) -> None:
         """Follow a run and show it."""
 
     def forget_run(self, run_id: str) -> None:
-        """The run is no more."""
+        """Clear the watched run, if it is this one; its files were deleted."""
 
     def launch(self, plan: Plan, name: str | None = None) -> Worker[None]:
-        """Start `plan` as a run of its own."""
+        """Start `plan` as a new run."""
 
     def resume(self, run_id: str) -> Worker[None]:
         """Start the next attempt of a run."""
@@ -51,10 +51,10 @@ class Console(Protocol):
         """Ask a run to `stop`, `kill`, `pause` or `continue`."""
 
     def edit_plan(self, plan: Plan) -> None:
-        """Take a plan to the plan screen."""
+        """Open a plan in the plan screen."""
 
     def edit_plan_of(self, run_id: str) -> None:
-        """Take a run's plan to the plan screen."""
+        """Open a run's plan in the plan screen."""
 
     async def action_show_plan(self) -> None:
         """Back to the plan screen."""

@@ -1,4 +1,4 @@
-"""Every device of this machine and how full it is; what cannot be known says why."""
+"""Shows every device of this machine and how full it is, with a reason for each missing number."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.widgets.text_lines import TextLines
 
 FRAME_ROWS = 2
-"""Title and keys."""
+"""Rows of the title and the keys."""
 
 
 class DevicesScreen(ConsoleScreen, inherit_bindings=False):
-    """Follows the probe."""
+    """Shows the probe's newest reading."""
 
     SCREEN = "devices"
     BINDINGS = bindings("devices")
@@ -32,7 +32,7 @@ class DevicesScreen(ConsoleScreen, inherit_bindings=False):
         self._show()
 
     def devices_changed(self, devices: Devices) -> None:
-        """A new reading."""
+        """Show a new reading."""
         self._show()
 
     def _show(self) -> None:

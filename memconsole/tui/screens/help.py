@@ -1,4 +1,4 @@
-"""The keys, from the key table: this screen's first, then those of the others."""
+"""The help screen: the rows of the key table, this screen's first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _WORDS = (
 
 
 def help_lines(keys: KeyTable, current: str, width: int) -> list[Line]:
-    """Every row of the table, `current` screen first. Rows with the same keys everywhere come once."""
+    """Every row of the table, `current` screen first.
+
+    A row with the same keys on several screens is listed once.
+    """
     lines: list[Line] = []
     order = [current, *(s for s in (*MAIN, *MODAL) if s != current)]
     seen: set[tuple[str, str]] = set()

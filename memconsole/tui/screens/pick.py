@@ -1,4 +1,4 @@
-"""A picker with type-ahead: catalog entries, and what was typed itself where any text is allowed."""
+"""A picker with type-ahead: catalog entries, and the typed text if any text is allowed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memconsole.units import format_bytes, format_count
 
 @dataclass(frozen=True)
 class Choice:
-    """One row: the value it stands for, its name, and a note."""
+    """One row: its value, its name, and a note."""
 
     value: str
     label: str
@@ -31,7 +31,7 @@ class Choice:
 
 
 def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
-    """The choices that hold every typed word, names that start with the first word before others."""
+    """The choices that contain every typed word; names that start with the first word lead."""
     words = text.lower().split()
     if not words:
         return list(choices)
@@ -47,7 +47,7 @@ def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
 
 
 def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Choice], str | None]:
-    """What can be picked, and the words for free text where that is allowed."""
+    """What can be picked, and what may be typed instead, or None."""
     from memconsole.plan import catalog
     from memconsole.plan.plan import installed_backends
 
@@ -85,7 +85,7 @@ def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Ch
 
 
 def _verdicts(plan: Plan) -> dict[str, str]:
-    """Whether the plan as it is fits each catalog device, and which is the smallest that it fits."""
+    """Whether the current plan fits each catalog device, and which is the smallest that it fits."""
     from memconsole.devices.planned import catalog_budgets
     from memconsole.memory.answers.solve import planned_on, smallest_device
     from memconsole.memory.estimate import table_of
@@ -115,7 +115,7 @@ _BACKENDS = {
 
 
 class PickScreen(ConsoleModal, inherit_bindings=False):
-    """Type to narrow, arrows to move, enter to take; dismissed with the value or None."""
+    """Type to narrow, arrows to move, enter to take. Closes with the value or None."""
 
     SCREEN = "pick"
     BINDINGS = bindings("pick")

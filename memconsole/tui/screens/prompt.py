@@ -1,4 +1,4 @@
-"""One line of text with what is allowed beneath, and why not while it is not."""
+"""Prompts for one line of text; shows what is allowed, and why the text is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memconsole.tui.widgets.entry import Entry
 from memconsole.tui.widgets.text_lines import TextLines
 
 Refusal = Callable[[str], str | None]
-"""Why a text is not taken, in one line, or None."""
+"""Returns why a text is refused, in one line, or None."""
 
 
 def path_refusal() -> Refusal:
@@ -43,7 +43,7 @@ def path_refusal() -> Refusal:
 
 
 class PromptScreen(ConsoleModal, inherit_bindings=False):
-    """Dismissed with the text once it is not refused, or with None."""
+    """Closes with the text once it is allowed, or with None."""
 
     SCREEN = "prompt"
     BINDINGS = bindings("prompt")

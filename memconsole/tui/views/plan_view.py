@@ -1,4 +1,4 @@
-"""What the plan screen shows: the plan, its price, what can be undone."""
+"""The state of the plan screen: the plan, its price, what can be undone."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from memconsole.plan.lengths import Lengths
 
 HISTORY = 200
-"""Undo steps kept."""
+"""The number of undo steps kept."""
 
 
 @dataclass(frozen=True)
 class ExactState:
-    """How far the plan's exact numbers are."""
+    """The progress of the plan's exact numbers."""
 
     seconds: int | None = None
-    """Since they were asked for; None when nothing is awaited."""
+    """Seconds since they were requested; None if none are awaited."""
     resting: str = ""
-    """Why they are not being asked for."""
+    """Why they are not being requested."""
     problem: str = ""
-    """Why there will be none."""
+    """Why they cannot be had."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class RowLengths:
     """Lengths of the data's documents, and their prices."""
 
     lengths: Lengths | None
-    """None where nobody measured them yet."""
+    """None until they have been measured."""
     prices: tuple[LengthPrice, ...]
 
 
 @dataclass(frozen=True)
 class PlanView:
-    """The plan screen."""
+    """Everything the plan screen shows."""
 
     plan: Plan
     estimate: Estimate | None = None
     stale: bool = True
-    """The estimate is of an earlier plan (or there is none yet)."""
+    """The estimate belongs to an earlier plan, or there is none yet."""
     problem: str = ""
     """Why the plan cannot be priced."""
     before: MemoryTable | None = None
@@ -58,10 +58,10 @@ class PlanView:
     redo: tuple[Plan, ...] = ()
     devices: Devices | None = None
     pinned: frozenset[str] = frozenset()
-    """Optimizations that fitting leaves alone."""
+    """Optimizations that fitting does not change."""
     exact: ExactState = ExactState()
     rows: RowLengths | None = None
-    """What rows would need that hold a document whole; only while their length is selected."""
+    """The prices of rows that hold a whole document; only set while the row length is selected."""
     keys: KeyTable = KeyTable()
 
     @property
@@ -82,7 +82,7 @@ class PlanView:
         return next((s for s in found if same_value(s.value, wanted)), None)
 
     def changed(self, plan: Plan) -> PlanView:
-        """After a change of the plan: the old one can be undone, the estimate is stale."""
+        """The view with a new plan: the old one can be undone, the estimate is stale."""
         if plan == self.plan:
             return self
         undo = (*self.undo, self.plan)[-HISTORY:]
@@ -91,7 +91,7 @@ class PlanView:
         )
 
     def undone(self) -> PlanView:
-        """One change back."""
+        """The view after undoing one change."""
         if not self.undo:
             return self
         return replace(
@@ -105,7 +105,7 @@ class PlanView:
         )
 
     def redone(self) -> PlanView:
-        """One undone change forward again."""
+        """The view after redoing one change."""
         if not self.redo:
             return self
         return replace(
@@ -128,7 +128,7 @@ def same_value(a: object, b: object) -> bool:
 
 
 def previous_value(row: Optimization, plan: Plan) -> object:
-    """The value before the present one, the last before the first."""
+    """The value before the current one; before the first comes the last."""
     values = row.values(plan)
     present = row.value(plan)
     found: object = values[values.index(present) - 1] if present in values else values[0]

@@ -1,4 +1,4 @@
-"""What the run screen shows: the watched run, its prediction, and how the person looks at it."""
+"""The state of the run screen: the watched run, its prediction, and how it is shown."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from memconsole.tui.keys.table import KeyTable
 
 Pane = Literal["output", "sample", "summary", "closed"]
 PANES: tuple[Pane, ...] = ("output", "sample", "summary", "closed")
-"""Of the run screen's lower pane, in the order its key goes through them."""
+"""The lower pane's contents, in the order its key switches them."""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """The run screen."""
+    """Everything the run screen shows."""
 
     snapshot: RunSnapshot | None = None
     prediction: Estimate | None = None
@@ -29,7 +29,7 @@ class RunView:
     recent: bool = False
     glyphs: str = "braille"
     scroll: int = 0
-    """Rows the lower pane is moved up from its end."""
+    """How many rows the lower pane is scrolled up from its end."""
     problem: str = ""
     keys: KeyTable = KeyTable()
 
@@ -39,18 +39,18 @@ class RunView:
 
     @property
     def paused(self) -> bool:
-        """Whether the run waits, or will after its present step."""
+        """Whether the run is paused, or will be after its current step."""
         return self.live and self.snapshot is not None and self.snapshot.pause_requested
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the run ended because memory did."""
+        """Whether the run ended because it ran out of memory."""
         run = self.snapshot
         verdict = run.verdict if run is not None and not self.live else None
         return verdict is not None and verdict.reason in OUT_OF_MEMORY
 
     @property
     def resumable(self) -> bool:
-        """Whether the run has ended and can go on."""
+        """Whether the run has ended and can be resumed."""
         run = self.snapshot
         return run is not None and not self.live and bool(run.verdict and run.verdict.resumable)

@@ -1,4 +1,4 @@
-"""A list with one selected row, drawn from lines; the viewport follows the selection."""
+"""A list with one selected row; the viewport follows the selection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def selected(line: Line, width: int) -> Line:
 
 
 class ChoiceList(Painted):
-    """Rows with a cursor. The owner keeps the cursor; this shows it."""
+    """Rows with a cursor. The owner keeps the cursor; this widget shows it."""
 
     _choices: tuple[Line, ...] = ()
     _cursor: int = 0

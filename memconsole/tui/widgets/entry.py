@@ -1,4 +1,4 @@
-"""One line of typed text: no blinking cursor, no control characters, keys taken strictly in order."""
+"""A one-line text input without blinking cursor or control characters; keys act in order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from memconsole.tui.draw.ink import cleaned
 class Entry(Input):
     """Textual's input for the pickers and prompts.
 
-    Textual lets editing keys travel to the app and back while letters act at once, so that quickly
-    typed keys overtake each other; here they act at once too.
+    In Textual, letters act at once but editing keys take a detour through the app, so that quickly
+    typed keys can overtake each other. Here editing keys act at once too.
     """
 
     DIRECT: ClassVar[dict[str, str]] = {

@@ -1,4 +1,4 @@
-"""The footer: what the keys do here and now, made from the key table."""
+"""The footer: the keys that are available, made from the key table."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from memconsole.tui.keys.rows import Key
 from memconsole.tui.widgets.painted import Painted
 
 _LAST = ("help", "leave", "dismiss")
-"""Never dropped for want of room."""
+"""These rows are never dropped for lack of room."""
 
 
 def key_line(keys: Sequence[Key], width: int) -> Line:
-    """As many footer entries as fit; the way to help and out always among them."""
+    """As many footer entries as fit; help and leaving are always among them."""
     shown = [key for key in keys if key.footer and key.label]
     last = [key for key in shown if key.id in _LAST]
     room = width - sum(_width(key) for key in last)

@@ -1,4 +1,4 @@
-"""What was done or refused, above the footer: as many rows as the words take, at most three."""
+"""A notice above the footer: what was done or refused, in three rows at most."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROWS = 3
 
 
 class Notice(Painted):
-    """Hidden while there is nothing to say."""
+    """Hidden while there is no notice."""
 
     _words = ""
     _role = ""

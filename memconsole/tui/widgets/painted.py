@@ -1,7 +1,7 @@
 """The base of every live widget: paints lines and sends only the cells that changed.
 
-Textual has no cell-level difference: a dirty widget is sent whole. `Painted` keeps what it drew,
-compares, and refreshes the changed span of each changed row.
+Textual compares no cells: it sends a dirty widget whole. `Painted` keeps what it drew, compares,
+and refreshes the changed span of each changed row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from memconsole.tui.draw.ink import Line, cleaned
 class Painted(Widget):
     """A widget whose content is `draw(width, height)`, a list of lines.
 
-    Subclasses keep their state in plain attributes, change it in one `show(...)` method and end
-    that with `repaint()`.
+    Subclasses keep their state in plain attributes, change it in one `show(...)` method, and call
+    `repaint()` at its end.
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
@@ -32,7 +32,7 @@ class Painted(Widget):
         self._painted: tuple[int, int] | None = None
         self._restyled = False
         self._styles: dict[str, Style] = {}
-        """Of the roles drawn so far: finding one out takes a walk to the root."""
+        """Styles of the roles drawn so far. Finding a style walks up to the root, so keep them."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         """The rows to show, at most `height`, each at most `width` cells. Pure in the state."""
@@ -79,7 +79,9 @@ class Painted(Widget):
         self._restyled = True
 
     def _looks_different(self) -> bool:
-        """Whether a style has really changed since the last paint; Textual announces more than that."""
+        """Whether a style has changed since the last paint. Textual also announces other
+        updates.
+        """
         if not self._restyled:
             return False
         self._restyled = False
@@ -120,7 +122,7 @@ class Painted(Widget):
         if where:
             cursor = self.screen.get_component_rich_style("ink--cursor")
             if cursor.reverse:
-                # Reversed colours of several roles would be a patchwork.
+                # Reversing the colours of several roles would give a patchwork.
                 return own + Style(bold=style.bold, reverse=True)
             style = style + Style(bgcolor=cursor.bgcolor)
         return style
@@ -156,7 +158,7 @@ def _changed_span(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> tup
     end = longest
     while end > start and before[end - 1] == after[end - 1]:
         end -= 1
-    # Never cut a wide character in two, neither the old nor the new one.
+    # Never split a wide character, neither an old nor a new one.
     while 0 < start < end and "" in (after[start][0], before[start][0]):
         start -= 1
     while start < end < longest and "" in (after[end][0], before[end][0]):

@@ -9,7 +9,7 @@ from memconsole.tui.widgets.painted import Painted
 
 
 class TextLines(Painted):
-    """Lines from outside, from row `offset` on."""
+    """Shows given lines, starting at row `offset_row`."""
 
     _given: tuple[Line, ...] = ()
     _offset: int = 0
