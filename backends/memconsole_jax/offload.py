@@ -213,7 +213,9 @@ class Lowered:
     def compile(self) -> OffloadedStep:
         """For the device they were lowered for."""
         updates = {name: one.compile() for name, one in self.updates.items()}
-        return OffloadedStep(self.gradients.compile(), updates, self.advance.compile(), self.waiting)
+        return OffloadedStep(
+            self.gradients.compile(), updates, self.advance.compile(), self.waiting
+        )
 
 
 class OffloadedStep:
