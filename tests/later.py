@@ -68,6 +68,7 @@ MACHINE = (
     "training/memory/test_jax_library_memory.py::test_small_chunks_of_scores_save_what_reductions_take_beside_the_plan",
     "training/runs/test_memory_limit.py::test_a_run_maps_no_more_on_top_of_what_it_fills_than_is_allowed",
     "training/runs/test_resume_memory.py::",
+    "training/techniques/test_jax_activation_offload.py::test_the_process_has_one_blocks_input_of_all_layers",
     "training/weights/test_trainer_checkpoint.py::test_reading_a_file_through_holds_one_tensor_of_it_at_a_time",
     "unit/memory/test_memory_estimate.py::test_a_key_press_is_priced_in_an_instant",
     "unit/runs/test_runs_directory.py::test_a_thousand_runs_are_judged_without_delay",
