@@ -27,7 +27,9 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-GATE := $(BIN)/python -m pytest -m "not slow and not machine" --numprocesses auto --dist worksteal
+# One process more than cores: some tests wait, for a screen to draw or a trainer to start.
+PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+GATE = $(BIN)/python -m pytest -m "not slow and not machine" --numprocesses $(PROCESSES) --dist worksteal
 
 check: lint
 	$(GATE) --durations 10 tests/unit tests/tui
