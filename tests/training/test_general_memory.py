@@ -10,13 +10,13 @@ import pytest
 from memconsole.memory.activations import general
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.exact import affine
-from memconsole.memory.exact.sharpen import Known, sharpened
-from memconsole.memory.exact.timeline import Question
+from memconsole.memory.exact.sharpen import KnownExact, sharpened
+from memconsole.memory.exact.timeline import TracerQuestion
 from memconsole.memory.formula import PHASES
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import Tier
-from memconsole.memory.tracers.exact_book import Knowledge
-from memconsole.memory.tracers.question import matter_of
+from memconsole.memory.tracers.exact_book import ExactCache
+from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan, dumps, replace
 
@@ -34,7 +34,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"optimize.precision": "bf16", "train.batch_size": 64},
     {"optimize.gradient_checkpointing": "full", "train.batch_size": 64},
     {"optimize.gradient_checkpointing": "selective", "train.batch_size": 64},
-    {"optimize.accumulation_steps": 4, "optimize.optimizer": "muon"},
+    {"optimize.accumulation_steps": 4, "optimize.optimizer": "lion"},
 )
 
 
@@ -53,9 +53,11 @@ def test_a_trace_of_the_regressor_is_what_real_steps_hold(changes: dict[str, Any
     plan = plan_with(changes)
     model = model_of(plan)
     measured, found = torch_exact.tracked(plan, model), torch_exact.traced(plan, model)
-    beside = torch_exact.held(plan, model)
+    # MemTracker sees the rows of the micro-batch at work, and not those of the others.
+    steps = plan.optimize.accumulation_steps
+    waiting = torch_exact.held(plan, model) * (steps - 1) // steps
     for name, truth in measured.items():
-        assert found[name] - beside == pytest.approx(truth, rel=0.01), name
+        assert found[name] - waiting == pytest.approx(truth, rel=0.002), name
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "apple"])
@@ -96,9 +98,9 @@ def test_a_table_with_traced_numbers_has_every_phase_and_every_part(tmp_path: Pa
     windows = tmp_path / "windows.h5"
     windows.write_bytes(b"pricing does not open it")
     plan = plan_with({"data.source": str(windows)})
-    answer = trace.Tracer().answer(Question(id=1, plan=dumps(plan), kind="cpu"))
+    answer = trace.Tracer().answer(TracerQuestion(id=1, plan=dumps(plan), kind="cpu"))
     assert answer.exact is not None, answer.problem
-    table = sharpened(table_of(plan, CPU), Known(exact=answer.exact))
+    table = sharpened(table_of(plan, CPU), KnownExact(exact=answer.exact))
     assert list(table.phases) == list(PHASES)
     assert all(table.phase_tier(phase) == Tier.EXACT for phase in PHASES)
     assert table.tier == Tier.EXACT
@@ -110,13 +112,13 @@ def test_a_table_with_traced_numbers_has_every_phase_and_every_part(tmp_path: Pa
 
 
 def test_an_answer_is_found_again_at_other_sizes_and_not_for_another_plan() -> None:
-    plan, knowledge = plan_with({}), Knowledge()
+    plan, knowledge = plan_with({}), ExactCache()
     made = trace.record(plan, model_of(plan), "cpu").timeline
-    knowledge.keep(matter_of(plan, CPU), None, made)
+    knowledge.keep(traced_plan(plan, CPU), None, made)
     larger = replace(plan, {"train.batch_size": 100, "data.sequence_length": 96})
-    known = knowledge.known(matter_of(larger, CPU))
+    known = knowledge.known(traced_plan(larger, CPU))
     assert known is not None
     backward = known.exact.phases["backward"].total_bytes
     assert backward > 10 * made.phases["checkpoint"][0].total[0]
     other = replace(plan, {"optimize.gradient_checkpointing": "full"})
-    assert knowledge.known(matter_of(other, CPU)) is None
+    assert knowledge.known(traced_plan(other, CPU)) is None

@@ -17,13 +17,13 @@ from memconsole.memory.answers.advice import (
 )
 from memconsole.memory.answers.solve import fit
 from memconsole.memory.estimate import estimate, model_of, table_of
-from memconsole.memory.exact.sharpen import Known, sharpened
+from memconsole.memory.exact.sharpen import KnownExact, sharpened
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.formula import PHASES
 from memconsole.memory.seconds import step_flops
 from memconsole.memory.table import Tier
 from memconsole.memory.tracers.ahead import prepared
-from memconsole.memory.tracers.question import matter_of
+from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
@@ -144,7 +144,7 @@ def test_every_toggle_is_priced_or_refused_with_the_tasks_reason(chosen: tuple[P
         assert saving.time_factor > 0
         assert saving.saves_bytes > 0 or saving.reason
         assert after.band_bytes[0] <= after.device_bytes <= after.band_bytes[1]
-    assert matter_of(plan, budget).key
+    assert traced_plan(plan, budget).key
     assert not list(prepared(plan, budget)), "there are no blocks to make ready"
 
 
@@ -176,7 +176,7 @@ def test_a_whole_program_stands_in_its_highest_phase() -> None:
         "checkpoint": ExactPhase(total_bytes=12 * PARAMETERS),
     }
     exact = Exact(phases=phases, program_phase="backward", source="XLA")
-    after = sharpened(table, Known(exact=exact))
+    after = sharpened(table, KnownExact(exact=exact))
     assert list(after.phases) == list(PHASES)
     assert after.tier == Tier.EXACT
     assert max(after.phases[p] for p in after.step_phases) == after.phases["backward"]
