@@ -34,7 +34,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"optimize.precision": "bf16", "train.batch_size": 64},
     {"optimize.gradient_checkpointing": "full", "train.batch_size": 64},
     {"optimize.gradient_checkpointing": "selective", "train.batch_size": 64},
-    {"optimize.accumulation_steps": 4, "optimize.optimizer": "muon"},
+    {"optimize.accumulation_steps": 4, "optimize.optimizer": "lion"},
 )
 
 
@@ -53,9 +53,11 @@ def test_a_trace_of_the_regressor_is_what_real_steps_hold(changes: dict[str, Any
     plan = plan_with(changes)
     model = model_of(plan)
     measured, found = torch_exact.tracked(plan, model), torch_exact.traced(plan, model)
-    beside = torch_exact.held(plan, model)
+    # MemTracker sees the rows of the micro-batch at work, and not those of the others.
+    steps = plan.optimize.accumulation_steps
+    waiting = torch_exact.held(plan, model) * (steps - 1) // steps
     for name, truth in measured.items():
-        assert found[name] - beside == pytest.approx(truth, rel=0.01), name
+        assert found[name] - waiting == pytest.approx(truth, rel=0.002), name
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "apple"])
