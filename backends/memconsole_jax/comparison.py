@@ -1,4 +1,4 @@
-"""Outputs and gradients of a model, for comparing backends."""
+"""Computes outputs and gradients of a model, for comparing backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device JAX computes on, and what must be set before JAX first touches one."""
+"""Chooses the device that JAX computes on, and applies settings that JAX reads at its start."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ from memconsole_trainer.engine import DeviceFacts
 from memconsole_trainer.host.platform_lines import cpu_name, optimization_lines
 
 CACHE_BYTES = 2**29
-"""Compiled programs kept on disk."""
+"""Most bytes of compiled programs kept on disk."""
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 
 def prepare(plan: Plan) -> None:
-    """Settings that JAX reads when it first opens its devices.
+    """Apply settings that JAX reads when it first opens its devices.
 
-    GPU memory is taken as needed instead of 75 % at once, unless the person's environment says
-    otherwise; `device.memory_fraction` limits it.
+    GPU memory is allocated as needed instead of 75 % at the start, unless the user's environment
+    says otherwise. `device.memory_fraction` limits it.
     """
     name = plan.device.name
-    # A CPU's next step would begin while the last one's temporaries are being freed.
+    # With asynchronous dispatch, a CPU's next step would begin before the last one's temporaries
+    # are freed.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if name == "cpu":
-        jax.config.update("jax_platforms", "cpu")  # no plugin is probed
+        jax.config.update("jax_platforms", "cpu")  # do not probe plugins
     elif name == "tpu":
         jax.config.update("jax_platforms", "tpu,cpu")
     elif name.startswith("cuda"):
         jax.config.update("jax_platforms", "cuda,cpu")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if plan.train.deterministic:
-        # XLA for GPUs (xla.proto): no atomics, and no autotuning whose choice could differ from run to run.
+        # XLA for GPUs (xla.proto): no atomics, and no autotuning, which may choose differently in
+        # each run.
         flags = os.environ.get("XLA_FLAGS", "")
         if _DETERMINISTIC not in flags:
             os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
     if plan.device.memory_fraction is not None:
-        os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # JAX refuses both names at once
+        os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # JAX rejects both names together
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
 
 
 def find(plan: Plan) -> Any:
-    """The `jax.Device` of `device.name`. Raises `PlanError` when this machine has none such."""
+    """The `jax.Device` of `device.name`. Raises `PlanError` if this machine has no such device."""
     name = plan.device.name
     kind, _, index = name.partition(":")
     try:
@@ -80,7 +82,7 @@ def find(plan: Plan) -> Any:
 
 
 def facts(device: Any) -> DeviceFacts:
-    """`device` as the console shows it."""
+    """Describe `device` for the console."""
     kind = kind_of(device)
     stats = device.memory_stats() or {}
     if kind == "cpu":
@@ -98,10 +100,10 @@ def kind_of(device: Any) -> str:
 
 
 def keep_compilations() -> None:
-    """Let JAX store compiled programs, so that a resumed run starts at once.
+    """Let JAX store compiled programs on disk, so that a resumed run need not compile again.
 
-    A program compiled for one processor may not run on another: each kind has its own directory,
-    which matters where the home directory is shared between machines.
+    A program compiled for one processor may not run on another, and machines may share a home
+    directory. So each kind of processor has its own cache directory.
     """
     if jax.config.jax_compilation_cache_dir is not None:
         return
@@ -119,7 +121,7 @@ def keep_compilations() -> None:
 def _forget_oldest(directory: Path, most: int) -> None:
     """Delete files of `directory`, oldest first, until `most` bytes remain.
 
-    JAX's own limit needs a lock file library and warns when entries of both kinds meet.
+    JAX's own limit needs a file-lock library, and warns if entries with and without it are mixed.
     """
     found = []
     with contextlib.suppress(OSError):
@@ -149,7 +151,7 @@ _PRECISIONS = {
 
 
 def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
-    """What was detected and which optimizations are on, a line each."""
+    """Lines for the log: what was detected and which optimizations are on."""
     o = plan.optimize
     name = {"cpu": "CPU", "gpu": "NVIDIA GPU", "rocm": "AMD GPU (ROCm)", "tpu": "TPU"}[device.kind]
     lines = [f"Detected platform: {name} ({device.name}) with JAX {jax.__version__}"]

@@ -1,4 +1,4 @@
-"""The JAX engine: one jitted, donating training step over stacked arrays."""
+"""The JAX engine: one jitted training step over stacked arrays, which it updates in place."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from memconsole_trainer.techniques import adapters, average, loss_scale
 from memconsole_trainer.techniques.adapters import InitialAdapters
 
 STEPS_IN_FLIGHT = 2
-"""Steps the host may run ahead of the device; more would only queue batches."""
+"""Steps that the host may run ahead of the device. More would only queue batches."""
 
 
 def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
-    """The engine for `plan` on this machine. Raises `PlanError`."""
+    """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
     devices.prepare(plan)
     devices.keep_compilations()
     return JaxEngine(plan, devices.find(plan), run_directory)
@@ -82,8 +82,8 @@ class JaxEngine:
         return devices.platform_lines(self._plan, self.device)
 
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
-        """Compiles from shapes alone before anything is allocated: the compiler's own memory is then
-        neither counted nor held beside the model's."""
+        """Compile from shapes before anything is allocated, so that the compiler's memory is
+        neither counted as the model's nor held at the same time."""
         self._plan, self._total_steps = plan, total_steps
         self._programs = Programs.of(
             plan, model, self.device.kind, self._device, self._run_directory
@@ -120,7 +120,7 @@ class JaxEngine:
         self._sampler = tasks.of(model).sampler(model, shapes, programs.sharding)
         if self._sampler is not None:
             self._sampler.prepare(self._plan.train.sample_tokens)
-        gc.collect()  # what tracing and compiling left: 13 MiB
+        gc.collect()  # frees 13 MiB left by tracing and compiling
 
     def train_step(self, batch: Batch) -> None:
         self._need("weights", "optimizer")
@@ -132,7 +132,7 @@ class JaxEngine:
 
     def backward(self, batch: Batch) -> None:
         self._need("weights")
-        self._gradients = None  # free before the next ones are made
+        self._gradients = None  # free them before the next ones are computed
         arrays = self._arrays(batch.arrays, *self._programs.batch_axes)
         arguments = self._trained.weights, self._trained.precision, self._kept, arrays
         self._gradients = self._programs.disk.ran(self._train_step.backward, *arguments)
@@ -252,7 +252,7 @@ class JaxEngine:
         self._unread.clear()
         self._in_flight.clear()
         self._gradients = None
-        self._trained = TrainState({}, self._trained.optimizer)  # free before loading
+        self._trained = TrainState({}, self._trained.optimizer)  # free the weights before loading
         after = self._precision(source.tensor(loss_scale.NAME) if self._scaled else None)
 
         def stored(name: str) -> NDArray[np.generic]:
@@ -281,7 +281,7 @@ class JaxEngine:
         self._trained = TrainState(weights, jax.tree.unflatten(structure, loaded), after, averages)
 
     def _state_names(self) -> Iterator[str]:
-        """The names that `state` gives."""
+        """The names of the tensors that `state` yields."""
         yield STEP
         if self._base is not None:
             yield adapters.FINGERPRINT
@@ -310,7 +310,7 @@ class JaxEngine:
         )
 
     def reset_peak(self) -> None:
-        """On a CPU only: XLA's allocators keep the peak of the process."""
+        """Works only on a CPU: XLA's allocators cannot reset their peak."""
         if self._host is not None:
             self._host.reset_peak()
 
@@ -321,8 +321,9 @@ class JaxEngine:
         return Recording(folder)
 
     def compiled_memory(self) -> dict[str, int] | None:
-        """The compiler's own account of the training step in bytes: argument, output, alias
-        (arguments reused as outputs), temporary and program. None where it gives none."""
+        """Memory of the training step according to the compiler, in bytes: argument, output, alias
+        (arguments reused as outputs), temporary and program. None if the compiler does not report
+        it."""
         analysis = self._train_step.memory_analysis()
         if analysis is None:
             return None
@@ -336,7 +337,7 @@ class JaxEngine:
 
     @property
     def _evaluated(self) -> dict[str, jax.Array]:
-        """The weights to evaluate: their average where there is one."""
+        """The weights to evaluate: their average if there is one."""
         averages: dict[str, jax.Array] | None = self._trained.average
         return averages or self._trained.weights
 
@@ -345,7 +346,7 @@ class JaxEngine:
         return loss_scale.is_scaled(self._plan.optimize.precision)
 
     def _precision(self, stored: Any) -> Any:
-        """The third part of `TrainState`, anew or as it was `stored`, at the present step."""
+        """`TrainState.precision` at the current step: new, or as it was `stored`."""
         if self._scaled:
             state = loss_scale.start() if stored is None else stored
             return self._put(np.array(state, np.float32))
@@ -353,7 +354,8 @@ class JaxEngine:
         return self._put(np.uint32(self._step)) if rounds else None
 
     def _arrays(self, arrays: Mapping[str, Array], *axes: int) -> dict[str, jax.Array]:
-        """A batch on the device, its leading axes filled up to `axes`, so that no shape is ever new."""
+        """Put a batch on the device, with leading axes padded to `axes`, so that shapes never
+        change."""
         found = {}
         for described in self._programs.inputs:
             array = arrays[described.name]
@@ -370,8 +372,9 @@ class JaxEngine:
 
 
 def _host(array: jax.Array | Released) -> Array:
-    """`array` on the host: on a CPU a view, which must be gone before the next step, because a buffer that is
-    looked at cannot be donated; elsewhere a copy, which JAX does not keep with the array."""
+    """`array` on the host. On a CPU it is a view, which must be freed before the next step because
+    a buffer with a view cannot be donated. Elsewhere it is a copy that JAX does not cache with the
+    array."""
     if isinstance(array, Released):
         return array.array
     on_cpu = all(device.platform == "cpu" for device in array.devices())

@@ -1,4 +1,4 @@
-"""Arrays that are put aside in host memory, so that the device has room for something else."""
+"""Moves arrays to host memory and back, to free device memory for something else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Released:
-    """An array on the host, and where on the device it belongs. JAX takes it for a leaf of a tree."""
+    """An array on the host with its original sharding. JAX treats it as a leaf of a tree."""
 
     array: NDArray[np.generic]
     sharding: Any
@@ -26,11 +26,11 @@ class Released:
         return self.array.dtype
 
     def delete(self) -> None:
-        """There is nothing on the device."""
+        """Does nothing, because nothing is on the device."""
 
 
 def release(tree: Any) -> Any:
-    """`tree` with each array moved to the host, one after another; those that are there stay."""
+    """Move each array of `tree` to the host, one after another. Arrays already there stay."""
 
     def one(x: Any) -> Released:
         if isinstance(x, Released):
@@ -43,7 +43,7 @@ def release(tree: Any) -> Any:
 
 
 def restore(tree: Any) -> Any:
-    """`tree` with each array back on the device, bit for bit; those that are there stay."""
+    """Move each array of `tree` back to the device, bit for bit. Arrays already there stay."""
 
     def one(x: Any) -> Any:
         return jax.device_put(x.array, x.sharding) if isinstance(x, Released) else x

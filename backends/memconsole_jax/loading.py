@@ -1,4 +1,5 @@
-"""Weights from their source to the device, as the plan stores them: one array on the host at a time."""
+"""Loads weights from their source to the device as the plan stores them, one array on the host at a
+time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from memconsole_jax.techniques import quantized_base
 from memconsole_trainer.techniques import adapters
 
 Tensor = Callable[[str], NDArray[np.generic]]
-"""The tensor of a canonical name."""
+"""Returns the tensor of a canonical name."""
 
 
 class Loader:
@@ -31,16 +32,16 @@ class Loader:
         return dict(self.each(found, tensor))
 
     def each(self, found: Mapping[str, Stack], tensor: Tensor) -> Iterator[tuple[str, jax.Array]]:
-        """Name and array of each stack of `found`."""
+        """Yield name and array of each stack of `found`."""
         for name, stack in found.items():
             yield name, self._put(self._stored(name, stack.gather(tensor)))
 
     def average(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
-        """Averages of `found`, never rounded."""
+        """The averages of `found`, which are never rounded."""
         return {name: self._put(stack.gather(tensor)) for name, stack in found.items()}
 
     def base(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
-        """The arrays of a frozen base, some of them codes."""
+        """The arrays of a frozen base; some may be stored as codes."""
         storage = self._plan.optimize.base_storage
         loaded: dict[str, jax.Array] = {}
         for name, stack in found.items():
@@ -52,7 +53,8 @@ class Loader:
         return loaded
 
     def _stored(self, name: str, array: NDArray[np.float32]) -> Any:
-        """`array` as it is kept: a frozen base that is computed with in 16 bits is rounded to them."""
+        """`array` in its storage precision: a weight of a frozen base is rounded to 16 bits if the
+        plan computes in 16 bits."""
         if not self._programs.is_rounded(name):
             return array
         narrow = adapters.narrow_rounded(self._plan, array)

@@ -1,13 +1,15 @@
-"""Optimizer state in pinned host memory: it visits the device a layer's weight at a time.
+"""Keeps optimizer state in pinned host memory and brings it to the device for one layer of a weight
+at a time.
 
-A step is one program for the gradients, then one for the update of each layer of each stack. While that runs, the
-next state arrives and the last one leaves, copied beside the computation. The host waits for the gradients before
-it fetches the first state, and for one to have left before it fetches the next but one: two are on the device at
-most. A single program would leave that to XLA, which for TPUs brings the whole state back during the forward pass.
-Where the device is the host's processor nothing moves.
+A step is one program for the gradients, then one update program per layer of each stack. During an
+update, the next state is copied to the device and the last one back to the host. The host fetches
+the first state when the gradients are done, and each further one when an earlier one has left, so
+at most two are on the device. In a single program XLA would schedule the copies, and for TPUs it
+brings the whole state back during the forward pass. If the device is the host's processor, nothing
+is moved.
 
-State that waits has the structure of the optimizer's own, but an array of a stack is a tuple over its layers, each
-(1, …). Its arrays of no weight count steps, and stay on the device.
+State on the host has the structure of the optimizer's state, but a stack's array is a tuple over
+its layers, each (1, …). Arrays that belong to no weight are step counts and stay on the device.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def waits_on_host(plan: Plan, kind: str) -> bool:
 
 
 def divided(state: Any, stacks: Mapping[str, Stack]) -> Any:
-    """The shapes of the optimizer's `state` as it waits."""
+    """The shapes of the optimizer's `state` on the host."""
 
     def layers(path: Any, x: Any) -> Any:
         if not _is_moment(path) or not stacks[path[-1].key].layered:
@@ -59,7 +61,8 @@ def divided(state: Any, stacks: Mapping[str, Stack]) -> Any:
 
 
 def advance_step() -> Any:
-    """Jitted (`TrainState.precision`, counts, `Backward.finite`) -> precision and counts after the step."""
+    """Jitted (`TrainState.precision`, counts, `Backward.finite`) -> precision and counts after the
+    step."""
 
     def step(
         state: Array | None, counts: list[Array], finite: Array | None
@@ -72,7 +75,8 @@ def advance_step() -> Any:
 
 def update_step(plan: Plan, model: Model, stack: Stack) -> Any:
     """Jitted (`Visited`, gradients of the stack, `Backward.factor`, `Backward.finite`, counts and
-    `TrainState.precision` before the step, rates (2,), layer) -> `Visited`; donates the first argument."""
+    `TrainState.precision` before the step, rates (2,), layer) -> `Visited`; donates the first
+    argument."""
     rounding = Rounding(plan, model)
 
     def part(x: Array, layer: Array) -> Array:
@@ -115,16 +119,17 @@ def update_step(plan: Plan, model: Model, stack: Stack) -> Any:
 
 @dataclass(frozen=True)
 class FirstState:
-    """The optimizer's state before the first step: zeros, which the device never has as a whole."""
+    """Makes the optimizer's state before the first step: zeros. The device never holds all of
+    it."""
 
     waiting: Waiting
 
     def compile(self) -> FirstState:
-        """There is nothing to compile."""
+        """Does nothing; there is nothing to compile."""
         return self
 
     def __call__(self, weights: Tree) -> Any:
-        """For weights of any values."""
+        """The state, whatever the values of `weights`."""
         leaves, structure = jax.tree.flatten(self.waiting.state)
         counts = set(self.waiting.counts)
         return jax.tree.unflatten(
@@ -140,18 +145,18 @@ class FirstState:
 
 
 class Visited(NamedTuple):
-    """What the update of one layer replaces."""
+    """The arrays that the update of one layer replaces."""
 
     weights: Array
     """The whole stack."""
     average: Array | None
-    """Likewise, where there is one."""
+    """The average of the whole stack, if there is one."""
     moments: list[Array]
-    """Of the layer, (1, …) each; those of an array that is not layered in its shape."""
+    """The layer's moments, (1, …) each; of a weight outside the layers, in the weight's shape."""
 
 
 class Visit(NamedTuple):
-    """One layer of one stack, and where its moments are among the leaves of the state."""
+    """One layer of one stack, and the indices of its moments among the leaves of the state."""
 
     name: str
     layer: int
@@ -160,26 +165,26 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """The optimizer's state as it waits for a device: shapes, and whose they are."""
+    """The layout of the optimizer's state on the host: shapes, weights and device."""
 
     state: Any
     names: tuple[str, ...]
-    """The trained stacks in order."""
+    """Names of the trained stacks, in order."""
     device: Any
 
     @property
     def host(self) -> SingleDeviceSharding:
-        """Where the device finds what waits in host memory."""
+        """The sharding of state in pinned host memory."""
         return SingleDeviceSharding(self.device, memory_kind=PINNED)
 
     @property
     def here(self) -> SingleDeviceSharding:
-        """The device's own memory."""
+        """The sharding of state in device memory."""
         return SingleDeviceSharding(self.device)
 
     @cached_property
     def counts(self) -> list[int]:
-        """Where the counts are among the leaves."""
+        """Indices of the step counts among the leaves."""
         leaves = jax.tree_util.tree_flatten_with_path(self.state)[0]
         return [i for i, (path, _) in enumerate(leaves) if not _is_moment(path)]
 
@@ -194,24 +199,24 @@ class Waiting:
         return sorted(found, key=lambda visit: (self.names.index(visit.name), visit.layer))
 
     def bytes_of(self, visit: Visit) -> int:
-        """What a visit brings to the device."""
+        """Bytes that a visit copies to the device."""
         leaves = jax.tree.leaves(self.state)
         return sum(leaves[i].size * leaves[i].dtype.itemsize for i in visit.places)
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """The programs of a step whose optimizer state waits on the host."""
+    """The lowered programs of a step whose optimizer state is on the host."""
 
     gradients: Any
     updates: Mapping[str, Any]
-    """By stack."""
+    """Update program by stack name."""
     advance: Any
-    """Of precision and counts."""
+    """See `advance_step`."""
     waiting: Waiting
 
     def compile(self) -> OffloadedStep:
-        """For the device they were lowered for."""
+        """Compile them for the device they were lowered for."""
         updates = {name: one.compile() for name, one in self.updates.items()}
         return OffloadedStep(
             self.gradients.compile(), updates, self.advance.compile(), self.waiting
@@ -219,7 +224,7 @@ class Lowered:
 
 
 class OffloadedStep:
-    """A compiled step, called as `memconsole_jax.step.train_step` is, or in two halves."""
+    """A compiled step. Call it like `memconsole_jax.step.train_step`, or in two halves."""
 
     def __init__(
         self, gradients: Any, updates: Mapping[str, Any], advance: Any, waiting: Waiting
@@ -237,7 +242,7 @@ class OffloadedStep:
         return self.update(trained, found, rates), found.metrics
 
     def update(self, trained: TrainState, found: Backward, rates: Array) -> TrainState:
-        """See `step.update_pass`; empties `found.gradients`."""
+        """See `step.update_pass`. Empties `found.gradients`."""
         leaves, structure = jax.tree.flatten(trained.optimizer)
         counts = [leaves[i] for i in self._waiting.counts]
         after, advanced = self._advance(trained.precision, counts, found.finite)
@@ -282,7 +287,7 @@ class OffloadedStep:
         return TrainState(weights, state, after, averages)
 
     def memory_analysis(self) -> Any:
-        """Of the program for the gradients, as its compiler tells it."""
+        """The compiler's memory analysis of the gradients' program."""
         return self.backward.memory_analysis()
 
     def _fetched(self, leaves: Sequence[Array], visit: Visit) -> list[Array]:
@@ -296,7 +301,7 @@ def _is_moment(path: Sequence[Any]) -> bool:
 
 
 def _place_of(path: Sequence[Any]) -> tuple[str, int]:
-    """Stack and layer of a moment."""
+    """Stack name and layer of a moment."""
     *_, key, last = path
     return (key.key, last.idx) if isinstance(last, SequenceKey) else (last.key, 0)
 
@@ -307,7 +312,7 @@ def _moments(state: Any) -> list[Array]:
 
 
 def _of_part(shapes: Any, moments: Sequence[Array], counts: Sequence[Array], layer: Array) -> Any:
-    """The state of a part: its own moments, and the counts as it sees them."""
+    """The state of one part: its own moments, and the counts in the shapes that it expects."""
     left, steps = iter(moments), iter(counts)
 
     def one(path: Any, shape: Any) -> Array:

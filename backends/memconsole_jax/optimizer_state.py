@@ -1,4 +1,5 @@
-"""Between the optimizer's state, a tree of arrays over stacked weights, and the names that checkpoints give its parts."""
+"""Maps the optimizer's state, a tree of arrays over stacked weights, to the tensor names of
+checkpoints."""
 
 from __future__ import annotations
 
@@ -17,21 +18,21 @@ from memconsole_jax.stacking import Stack
 
 @dataclass(frozen=True)
 class OptimizerLeaf:
-    """One array of the optimizer state: of one weight's stack, or a scalar of its own."""
+    """One array of the optimizer state: that of one weight's stack, or a scalar."""
 
     prefix: str
     stack: Stack | None
     array: jax.Array | Released
 
     def names(self) -> Iterator[str]:
-        """Checkpoint names of its parts."""
+        """Checkpoint names of the array's parts."""
         if self.stack is None:
             yield self.prefix
         else:
             yield from (f"{self.prefix}.{p.name}" for p in self.stack.members)
 
     def split(self, array: NDArray[np.generic]) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        """Checkpoint names and the parts of `array`, views."""
+        """Yield checkpoint names and the parts of `array`, as views."""
         if self.stack is None:
             yield self.prefix, array
         else:
@@ -40,7 +41,7 @@ class OptimizerLeaf:
 
 
 def leaves(state: Any, stacks: Mapping[str, Stack]) -> list[OptimizerLeaf]:
-    """Every array of the optimizer's `state`, in the order in which `jax.tree` has them."""
+    """Every array of the optimizer's `state`, in the order of `jax.tree`."""
     found = []
     for path, array in jax.tree_util.tree_flatten_with_path(state)[0]:
         words = [_word(key) for key in path]
@@ -49,14 +50,15 @@ def leaves(state: Any, stacks: Mapping[str, Stack]) -> list[OptimizerLeaf]:
             found.append(OptimizerLeaf(".".join(["optimizer", *words]), None, array))
             continue
         before = words.index(own.name)
-        layer = words[before + 1 :]  # of a state that waits on the host
+        layer = words[before + 1 :]  # present if the state is on the host
         stack = own.layer(int(layer[0])) if layer else own
         found.append(OptimizerLeaf(".".join(["optimizer", *words[:before]]), stack, array))
     return found
 
 
 def as_stored(row: NDArray[Any]) -> NDArray[Any]:
-    """A part of the optimizer's state as checkpoints have it: bits that are kept in uint16 are bfloat16's."""
+    """A part of the optimizer's state as checkpoints store it: uint16 arrays hold the bits of
+    bfloat16."""
     return row.view(jnp.bfloat16) if row.dtype == np.uint16 else row
 
 

@@ -1,6 +1,6 @@
-"""The engine's compiled programs over shapes alone: what they take, and how they are lowered.
+"""The engine's programs: the shapes of their arguments, and how they are lowered.
 
-The engine compiles them for its own device, the tracer for a device that need not be there.
+The engine compiles them for its device. The tracer may compile them for a device that is absent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from memconsole_trainer.techniques.base_storage import is_quantized
 
 @dataclass(frozen=True)
 class Programs:
-    """One plan's model as shapes on one device of a `kind` (cpu | gpu | rocm | tpu)."""
+    """The programs of one plan's model on one device of a `kind` (cpu | gpu | rocm | tpu)."""
 
     plan: Plan
     model: Model
@@ -48,7 +48,7 @@ class Programs:
     kind: str
     sharding: Any
     disk: Disk = field(default_factory=Disk)
-    """Where activations of a CPU wait."""
+    """Holds offloaded activations if the device is a CPU."""
 
     @classmethod
     def of(
@@ -59,7 +59,8 @@ class Programs:
         device: Any,
         directory: Path | None = None,
     ) -> Programs:
-        """`directory`: of the run, for what waits on disk while it trains."""
+        """The programs of `plan`. `directory` is the run's; files of offloaded activations go
+        there."""
         trained, whole = stacked(trained_parameters(plan, model)), stacks(model)
         kept = {name: s for name, s in whole.items() if name not in trained}
         parted = [n for n, s in trained.items() if s.shape != whole.get(n, s).shape]
@@ -69,19 +70,20 @@ class Programs:
         return cls(plan, model, trained, kept, kind, place, Disk(directory))
 
     def is_rounded(self, name: str) -> bool:
-        """Whether a weight is rounded to 16 bits when loaded: frozen and computed with in them, or trained in them."""
+        """Whether a weight is rounded to 16 bits when loaded: it is frozen and used in 16-bit
+        compute, or it is trained in 16 bits."""
         if rounding.is_rounded(self.plan, (self.trained | self.kept)[name].members[0]):
             return True
         frozen = bool(self.plan.optimize.lora_rank) and name in self.kept
         return frozen and stored_narrow(self.plan, self.kept[name].members[0])
 
     def is_quantized(self, name: str) -> bool:
-        """Whether a weight is stored in codes."""
+        """Whether a weight is stored as codes."""
         return is_quantized(self.plan, self.kept[name].members[0])
 
     def dtype(self, name: str) -> Any:
-        """What a weight is stored as. XLA for CPUs would widen all 16-bit weights to fp32 in each step,
-        beside them: there the rounded values stay in fp32."""
+        """The storage dtype of a weight. On a CPU rounded values stay in fp32, because XLA for CPUs
+        would make fp32 copies of all 16-bit weights in each step."""
         narrow = self.is_rounded(name) and self.kind != "cpu"
         return precision.compute_dtype(self.plan) if narrow else jnp.float32
 
@@ -92,7 +94,7 @@ class Programs:
 
     @property
     def precision_shape(self) -> Any:
-        """The third part of `step.TrainState`."""
+        """The shape of `step.TrainState.precision`."""
         if loss_scale.is_scaled(self.plan.optimize.precision):
             return self.shape((3,))
         rounds = self.plan.optimize.precision == "bf16-sr"
@@ -100,7 +102,7 @@ class Programs:
 
     @property
     def average_shapes(self) -> dict[str, Any] | None:
-        """The average of the trained weights, where the plan has one."""
+        """The average of the trained weights, if the plan has one."""
         if not is_averaged(self.plan):
             return None
         return {name: self.shape(stack.shape) for name, stack in self.trained.items()}
@@ -118,7 +120,7 @@ class Programs:
 
     @property
     def state_shapes(self) -> Any:
-        """The optimizer's state, as it waits on the host where it does."""
+        """The optimizer's state, in its layout on the host if it is kept there."""
         state = jax.eval_shape(self._update.init, self.trained_shapes)
         if self.waits_on_host:
             state = offload.divided(state, self.trained)
@@ -131,7 +133,7 @@ class Programs:
 
     @cached_property
     def task(self) -> Task:
-        """What the model learns."""
+        """The task of the model."""
         return task_of_model(self.model)
 
     @cached_property
@@ -141,31 +143,32 @@ class Programs:
 
     @property
     def batch_axes(self) -> tuple[int, int]:
-        """Micro-batches of a step, and the rows of each."""
+        """Number of micro-batches of a step, and rows of each."""
         return self.plan.optimize.accumulation_steps, self.plan.train.batch_size
 
     def arrays(self, *axes: int) -> dict[str, Any]:
-        """A batch whose arrays have the leading `axes`."""
+        """Shapes of a batch whose arrays have the leading `axes`."""
         return {i.name: self.shape((*axes, *i.shape), jnp.dtype(i.dtype)) for i in self.inputs}
 
     @property
     def evaluated_shapes(self) -> dict[str, Any]:
-        """The weights that are evaluated: their average where there is one."""
+        """The weights that are evaluated: their average if there is one."""
         return self.average_shapes or self.trained_shapes
 
     def lower_initialize(self) -> Any:
-        """The optimizer's first state, of the trained weights."""
+        """Lower the program that makes the optimizer's first state."""
         if self.waits_on_host:
             return offload.FirstState(self._waiting)
         return jax.jit(self._update.init).lower(self.trained_shapes)
 
     def compiled_step(self) -> FusedStep | offload.OffloadedStep:
-        """One optimizer step, called as `step.train_step` is."""
+        """Compile one optimizer step. Call the result like `step.train_step`."""
         compiled = self.lower_train().compile()
         return compiled if self.waits_on_host else FusedStep(compiled, self)
 
     def lower_train(self) -> Any:
-        """One optimizer step: a program, or several where the optimizer's state waits on the host."""
+        """Lower one optimizer step: one program, or several if the optimizer's state is on the
+        host."""
         if self.waits_on_host:
             return self._lower_apart()
         step = train_step(self.plan, self.model, self._update, self.disk)
@@ -174,13 +177,14 @@ class Programs:
         )
 
     def lower_backward(self) -> Any:
-        """The gradients of a step alone."""
+        """Lower only the backward pass of a step."""
         step = jax.jit(backward_pass(self.plan, self.model, self.disk))
         arrays = self.arrays(*self.batch_axes)
         return step.lower(self.trained_shapes, self.precision_shape, self.kept_shapes, arrays)
 
     def lower_update(self, found: Any) -> Any:
-        """The update of the weights alone, by what the backward pass `found`, in shapes."""
+        """Lower only the update of a step. `found` holds the shapes of the backward pass's
+        result."""
         step = jax.jit(update_pass(self.plan, self.model, self._update), donate_argnums=0)
         return step.lower(self._state, found, self.shape((2,)))
 
@@ -191,7 +195,8 @@ class Programs:
         )
 
     def _lower_apart(self) -> offload.Lowered:
-        """The gradients of a step, and the updates of the weights whose state comes from the host."""
+        """Lower the backward pass of a step, and the updates of weights whose state comes from the
+        host."""
         weights, waiting, averages = self.trained_shapes, self._waiting, self.average_shapes or {}
         leaves = jax.tree.leaves(waiting.state)
         counts = [leaves[i] for i in waiting.counts]
@@ -220,7 +225,7 @@ class Programs:
         return offload.Waiting(self.state_shapes, names, device)
 
     def lower_evaluate(self) -> Any:
-        """One evaluation batch."""
+        """Lower the evaluation of one batch."""
         step = evaluation_step(self.plan, self.model)
         arrays = self.arrays(self.plan.evaluation_batch)
         sums = self.shape((2, 1 + len(self.task.measures)))
@@ -231,12 +236,12 @@ class Programs:
         return precision.in_float32(transformation(self.plan, self.model))
 
     def shape(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        """An array on the device, without its values."""
+        """The shape of an array on the device."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding)
 
 
 class FusedStep:
-    """One optimizer step compiled as one program; its two halves are compiled when they are first used."""
+    """One optimizer step as one compiled program. Its two halves are compiled on first use."""
 
     def __init__(self, fused: Any, programs: Programs) -> None:
         self._fused, self._programs = fused, programs
@@ -258,7 +263,7 @@ class FusedStep:
         return new
 
     def memory_analysis(self) -> Any:
-        """Of the one program, as its compiler tells it."""
+        """The compiler's memory analysis of the whole step."""
         return self._fused.memory_analysis()
 
     @cached_property

@@ -1,6 +1,7 @@
-"""Between canonical per-layer names and this backend's arrays, stacked over layers.
+"""Maps canonical per-layer names to this backend's arrays, which are stacked over layers.
 
-``layers.3.mlp.up.weight`` is row 3 of the array ``layers.mlp.up.weight``; other names are unchanged.
+``layers.3.mlp.up.weight`` is row 3 of the array ``layers.mlp.up.weight``; other names are
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from memconsole_trainer.engine import WeightsError
 
 @dataclass(frozen=True)
 class Stack:
-    """One array of the model: the same weight of every layer, or one weight outside the layers."""
+    """One array of the model: the same weight of all layers, or one weight outside the layers."""
 
     name: str
     members: tuple[Parameter, ...]
@@ -38,11 +39,11 @@ class Stack:
         return self.members[0].decays
 
     def layer(self, index: int) -> Stack:
-        """One layer of it, an array (1, …)."""
+        """The stack of one layer, an array (1, …)."""
         return Stack(self.name, self.members[index : index + 1], self.layered)
 
     def gather(self, tensor: Callable[[str], NDArray[np.generic]]) -> NDArray[np.float32]:
-        """The float32 array on the host, filled one canonical tensor at a time."""
+        """Make the float32 array on the host, one canonical tensor at a time."""
         array = np.empty(self.shape, dtype=np.float32)
         for row, parameter in zip(self._rows(array), self.members, strict=True):
             found = tensor(parameter.name)
@@ -54,7 +55,7 @@ class Stack:
         return array
 
     def split(self, array: NDArray[np.generic]) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        """Canonical name and its part of `array`, a view."""
+        """Yield each canonical name and its part of `array`, a view."""
         for row, parameter in zip(self._rows(array), self.members, strict=True):
             yield parameter.name, row
 
@@ -63,7 +64,7 @@ class Stack:
 
 
 def stacks(model: Model) -> dict[str, Stack]:
-    """Every array of the model by stacked name, in canonical order of first appearance."""
+    """Every array of the model by stacked name, in the order of the canonical parameters."""
     return stacked(model.parameters())
 
 

@@ -1,7 +1,8 @@
-"""The compiled functions of training: one optimizer step, whole or in two halves, and one evaluation batch.
+"""The compiled functions of training: one optimizer step, whole or in two halves, and one
+evaluation batch.
 
-Weights are flat dicts of stacked arrays; `trained` are differentiated, `kept` are not. The arrays of a batch are a
-dict, too, named and shaped as the task says.
+Weights are flat dicts of stacked arrays: `trained` ones are differentiated, `kept` ones are not.
+The arrays of a batch are a dict with the names and shapes that the task defines.
 """
 
 from __future__ import annotations
@@ -30,25 +31,27 @@ from memconsole_trainer.techniques.loss_scale import is_scaled
 
 
 class TrainState(NamedTuple):
-    """What a step replaces, donated to it."""
+    """The arrays that a step replaces. They are donated to it."""
 
     weights: Tree
     optimizer: Any
     precision: Any = None
-    """The state (3,) of the loss scale with fp16, the step's number with bf16-sr."""
+    """With fp16, the state (3,) of the loss scale; with bf16-sr, the number of the step."""
     average: Any = None
-    """Of the weights, in float32, where the plan has one."""
+    """The average of the weights in float32, if the plan has one."""
 
 
 def mean_gradients(
     task: Task, loss: Loss, trained: Tree, kept: Tree, arrays: Tree, scale: Array | float = 1.0
 ) -> tuple[Array, Tree]:
-    """The loss of all `arrays` (A, B, ...) over their weight, times `scale`, and its gradients: float32 where they
-    are summed over micro-batches, else in the weights' dtypes.
+    """The loss of all `arrays` (A, B, ...) divided by their weight, times `scale`, and its
+    gradients. Gradients are float32 if they are summed over micro-batches, else in the weights'
+    dtypes.
 
-    Micro-batches run one after another; each contributes its sum divided by the weight of the whole effective
-    batch, so the result does not depend on how the rows were cut. The gradients of blocks and of the task's head
-    are summed inside the backward pass; those of the other weights after it.
+    Micro-batches run one after another. Each contributes its sum divided by the weight of the whole
+    effective batch, so the result does not depend on how rows are divided into micro-batches.
+    Gradients of the blocks and of the task's head are summed inside the backward pass, those of
+    other weights after it.
     """
     share = scale / jnp.maximum(task.weight(arrays), 1).astype(jnp.float32)
     if len(jax.tree.leaves(arrays)[0]) == 1:
@@ -77,21 +80,22 @@ def mean_gradients(
 
 
 def is_block(name: str) -> bool:
-    """Whether a trained array is of the blocks themselves, not of their adapters."""
+    """Whether a trained array is a weight of the blocks, and not of an adapter."""
     return name.startswith("layers.") and not is_adapter(name)
 
 
 class Backward(NamedTuple):
-    """What a step's micro-batches leave for the update of the weights."""
+    """The result of a step's backward pass, which the update needs."""
 
     gradients: Tree
-    """Of the mean loss, times the loss scale."""
+    """Gradients of the mean loss times the loss scale."""
     factor: Array
-    """What they are multiplied by: clipping over the loss scale."""
+    """Factor that the update applies to the gradients: the clipping factor divided by the loss
+    scale."""
     finite: Array | None
-    """With fp16, whether they are finite; a step whose gradients are not changes nothing but the scale."""
+    """With fp16, whether the gradients are finite. If not, the step changes only the loss scale."""
     metrics: Array
-    """Loss, gradient norm and, where there is one, loss scale."""
+    """Loss, gradient norm and, with fp16, loss scale."""
 
 
 def backward_pass(plan: Plan, model: Model, disk: Disk | None = None) -> Callable[..., Backward]:
@@ -117,11 +121,11 @@ def backward_pass(plan: Plan, model: Model, disk: Disk | None = None) -> Callabl
 def update_pass(
     plan: Plan, model: Model, transformation: optax.GradientTransformation
 ) -> Callable[[TrainState, Backward, Array], TrainState]:
-    """(TrainState, `Backward`, rates) -> TrainState. `rates` (2,): the learning rate, and the share of the new weights in
-    their average."""
+    """(TrainState, `Backward`, rates) -> TrainState. `rates` (2,) holds the learning rate, and the
+    share of the new weights in their average."""
     rounding = Rounding(plan, model)
-    # Where a step is skipped element by element, XLA updates arrays in place; a branch copies them whole. A loop
-    # over slices overwrites what would be chosen.
+    # An elementwise choice skips a step in place, while a branch copies whole arrays. But loops
+    # over slices overwrite the old values, which leaves nothing to choose from, so they need a branch.
     in_slices = plan.optimize.optimizer in EIGHT_BIT or is_compressed(plan)
 
     def update(state: TrainState, found: Backward, rates: Array) -> TrainState:
@@ -155,8 +159,9 @@ def train_step(
     transformation: optax.GradientTransformation,
     disk: Disk | None = None,
 ) -> Any:
-    """Jitted (TrainState, kept, arrays (A, B, ...), rates) -> TrainState and `Backward.metrics`; donates the first
-    argument. Both passes in one program, which may reuse every array that it is done with."""
+    """Jitted (TrainState, kept, arrays (A, B, ...), rates) -> TrainState and `Backward.metrics`. It
+    donates the first argument. Both passes are one program, so XLA can reuse the memory of every
+    array between them."""
     backward, update = backward_pass(plan, model, disk), update_pass(plan, model, transformation)
 
     def step(state: TrainState, kept: Tree, arrays: Tree, rates: Array) -> tuple[TrainState, Array]:
@@ -167,20 +172,20 @@ def train_step(
 
 
 def chosen(finite: Array, new: Any, old: Any) -> Any:
-    """`new` where the step's gradients are `finite`, else `old`."""
+    """`new` if the step's gradients are `finite`, else `old`."""
     return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
 
 
 def counted(share: Array, finite: Array | None) -> Array:
-    """`share`, or none in a step that is skipped."""
+    """`share`, or 0 in a skipped step."""
     return share if finite is None else jnp.where(finite, share, 0.0)
 
 
 def evaluation_step(plan: Plan, model: Model) -> Any:
-    """Jitted (sums, trained, kept, arrays (B, ...)) -> sums with those of this batch added.
+    """Jitted (sums, trained, kept, arrays (B, ...)) -> sums including this batch.
 
-    `sums` (2, entries) are the task's `evaluation` so far and what rounding lost of each (Kahan 1965), so that
-    millions of rows add up in float32.
+    `sums` (2, entries) holds the sums of the task's `evaluation` so far and their rounding errors
+    (Kahan 1965), so that float32 suffices for millions of rows.
     """
     evaluation = tasks.of(model).evaluation(plan, model)
 

@@ -1,4 +1,5 @@
-"""The kind of device a program is made for: the default one, or one that a tracer compiles for without it."""
+"""The kind of device that programs are made for: the default device, or an absent one that a tracer
+compiles for."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ def kind() -> str:
 
 
 def is_absent() -> bool:
-    """Whether the device is not there, so that libraries which ask it cannot be used."""
+    """Whether the device is absent, so that libraries that query it cannot be used."""
     return _absent.get() is not None
 
 
 @contextmanager
 def absent(kind: str) -> Iterator[None]:
-    """Make programs for a `kind` of device that is not there."""
+    """A context in which programs are made for an absent device of `kind`."""
     token = _absent.set(kind)
     try:
         yield

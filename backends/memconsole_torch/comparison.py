@@ -1,4 +1,4 @@
-"""Logits and gradients of a decoder on the CPU, for comparing backends."""
+"""Computes logits and gradients of a decoder on the CPU, for comparing backends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logits(
     tokens: NDArray[np.int32],
     documents: NDArray[np.int32] | None = None,
 ) -> NDArray[np.float32]:
-    """fp32 logits (B, T, V) of `tokens` (B, T) on the CPU, for comparing backends."""
+    """fp32 logits (B, T, V) of `tokens` (B, T) on the CPU."""
     decoder = _decoder(architecture, weights)
     own = None if documents is None else torch.from_numpy(documents)
     with torch.no_grad():
@@ -38,9 +38,9 @@ def logits(
 def gradients(
     architecture: Architecture, weights: WeightSource, batch: Batch
 ) -> dict[str, NDArray[np.float32]]:
-    """fp32 gradients of the mean nats per unmasked target, by canonical name, on the CPU.
+    """fp32 gradients of the mean nats per unmasked target on the CPU, by canonical name.
 
-    For comparing backends. Parameters no term of the loss reaches are left out.
+    Parameters that the loss does not depend on are left out.
     """
     decoder = _decoder(architecture, weights)
     for arrays in batch.micro_batches():

@@ -1,4 +1,4 @@
-"""The device a plan names on this machine: which, what it is, how full it is."""
+"""The device that a plan names on this machine: choosing, describing and measuring it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memconsole_trainer.host.platform_lines import cpu_name
 def resolve(choice: DeviceChoice) -> torch.device:
     """The torch device of `device.name`; auto prefers ROCm or CUDA, then MPS, then the CPU.
 
-    Raises `PlanError` for a device this machine, or this backend, does not have.
+    Raises `PlanError` for a device that this machine or this backend does not have.
     """
     name = choice.name
     if name == "auto":
@@ -42,14 +42,15 @@ def resolve(choice: DeviceChoice) -> torch.device:
 
 
 def prepare(device: torch.device, plan: Plan) -> None:
-    """Settings that must precede the first allocation.
+    """Apply settings that must precede the first allocation.
 
-    With `train.deterministic`, kernels that add in no fixed order are replaced or refused, which on CUDA needs cuBLAS to
-    keep its workspaces apart (PyTorch, "Reproducibility"). On a CPU all are deterministic anyway.
+    With `train.deterministic`, kernels that add in no fixed order are replaced or refused. On CUDA
+    this needs a cuBLAS workspace configuration (PyTorch, "Reproducibility"). On a CPU all kernels
+    are deterministic anyway.
     """
     choice = plan.device
     torch.use_deterministic_algorithms(plan.train.deterministic)
-    # Memory that is written before it is read need not be filled first.
+    # Uninitialized memory is always written before it is read, so it need not be filled.
     torch.utils.deterministic.fill_uninitialized_memory = False
     if device.type != "cuda":
         return
@@ -76,7 +77,7 @@ def facts(device: torch.device) -> DeviceFacts:
 
 
 def line(device: torch.device, found: DeviceFacts) -> str:
-    """What was detected, for a person."""
+    """The log line that says which device was detected."""
     size = f"{(found.total_bytes or 0) / 2**30:.1f} GiB {found.memory_label}"
     if found.kind == "cpu":
         threads = torch.get_num_threads()
@@ -90,7 +91,7 @@ def line(device: torch.device, found: DeviceFacts) -> str:
 
 
 class DeviceMemory:
-    """How full the device is, by the allocator's own account, or the heap's growth on a CPU."""
+    """How full the device is: as its allocator counts, or by the growth of the heap on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -98,7 +99,7 @@ class DeviceMemory:
         self._host = HostMemory() if device.type == "cpu" else None
 
     def start(self) -> None:
-        """Take what is held now as zero; call before the model is built."""
+        """Take the current memory as zero. Call before the model is built."""
         if self._host is not None:
             self._host.start()
 
@@ -122,7 +123,7 @@ class DeviceMemory:
         return MemoryReading(held, self._peak, driver, driver, torch.mps.recommended_max_memory())
 
     def observe(self) -> None:
-        """Called once a step where the framework keeps no peak of its own (MPS)."""
+        """Update the peak. Call once a step, because torch tracks no peak on MPS."""
         if self._device.type == "mps":
             self._peak = max(self._peak, torch.mps.current_allocated_memory())
 
@@ -135,7 +136,7 @@ class DeviceMemory:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until `device` has done all it was given."""
+    """Wait until `device` has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

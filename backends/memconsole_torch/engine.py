@@ -1,4 +1,4 @@
-"""The torch engine: one model trained on one device behind the trainer's protocol."""
+"""The torch engine: it implements the trainer's engine protocol for one model on one device."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ from memconsole_trainer.techniques import adapters, average, loss_scale
 
 
 def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
-    """An engine for `plan` on this machine. Raises `PlanError` for what cannot run here."""
-    # Optimizers import it on first use; here, what it holds is not taken for the model's memory.
+    """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
+    # Optimizers import it on first use. Imported here, its memory is not counted as the model's.
 
     device = devices.resolve(plan.device)
     if plan.optimize.compile:
@@ -63,7 +63,7 @@ def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
 
 
 class TorchEngine:
-    """A decoder, its optimizer and the step count, on one device."""
+    """A model, its optimizer and the step count, on one device."""
 
     device: DeviceFacts
     versions: Mapping[str, str]
@@ -93,7 +93,7 @@ class TorchEngine:
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
         """Allocate the model and the optimizer and load `weights`.
 
-        Raises `PlanError` where the rows are longer than the model's positions.
+        Raises `PlanError` if rows are longer than the model's positions.
         """
         self.task = tasks.of(plan, model)
         self._memory.start()
@@ -142,11 +142,12 @@ class TorchEngine:
         self.update()
 
     def backward(self, batch: Batch) -> None:
-        """The gradients of the batch's mean loss, which `update` takes. Does not wait for the device.
+        """Compute the gradients of the batch's mean loss for `update`. Does not wait for the
+        device.
 
-        Every micro-batch's summed loss is divided by the weight of the whole batch, so that ragged and
-        masked micro-batches weigh by what counts in them. With an optimizer inside the backward pass the
-        weights are updated here.
+        Every micro-batch's summed loss is divided by the weight of the whole batch, so
+        micro-batches with padding or masks contribute in proportion to their weight. With the
+        optimizer inside the backward pass, the weights are updated here.
         """
         rate = learning_rate(self._step, self._plan, self._total_steps)
         optimizers.set_learning_rate(self._optimizer, rate)
@@ -165,7 +166,7 @@ class TorchEngine:
         self._pending = rate, loss, scale
 
     def update(self) -> None:
-        """Move the weights by the gradients of the last `backward`, and let go of them."""
+        """Update the weights with the gradients of the last `backward`, and free the gradients."""
         rate, loss, scale = self._pending
         norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
         if self._average is not None:
@@ -177,22 +178,24 @@ class TorchEngine:
 
     @torch.no_grad()
     def assign(self, weights: WeightSource) -> None:
-        """Overwrite the trained weights; optimizer state and step stay. One tensor passes through at a time."""
+        """Overwrite the trained weights, one tensor at a time. Optimizer state and step do not
+        change."""
         for name, tensor in self.module.named_parameters():
             if tensor.requires_grad:
                 pretrained.copy_into(tensor, weights.tensor(name), name)
 
     def release(self, part: Part) -> None:
-        """Keep `part` in host memory alone: its device memory is free until `restore`."""
+        """Move `part` to host memory and free its device memory until `restore`."""
         self.synchronize()
         self._held.release(part)
 
     def restore(self, part: Part) -> None:
-        """Bring a released `part` back, bit for bit."""
+        """Bring a released `part` back to the device, bit for bit."""
         self._held.restore(part)
 
     def _updated(self) -> Tensor:
-        """Clip the gradients, step and let go of them. Returns their norm before, a device scalar."""
+        """Clip the gradients, step, and free them. Returns their norm before clipping, a device
+        scalar."""
         gradients = [p.grad for p in self._trained if p.grad is not None]
         most = self._plan.train.grad_clip
         if self._scale is not None:
@@ -207,7 +210,7 @@ class TorchEngine:
         return norm
 
     def take_metrics(self) -> list[StepMetrics]:
-        """Every step since the last call, read from the device in one transfer."""
+        """Metrics of every step since the last call, read from the device in one transfer."""
         if not self._metrics:
             return []
         taken, self._metrics = self._metrics, []
@@ -219,7 +222,8 @@ class TorchEngine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        """Summed loss over `batches` without gradients; one read-back at the end."""
+        """Sum the loss over `batches` without gradients; the result is read back once at the
+        end."""
         sums: list[Tensor] = []
         weight = 0.0
         with self._evaluated():
@@ -236,7 +240,8 @@ class TorchEngine:
     def generate(
         self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
     ) -> list[int]:
-        """`tokens` sampled continuations of `prompt`; the model sees at most a training row."""
+        """Sample `tokens` tokens that continue `prompt`. The context is at most one training
+        row."""
         with (
             self._evaluated(),
             compilation.paused(),
@@ -253,12 +258,13 @@ class TorchEngine:
             )
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        """Every tensor needed to continue exactly, one at a time; of an adapted model not the base.
+        """Yield every tensor needed to continue exactly, one at a time; of an adapted model not the
+        base.
 
         On a CPU the arrays are the live tensors: write or copy them before the next step. There is
-        no random state: nothing random happens in a step.
+        no random state, because a step draws no random numbers from one.
         """
-        self.synchronize()  # state that waits in host memory may still be on its way
+        self.synchronize()  # copies of offloaded state to the host may still be running
         for name, tensor in self._named_state():
             yield name, pretrained.on_host(tensor)
         if self._base is not None:
@@ -266,7 +272,7 @@ class TorchEngine:
         yield STEP, np.asarray(self._step, dtype=np.int64)
 
     def load_state(self, source: StateSource) -> None:
-        """Continue from `state()`; one tensor passes through at a time."""
+        """Continue from `state()`, loading one tensor at a time."""
         self.synchronize()
         mine = dict(self._named_state())
         base = () if self._base is None else (adapters.FINGERPRINT,)
@@ -304,11 +310,13 @@ class TorchEngine:
             yield loss_scale.NAME, self._scale.state
 
     def _evaluated(self) -> AbstractContextManager[None]:
-        """The decoder has the weights to evaluate: their average where there is one."""
+        """A context in which the model has the weights to evaluate: their average if there is
+        one."""
         return nullcontext() if self._average is None else self._average.shown()
 
     def _to_device(self, array: Array) -> Tensor:
-        """`array` on the device; from pinned memory on CUDA, so that the copy is asynchronous."""
+        """Copy `array` to the device; on CUDA from pinned memory, so that the copy is
+        asynchronous."""
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
         if self._device.type == "cuda":
             return tensor.pin_memory().to(self._device, non_blocking=True)

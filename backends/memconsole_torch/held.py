@@ -1,4 +1,4 @@
-"""Parts of a trainer's state that leave the device for a while: weights, optimizer state, gradients."""
+"""Moves weights, optimizer state or gradients from the device to the host and back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from memconsole_trainer.engine import Part
 
 
 class Held:
-    """Frees the memory of a part and fills it again; whoever refers to its tensors refers to the same ones after."""
+    """Frees the storages of a part's tensors and fills them again. The tensor objects stay the
+    same, so references to them remain valid."""
 
     def __init__(self, module: nn.Module, optimizer: Updating) -> None:
         self._module, self._optimizer = module, optimizer
         self._away: dict[Part, list[tuple[torch.UntypedStorage, torch.UntypedStorage]]] = {}
 
     def release(self, part: Part) -> None:
-        """Move the storages of `part` to the host. Nothing happens where they are there already."""
+        """Move the storages of `part` to the host. Does nothing if they are there already."""
         if part in self._away:
             return
         found = {
@@ -31,7 +32,7 @@ class Held:
             storage.resize_(0)
 
     def restore(self, part: Part) -> None:
-        """Bring `part` back, bit for bit. Nothing happens where it was not released."""
+        """Bring `part` back to the device, bit for bit. Does nothing if it was not released."""
         for storage, kept in self._away.pop(part, []):
             storage.resize_(kept.nbytes())
             storage.copy_(kept)

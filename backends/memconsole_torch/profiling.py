@@ -1,7 +1,7 @@
-"""A recording of steps in torch: a trace for Perfetto or chrome://tracing, and where the memory went.
+"""Records steps in torch: a trace for Perfetto or chrome://tracing, and the memory history.
 
-`trace.json.gz` is the profiler's; `operators.txt` sums its events by operator. On CUDA `memory.pickle` holds the
-allocator's history with stacks, for https://pytorch.org/memory_viz.
+`trace.json.gz` is the profiler's trace; `operators.txt` sums its events by operator. On CUDA,
+`memory.pickle` holds the allocator's history with stacks, for https://pytorch.org/memory_viz.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 MOST_EVENTS = 100_000
-"""Of the allocator's history, the newest that are kept."""
+"""Number of newest events of the allocator's history that are kept."""
 _ROWS = 40
 
 
 class Recording:
-    """Runs from its making to `stop`."""
+    """Records from its construction to `stop`."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder = folder
@@ -29,7 +29,7 @@ class Recording:
         self._profile.start()
 
     def stop(self) -> None:
-        """End it and write its files."""
+        """End the recording and write its files."""
         self._profile.stop()
         if self._cuda:
             torch.cuda.memory._dump_snapshot(str(self._folder / "memory.pickle"))

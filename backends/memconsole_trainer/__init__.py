@@ -1,1 +1,1 @@
-"""What both backends share: the training loop, the data pipeline, checkpoints and the engine protocol."""
+"""Code that both backends share: training loop, data pipeline, checkpoints and engine protocol."""

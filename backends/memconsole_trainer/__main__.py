@@ -22,7 +22,7 @@ _REASONS = {"disk": "disk_full", "device_lost": "crashed"}
 
 
 def run(attempt: Attempt) -> int:
-    """Train and leave the last word. Returns the exit code."""
+    """Train, record how the attempt ended, and return the exit code."""
     from memconsole_trainer.data.documents import DataError
     from memconsole_trainer.engine import WeightsError
     from memconsole_trainer.host.memory_limit import lift_limit
@@ -45,7 +45,7 @@ def run(attempt: Attempt) -> int:
     except FencedError as error:
         code, reason = ExitCode.FENCED, "fenced"
         print(f"memconsole: {error}", file=sys.stderr, flush=True)
-    except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+    except Exception as error:  # noqa: BLE001 (reported as an event and in the log)
         lift_limit()
         cause = attempt.report(error)
         code, reason = exit_code_of(cause), _REASONS.get(cause, cause)
@@ -66,7 +66,7 @@ def run(attempt: Attempt) -> int:
 
 
 def _board(attempt: Attempt, job: Job) -> TensorBoard:
-    """The attempt's TensorBoard file, which listens from now on."""
+    """Open the attempt's TensorBoard file and subscribe it to the attempt's events."""
     from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard
 
     folder = attempt.run.path / FOLDER

@@ -1,4 +1,4 @@
-"""Finding an installed backend by its name."""
+"""Finds an installed backend by its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memconsole_trainer.engine import EngineFactory
 
 
 def engine_factory(backend: str) -> EngineFactory:
-    """The installed backend called `backend`. Raises `PlanError` when it cannot be imported."""
+    """Return the backend called `backend`. Raises `PlanError` when it cannot be imported."""
     found = [e for e in entry_points(group="memconsole.backends") if e.name == backend]
     if not found:
         raise PlanError(f'backend = "{backend}": not installed', "backend")

@@ -16,20 +16,21 @@ from memconsole.plan.plan import Plan
 
 Array = NDArray[np.generic]
 STEP = "optimizer.step"
-"""The tensor of a state that counts the steps taken."""
+"""Name of the tensor that counts the steps taken."""
 
 
 Part = Literal["weights", "optimizer", "gradients"]
-"""What an engine can put away and bring back: all weights, frozen ones and averages among them; the optimizer's
-state; the gradients that wait for an update."""
+"""What an engine can move to the host and back: all weights, including frozen ones and averages;
+the optimizer state; the gradients that wait for an update."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """The rows of one optimizer step, or of one evaluation call.
 
-    `arrays` are those that the task names in `inputs`, each (micro_batches, micro_batch, ...). The summed loss over
-    all of them divided by `weight` is the batch's loss; language counts a token that is not masked as 1.
+    `arrays` holds the arrays that the task names in `inputs`, each (micro_batches, micro_batch,
+    ...). The batch's loss is the loss summed over all rows, divided by `weight`. For language,
+    `weight` is the number of unmasked targets.
     """
 
     arrays: Mapping[str, Array]
@@ -39,7 +40,7 @@ class Batch:
         return self.arrays[name]
 
     def micro_batches(self) -> Iterator[dict[str, Array]]:
-        """The arrays of each micro-batch, (micro_batch, ...)."""
+        """Yield the arrays of each micro-batch, (micro_batch, ...)."""
         names = tuple(self.arrays)
         for rows in zip(*self.arrays.values(), strict=True):
             yield dict(zip(names, rows, strict=True))
@@ -47,20 +48,21 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One finished optimizer step, on the host."""
+    """Metrics of one finished optimizer step, read back to the host."""
 
     step: int
     loss: float
-    """The summed loss of the whole effective batch over its weight; for language, nats per unmasked token."""
+    """Summed loss of the effective batch divided by its weight; for language, nats per unmasked
+    token."""
     gradient_norm: float
     """Global norm before clipping."""
     learning_rate: float
     loss_scale: float | None = None
-    """What the loss was multiplied by; None where it is not scaled."""
+    """Factor the loss was multiplied by; None if the loss is not scaled."""
 
     @property
     def skipped(self) -> bool:
-        """Whether a scaled gradient overflowed, so that nothing was updated."""
+        """Whether a scaled gradient overflowed, so the step updated nothing."""
         return self.loss_scale is not None and not math.isfinite(self.gradient_norm)
 
 
@@ -71,17 +73,17 @@ class LossSum:
     loss: float
     weight: float
     measures: tuple[float, ...] = ()
-    """Of the task's measures, in their order; each is divided by the weight."""
+    """Sums of the task's measures, in the task's order. Divide each by the weight."""
 
     @property
     def mean(self) -> float:
-        """The loss per weight."""
+        """The loss divided by the weight."""
         return self.loss / self.weight if self.weight else 0.0
 
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Bytes by the framework's own account; None where the device does not tell."""
+    """Bytes as the framework counts them; None if the device does not report them."""
 
     allocated_bytes: int | None
     peak_bytes: int | None
@@ -89,7 +91,7 @@ class MemoryReading:
     device_bytes: int | None
     device_total_bytes: int | None
     peak_reserved_bytes: int | None = None
-    """Highest since the peak was reset; None where the allocator keeps no such account."""
+    """Highest value since the peak was reset; None if the allocator does not track it."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +107,13 @@ class DeviceFacts:
 
 
 class WeightsError(ValueError):
-    """Weights or a state that do not fit the model; the message is one line."""
+    """Weights or a state do not fit the model. The message is one line."""
 
     cause = "bad_plan"
 
 
 def check_names(source: StateSource, expected: Iterable[str]) -> None:
-    """Raise `WeightsError` unless `source` holds the `expected` tensors and no others."""
+    """Raise `WeightsError` unless `source` holds exactly the `expected` tensors."""
     stored = set(source.names())
     wrong = sorted(stored.symmetric_difference(expected))
     if wrong:
@@ -128,7 +130,7 @@ class Engine(Protocol):
     trainable_parameters: int
 
     def platform_lines(self) -> list[str]:
-        """What was detected and which optimizations are on, a line each, for a person."""
+        """Lines for the log: what was detected and which optimizations are on."""
         ...
 
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
@@ -140,51 +142,53 @@ class Engine(Protocol):
         ...
 
     def backward(self, batch: Batch) -> None:
-        """The gradients of the batch's mean loss, which stay until `update` takes them; those of an earlier call are
-        dropped."""
+        """Compute the gradients of the batch's mean loss and keep them for `update`. Gradients of
+        an earlier call are dropped."""
         ...
 
     def update(self) -> None:
-        """Move the weights by the gradients of the last `backward`, and let go of them: the step is counted. Raises
-        `RuntimeError` where there are none."""
+        """Update the weights with the gradients of the last `backward`, free the gradients and
+        count the step. Raises `RuntimeError` if there are no gradients."""
         ...
 
     def assign(self, weights: WeightSource) -> None:
-        """Overwrite the trained weights; their average, optimizer state and the count of steps stay. Raises
-        `WeightsError` for a tensor of another shape."""
+        """Overwrite the trained weights. Their average, the optimizer state and the step count do
+        not change. Raises `WeightsError` for a tensor of another shape."""
         ...
 
     def release(self, part: Part) -> None:
-        """Keep `part` in host memory alone: its device memory is free until `restore`. `state` still gives it, and
-        `load_state` puts what it loads on the device; what else needs it raises `RuntimeError`."""
+        """Move `part` to host memory and free its device memory until `restore`. Meanwhile `state`
+        still yields it, `load_state` puts what it loads on the device, and any other call that
+        needs it raises `RuntimeError`."""
         ...
 
     def restore(self, part: Part) -> None:
-        """Bring a released `part` back, bit for bit."""
+        """Bring a released `part` back to the device, bit for bit."""
         ...
 
     def take_metrics(self) -> list[StepMetrics]:
-        """Every step since the last call, read from the device in one transfer."""
+        """Metrics of every step since the last call, read from the device in one transfer."""
         ...
 
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        """Summed loss over `batches` without gradients; one read-back at the end."""
+        """Sum the loss over `batches` without gradients; the result is read back once at the
+        end."""
         ...
 
     def generate(
         self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
     ) -> list[int]:
-        """`tokens` sampled continuations of `prompt`, where the task is language."""
+        """Sample `tokens` tokens that continue `prompt`. Only for the language task."""
         ...
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        """Every tensor needed to continue exactly, one at a time, weights under canonical names
-        prefixed `model.` and the rest under `optimizer.`, each a host array."""
+        """Yield every tensor needed to continue exactly, one host array at a time. Weights have
+        their canonical names prefixed with `model.`; the rest is under `optimizer.`."""
         ...
 
     def load_state(self, source: StateSource) -> None:
-        """Continue from `state()`, at the step it was taken. Raises `WeightsError` when the tensors are not those of
-        this model and optimizer, by name or shape."""
+        """Continue from a `state()`, at the step it was taken. Raises `WeightsError` when names or
+        shapes of the tensors do not match this model and optimizer."""
         ...
 
     def memory(self) -> MemoryReading:
@@ -192,23 +196,23 @@ class Engine(Protocol):
         ...
 
     def reset_peak(self) -> None:
-        """Start measuring the peak anew."""
+        """Restart the measurement of the peak."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has finished all queued work."""
         ...
 
     def profile(self, folder: Path) -> Recording:
-        """Record what is computed from now on; `Recording.stop` writes it into `folder`."""
+        """Start recording a profile; `Recording.stop` writes it into `folder`."""
         ...
 
 
 class Recording(Protocol):
-    """A profile that is being taken."""
+    """A profile that is being recorded."""
 
     def stop(self) -> None:
-        """End it and write its files."""
+        """End the recording and write its files."""
         ...
 
 
@@ -216,7 +220,7 @@ class WeightSource(Protocol):
     """Initial weights, one tensor at a time."""
 
     def tensor(self, name: str) -> NDArray[np.generic]:
-        """The tensor of a canonical parameter name, float32 unless stored otherwise."""
+        """The tensor of a canonical parameter name, in float32 unless stored in another type."""
         ...
 
 
@@ -229,6 +233,6 @@ class StateSource(Protocol):
 
 
 class EngineFactory(Protocol):
-    """What the entry point group `memconsole.backends` names."""
+    """Type of the objects in the entry point group `memconsole.backends`."""
 
     def __call__(self, plan: Plan, run_directory: Path | None) -> Engine: ...

@@ -1,4 +1,5 @@
-"""``python -m memconsole_trainer.export RUN_DIR OUT [bitnet]``: a run's weights as a Hugging Face directory."""
+"""``python -m memconsole_trainer.export RUN_DIR OUT [bitnet]``: export a run's weights to a Hugging
+Face directory."""
 
 from __future__ import annotations
 

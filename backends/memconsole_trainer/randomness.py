@@ -1,4 +1,4 @@
-"""Random numbers for one purpose, the same on every machine."""
+"""Random numbers by seed and purpose, identical on every machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from memconsole.plan.model import Parameter
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """A random generator for one purpose, independent of every other name and seed."""
+    """A random generator for one purpose. Streams of different names or seeds are independent."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], dtype=np.uint64)))
 
 
 def drawn(parameter: Parameter, seed: int) -> NDArray[np.float32]:
-    """The initial values of one weight."""
+    """Draw the initial values of one weight."""
     if parameter.std == 0.0:
         return np.full(parameter.shape, parameter.fill, dtype=np.float32)
     values = np.empty(parameter.shape, dtype=np.float32)

@@ -1,4 +1,5 @@
-"""``python -m memconsole_trainer.sample RUN_DIR``: text continued by a run's newest checkpoint."""
+"""``python -m memconsole_trainer.sample RUN_DIR``: continue a text with a run's newest
+checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def main() -> int:
     end = tokenizer.end_of_text
     prompt = [int(i) for i in tokenizer.encode([options.prompt])] if options.prompt else []
     if prompt and end is not None:
-        prompt.pop()  # encode ends a document; a prompt goes on
+        prompt.pop()  # `encode` appends the end-of-text token; a prompt must stay open
     room = found.architecture.max_positions - max(len(prompt), 1)
     if room < 1:
         print(

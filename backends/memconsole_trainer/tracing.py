@@ -1,6 +1,6 @@
-"""A tracer's life: questions on standard input, answers on standard output, the urgent ones first.
+"""The tracer process: it reads questions from standard input and writes answers to standard output.
 
-A new urgent question drops the neighbours that wait, and ends the work on one where the backend lets it.
+An urgent question drops all waiting questions, and interrupts the current one if the backend can.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
 DROPPED = "a newer question came first"
 
 Interrupt = Callable[[], None]
-"""To be called now and then during work; raises where the work is no longer wanted."""
+"""Called from time to time during work. Raises when the work is no longer wanted."""
 Answering = Callable[[TracerQuestion, Interrupt], TracerAnswer]
 
 
 class DroppedError(Exception):
-    """Something more urgent came."""
+    """A more urgent question arrived."""
 
 
 def run(answer: Answering) -> None:
-    """Serve on the process's own streams; whatever prints goes to standard error."""
+    """Serve on the process's standard streams; other output is redirected to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     serve(answer, sys.stdin.buffer, answers)
 
 
 def serve(answer: Answering, questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer the questions of a stream until it ends."""
+    """Answer questions from a stream until it ends."""
     arrived: queue.SimpleQueue[TracerQuestion | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(questions, arrived), daemon=True).start()
     waiting = deque[TracerQuestion]()
@@ -48,14 +48,14 @@ def serve(answer: Answering, questions: IO[bytes], answers: IO[bytes]) -> None:
         answers.flush()
 
     def take(question: TracerQuestion) -> None:
-        """Put a question where it belongs: an urgent one before all, and neighbours dropped for it."""
+        """Queue a question. An urgent one drops all questions that wait."""
         if question.urgent:
             while waiting:
                 say(TracerAnswer(id=waiting.popleft().id, problem=DROPPED))
         waiting.append(question)
 
     def interrupt() -> None:
-        """End the present work when something urgent, or the end, has come."""
+        """Stop the current work if an urgent question or the end of the stream has arrived."""
         while not arrived.empty():
             question = arrived.get()
             if question is None:

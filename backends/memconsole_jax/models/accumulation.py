@@ -1,8 +1,10 @@
-"""Gradient accumulation inside the backward pass: a block's gradients are added to their sum as soon as they are there.
+"""Gradient accumulation inside the backward pass: a block's gradients are added to the sums as they
+are computed.
 
-Summing whole gradients after each micro-batch would hold those of every block beside their sum. Here the sums ride
-along the scan over blocks and are what comes back for themselves: their cotangent begins as the sums so far, and each
-block, last to first, adds its row. XLA does that in place, as torch's autograd does by itself.
+Summing after each micro-batch would hold the gradients of all blocks in addition to their sums.
+Instead, the sums are carried through the scan over blocks. In the backward pass their cotangent
+starts as the sums so far, and each block, from last to first, adds its gradients to its row. XLA
+does this in place, as torch's autograd does by default.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 Sums = dict[str, Array]
-"""Gradients summed so far, (L, ...) in float32 by the name of a block's weight."""
+"""Gradients summed so far: float32 arrays (L, ...) by the name of a block's weight."""
 
 
 @jax.custom_vjp
 def adding(weights: Sums, sums: Sums, layer: Array) -> tuple[Sums, Sums]:
-    """Both as they are. Backward, the gradients of one layer's `weights` go to row `layer` of `sums`, and none to
-    `weights`."""
+    """Return `weights` and `sums` unchanged. In the backward pass, the gradients of one layer's
+    `weights` are added to row `layer` of the cotangent of `sums`, and `weights` get none."""
     return weights, sums
 
 
@@ -43,7 +45,7 @@ adding.defvjp(_adding_forward, _adding_backward)
 
 @jax.custom_vjp
 def begun(x: Array, carried: Sums, sums: Sums) -> Array:
-    """x as it is. Backward, what comes back for `carried` begins as `sums`."""
+    """Return x unchanged. In the backward pass, the cotangent of `carried` starts as `sums`."""
     return x
 
 

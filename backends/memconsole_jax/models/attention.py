@@ -1,7 +1,8 @@
-"""Causal attention whose scores never exist whole: queries go in chunks, recomputed backwards.
+"""Causal attention in chunks of queries, recomputed in the backward pass, so that the full scores
+never exist.
 
-The idea is Rabe and Staats 2021 ("Self-attention does not need O(n²) memory"), without the running
-maximum: a chunk of queries sees all its keys at once.
+It follows Rabe and Staats 2021 ("Self-attention does not need O(n²) memory"), but without the
+running maximum, because a chunk of queries sees all its keys at once.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from memconsole_jax import target
 from memconsole_jax.models.recompute import recomputed
 
 SCORE_BYTES = 32 * 2**20
-"""Aim for the float32 scores of one chunk; the backward pass holds about three times as much."""
+"""Target size of one chunk's float32 scores. The backward pass holds about three times as much."""
 CPU_SCORE_BYTES = 8 * 2**20
-"""The same on a CPU, whose reductions (YNNPACK) take up to five times the scores besides, and are faster in a cache."""
+"""The same for a CPU. Its reductions (YNNPACK) need up to five times the scores in addition, and
+run faster in cache."""
 FEWEST_ROWS = 64
 
 
 def chunk_rows(batch: int, heads: int, length: int) -> int:
-    """Queries per chunk: equal chunks whose scores (batch, heads, rows, length) fit `SCORE_BYTES`, or a CPU's."""
+    """Queries per chunk: equal chunks whose scores (batch, heads, rows, length) fit `SCORE_BYTES`
+    or `CPU_SCORE_BYTES`."""
     aim = CPU_SCORE_BYTES if target.kind() == "cpu" else SCORE_BYTES
     most = max(FEWEST_ROWS, aim // (4 * batch * heads * length))
     chunks = -(-length // min(most, length))
@@ -40,12 +43,13 @@ def causal_attention(
     window: Array | None,
     documents: Array | None = None,
 ) -> Array:
-    """Attention of query (B, T, H, D) over key, value (B, T, K, D); returns (B, T, H·D), or (B, T, H, D) where
-    cuDNN keeps it so for its backward pass: what is returned is what stays, and only once.
+    """Attention of query (B, T, H, D) over key, value (B, T, K, D).
 
-    `window`: how many keys a query sees, itself included, as a scalar; None means all before it. `documents`
-    (B, T): a query sees keys of its own document alone. Neither is known to the cuDNN path, nor is a mask of all
-    rows ever made: each chunk compares its own.
+    Returns (B, T, H·D), or with cuDNN (B, T, H, D): cuDNN keeps its output in this shape for the
+    backward pass, and returning the same array avoids a second copy. `window`, a scalar, is how
+    many keys a query sees, including its own; None means all before it. `documents` (B, T): a query
+    sees only keys of its own document. With either of them cuDNN is not used. No full mask is ever
+    made: each chunk computes its own.
     """
     b, t, h, d = query.shape
     kv_heads = key.shape[2]
@@ -66,7 +70,8 @@ def causal_attention(
         if documents is not None:
             padded = jnp.pad(documents, ((0, 0), (0, chunks * rows - t)), mode="edge")
             own = jnp.moveaxis(padded.reshape(b, chunks, rows), 1, 0)  # (N, B, R)
-        # Loops share nothing by themselves, and a rule of our own would keep keys and values of every chunk.
+        # XLA does not merge the two loops, so `prevent_cse` is not needed. A custom rule instead of
+        # `jax.checkpoint` would keep keys and values for every chunk.
         again = jax.checkpoint(one, prevent_cse=False)
         y = lax.map(
             lambda xs: again(xs[0], key, value, xs[1], window, xs[2], documents),
@@ -86,7 +91,8 @@ def _chunk(
     own: Array | None,
     documents: Array | None,
 ) -> Array:
-    """q (B, R, K, G, D), the queries from position `start`, of documents `own` (B, R) -> (B, R, K, G, D)."""
+    """Attention of q (B, R, K, G, D), the queries from position `start` on, which belong to
+    documents `own` (B, R)."""
     scores = jnp.einsum("brkgd,bskd->bkgrs", q, key, preferred_element_type=jnp.float32) * scale
     row = start + jnp.arange(q.shape[1])[:, None]  # (R, 1)
     column = jnp.arange(key.shape[1])[None, :]  # (1, T)
@@ -101,7 +107,8 @@ def _chunk(
 
 
 def cudnn_applies(query: Any) -> bool:
-    """Whether cuDNN's fused attention takes this: 16-bit on an NVIDIA GPU, head size a multiple of 8 up to 128."""
+    """Whether cuDNN's fused attention supports this: 16 bits, NVIDIA GPU, head size a multiple of 8
+    up to 128."""
     d = query.shape[-1]
     sixteen_bit = query.dtype in (jnp.bfloat16, jnp.float16)
     return bool(sixteen_bit and d % 8 == 0 and d <= 128 and target.kind() == "gpu")
@@ -115,9 +122,9 @@ def _cudnn(query: Array, key: Array, value: Array, scale: float) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def stand_in(query: Array, key: Array, value: Array, scale: float) -> Array:
-    """What takes as much memory as cuDNN's fused attention, for compiling where there is no cuDNN: it reads
-    and writes the same arrays, and keeps the output and fp32 log-sum-exps (B, H, T) for its backward pass.
-    """
+    """Stands in for cuDNN's fused attention when compiling without cuDNN. It needs the same memory:
+    it reads and writes the same arrays, and keeps the output and fp32 log-sum-exps (B, H, T) for
+    the backward pass."""
     return _stand_in_forward(query, key, value, scale)[0]
 
 

@@ -1,7 +1,7 @@
-"""The blocks of a model, whose weights are stacked over layers: put in place, and run one after another.
+"""Assembles and runs the blocks of a model, whose weights are stacked over layers.
 
-All blocks have the same shapes, so one block's code runs in a `lax.scan` over weights (L, ...): the program does
-not grow with depth.
+All blocks have the same shapes, so one block's code runs in a `lax.scan` over weights (L, ...). The
+program does not grow with depth.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def stacked(count: int, one: Callable[[], nnx.Module]) -> Any:
-    """`count` blocks as `one` makes them, as a single module with weights (count, ...)."""
+    """`count` blocks made by `one`, as a single module with weights (count, ...)."""
     return nnx.vmap(lambda _: one())(jnp.arange(count))
 
 
@@ -37,11 +37,11 @@ def through(
     of_layers: Any = None,
     shared: tuple[Any, ...] = (),
 ) -> Array:
-    """x (B, T, C) after all `blocks`.
+    """Run x (B, T, C) through all `blocks`.
 
-    `one(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. `around` wraps that
-    function: gradient checkpointing. Gradients of the weights that `sums` names are added to them (see
-    `accumulation`), and none come back for the weights.
+    `one(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. `around`
+    wraps that function for gradient checkpointing. Gradients of the weights named in `sums` are
+    added to `sums` (see `accumulation`), and the weights themselves get none.
     """
     graph, weights = nnx.split(blocks)
 
@@ -62,7 +62,7 @@ def through(
 def _adding(
     wrapped: Callable[..., Array], x: Array, weights: Any, of_layers: Any, sums: Sums
 ) -> Array:
-    """x after all layers, whose weights' gradients are added to `sums`."""
+    """Run x through all layers, adding their weights' gradients to `sums`."""
     paths = {".".join(("layers", *path)): path for path, _ in nnx.to_flat_state(weights)}
     sums = {name: total for name, total in sums.items() if name in paths}
 
@@ -82,7 +82,8 @@ def _adding(
 
 
 def assembled(kind: Callable[[Any], M], shape: Any, weights: Mapping[str, Any]) -> M:
-    """The module ``kind(shape)`` with `weights` in place, under stacked names (see `stacking`); nothing is copied."""
+    """The module ``kind(shape)`` with `weights`, which have stacked names (see `stacking`). Nothing
+    is copied."""
     graph, paths = _abstract(kind, shape)
     flat = [(path, nnx.Param(weights[".".join(path)])) for path in paths]
     found: M = nnx.merge(graph, nnx.from_flat_state(flat))

@@ -5,10 +5,11 @@ Notable:
   block's code runs for all of them (see `blocks`)
 - local and global layers run the same code; a flag per layer picks the window and the rotation
 - half-split rotary embeddings, as in transformers; Llama 3.1 and linear frequency scaling
-- norms, softmax and loss in float32, matrices (out, in) used as ``x @ W.T``
+- norms, softmax and loss are in float32; matrices (out, in) are used as ``x @ W.T``
 - weights stay float32; each is cast to the compute dtype where it is used, one block at a time
 
-Letters in shapes: B batch, T sequence, C hidden, H heads, K key-value heads, D head size, V vocabulary.
+Letters in shapes: B batch, T sequence, C hidden, H heads, K key-value heads, D head size, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; Gemma 3 norms both sums' terms again."""
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; Gemma 3 also norms what is added to
+    x."""
 
     def __init__(self, a: Architecture) -> None:
         self.attention_norm = norm(a, a.hidden_size)
@@ -92,7 +94,7 @@ class Block(nnx.Module):
         return self.feed(x, y, dtype)
 
     def feed(self, x: Array, y: Array, dtype: Any = jnp.float32) -> Array:
-        """The block after its attention: x and y are (B, T, C)."""
+        """The rest of the block after attention; x and the attention output y are (B, T, C)."""
         x = x + (y if self.attention_post_norm is None else self.attention_post_norm(y))
         y = self.mlp(self.mlp_norm(x).astype(dtype))
         return x + (y if self.mlp_post_norm is None else self.mlp_post_norm(y))
@@ -109,7 +111,7 @@ class Decoder(nnx.Module):
         self.layers = stacked(a.layers, lambda: Block(a))  # weights (L, ...)
         self.norm = norm(a, a.hidden_size)
         self.head = None if a.tied_embeddings else Linear(a.hidden_size, a.vocab_size, bias=False)
-        # Kept, saved and counted; no term of the text loss reaches them.
+        # These are stored, saved and counted, but the text loss does not depend on them.
         self.auxiliary = Embedding(a.auxiliary_rows, a.hidden_size) if a.auxiliary_rows else None
         classes = a.diagnostic_classes
         self.diagnostic_head = Linear(a.hidden_size, classes, bias=True) if classes else None
@@ -130,7 +132,8 @@ class Decoder(nnx.Module):
         documents: Array | None = None,
         sums: Sums | None = None,
     ) -> Array:
-        """Tokens (B, T) to the normed output of the last block (B, T, C) in `dtype`; see `body`."""
+        """The normed output of the last block (B, T, C) in `dtype` for tokens (B, T); see
+        `body`."""
         positions = self.positions_of(tokens.shape[1], documents)
         return self.body(self.embed(tokens, positions), dtype, around, documents, sums)
 
@@ -142,11 +145,12 @@ class Decoder(nnx.Module):
         documents: Array | None = None,
         sums: Sums | None = None,
     ) -> Array:
-        """The input of the first block (B, T, C), float32, to the normed output of the last one in `dtype`.
+        """The normed output of the last block in `dtype` for the input of the first one (B, T, C),
+        float32.
 
-        `around` wraps one block's function: gradient checkpointing. `documents` (B, T) number the documents of a
-        row, which do not see one another. Gradients of the blocks' weights in `sums` are those of `sums`: added to
-        them (see `accumulation`).
+        `around` wraps one block's function for gradient checkpointing. `documents` (B, T) holds
+        document numbers if documents of a row are isolated. Gradients of the blocks' weights named
+        in `sums` are added to `sums` (see `accumulation`).
         """
         a, length = self.architecture, x.shape[1]
 
@@ -167,7 +171,7 @@ class Decoder(nnx.Module):
 
     @staticmethod
     def positions_of(length: int, documents: Array | None) -> Array:
-        """Positions (T,) of a row, or (B, T) counted from where each document begins."""
+        """Positions (T,) of a row, or (B, T) counted from the beginning of each document."""
         return jnp.arange(length) if documents is None else restarted(documents)
 
     @property
@@ -186,12 +190,13 @@ class Decoder(nnx.Module):
 
 
 def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
-    """The decoder with `weights` in place, under stacked names (see `stacking`); nothing is copied."""
+    """The decoder with `weights`, which have stacked names (see `stacking`). Nothing is copied."""
     return assembled(Decoder, a, weights)
 
 
 def norm(a: Architecture, size: int) -> Norm:
-    """The norm of hidden states; those of heads are neither centred nor have they a bias."""
+    """The norm of hidden states. Unlike it, the norms of heads are never centred and have no
+    bias."""
     of_hidden = size == a.hidden_size
     return Norm(
         size,
@@ -203,7 +208,7 @@ def norm(a: Architecture, size: int) -> Norm:
 
 
 def local_layers(a: Architecture) -> Array | None:
-    """Flags (L,) of sliding-window layers; None where every layer is global."""
+    """Flags (L,) of sliding-window layers; None if every layer is global."""
     flags = [a.is_local(layer) for layer in range(a.layers)]
     return jnp.array(flags) if any(flags) else None
 
@@ -211,7 +216,7 @@ def local_layers(a: Architecture) -> Array | None:
 def layer_view(
     a: Architecture, rotations: list[Rotation] | None, is_local: Array | None, length: int
 ) -> tuple[Rotation | None, Array | None]:
-    """The rotation and the window (None: unlimited) of the layer at hand."""
+    """The rotation and the window (None: unlimited) of one layer."""
     if is_local is None or a.sliding_window is None:
         return (None if rotations is None else rotations[0]), None
     window = None

@@ -1,4 +1,5 @@
-"""The layers that models are built of: matrices, tables of rows, norms and the MLP, each with the gradient it needs.
+"""The layers that models are built of: matrices, embeddings, norms and the MLP, with custom
+gradients.
 
 Letters in shapes: B batch, T sequence, C hidden.
 """
@@ -42,7 +43,8 @@ class Embedding(nnx.Module):
 
 @jax.custom_vjp
 def looked_up(table: Array, indices: Array) -> Array:
-    """Rows of a table (rows, hidden), in float32: a frequent row's gradient is a sum of many."""
+    """Rows of a table (rows, hidden) in float32, because a frequent row's gradient is a sum of many
+    terms."""
     return table[indices].astype(jnp.float32)
 
 
@@ -53,7 +55,7 @@ def _looked_up_forward(table: Array, indices: Array) -> tuple[Array, Any]:
 def _looked_up_backward(kept: Any, gradient: Array) -> tuple[Array, None]:
     indices, kind = kept
     shape = kind.shape[1], gradient.shape[-1]
-    # Without a need for the gradient XLA would make room for zeros long before they are added to.
+    # The zeros depend on the gradient. Otherwise XLA would allocate them long before their use.
     zero = 0 * gradient.reshape(-1)[0]
     return jnp.full(shape, zero).at[indices].add(gradient).astype(kind.dtype), None
 
@@ -62,8 +64,8 @@ looked_up.defvjp(_looked_up_forward, _looked_up_backward)
 
 
 class Norm(nnx.Module):
-    """Layer norm where `centred`, else RMS norm (Zhang and Sennrich 2019), over the last axis; statistics in
-    float32. `offset` is added to the weight."""
+    """Layer norm if `centred`, else RMS norm (Zhang and Sennrich 2019), over the last axis, with
+    statistics in float32. `offset` is added to the weight."""
 
     def __init__(
         self, size: int, eps: float, *, centred: bool, offset: float = 0.0, bias: bool
@@ -79,7 +81,7 @@ class Norm(nnx.Module):
         inputs = x, self.weight[...], bias
         if target.kind() == "cpu":
             return recomputed(self._normed, inputs)
-        # Elsewhere XLA fuses all of it, and would hold a second x for the rule.
+        # Elsewhere XLA fuses all of it; the custom rule would keep a second x.
         return jax.checkpoint(self._normed, prevent_cse=False)(*inputs)
 
     def _normed(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -110,12 +112,13 @@ class MLP(nnx.Module):
 
 
 def activate(x: Array, name: str) -> Array:
-    """SiLU or tanh-approximated GELU, in float32 as torch's kernels; the backward pass keeps only x."""
+    """SiLU or tanh-approximated GELU, in float32 as in torch's kernels. The backward pass keeps
+    only x."""
     return recomputed(functools.partial(_activated, name), (x,))
 
 
 def gated(gate: Array, up: Array, name: str) -> Array:
-    """``activation(gate) · up``; the backward pass keeps only gate and up."""
+    """``activation(gate) · up``. The backward pass keeps only gate and up."""
     return recomputed(functools.partial(_gated, name), (gate, up))
 
 
@@ -134,9 +137,9 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """``x @ W.T + b`` in the dtype of x (B, T, ...), whose last axes are taken as one. The backward pass keeps x and
-    the weights as they came: neither a cast nor a turned copy of every layer's, nor joined heads beside the heads
-    that attention keeps."""
+    """``x @ W.T + b`` in the dtype of x (B, T, ...), whose last axes are joined. The backward pass
+    keeps x and the weights as they were passed. It keeps no cast or transposed copy of each layer's
+    weights, and no second copy of the heads that attention keeps."""
     return checkpoint_name(_product(x, weight, bias), "product")
 
 
@@ -154,12 +157,12 @@ def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array |
     x, weight, bias = kept
     joined = _joined(x)
     back = jnp.einsum("bto,oi->bti", gradient, weight.astype(x.dtype))
-    # XLA on a CPU copies what comes first with its axes turned: the narrower of the two.
+    # XLA on a CPU makes a transposed copy of the first operand, so the narrower one comes first.
     if weight.shape[0] > weight.shape[1]:
         turned = jnp.einsum("bti,bto->io", joined, gradient).T
     else:
         turned = jnp.einsum("bto,bti->oi", gradient, joined)
-    # As a product, too: for a sum it would widen 16-bit gradients a second time.
+    # The bias gradient is also a product: a sum would widen 16-bit gradients a second time.
     ones = jnp.ones(gradient.shape[:2], x.dtype)
     summed = None if bias is None else jnp.einsum("bt,bto->o", ones, gradient).astype(bias.dtype)
     return back.reshape(x.shape), turned.astype(weight.dtype), summed

@@ -1,4 +1,4 @@
-"""Pieces of a block that the backward pass computes again, from their inputs alone."""
+"""Recomputes pieces of a block from their inputs in the backward pass."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from jax import Array
 def recomputed(
     function: Callable[..., Array], inputs: tuple[Array | None, ...], rest: tuple[Any, ...] = ()
 ) -> Array:
-    """`function` of `inputs`, which are differentiated, and `rest`, computed again only when its gradient is there.
+    """`function` of `inputs`, which are differentiated, and `rest`, recomputed once its output's
+    gradient is known.
 
-    Where a whole block is computed again for its backward pass, XLA would share this piece's intermediates between
-    both and keep them until then; `jax.checkpoint` cannot forbid it, since XLA for CPUs ignores its barriers.
+    If the whole block is checkpointed too, XLA would compute this piece's intermediates once and
+    keep them. `jax.checkpoint` cannot prevent this, because XLA for CPUs ignores its barriers.
     """
     return function(*inputs, *rest)
 

@@ -1,7 +1,8 @@
 """The regression transformer as Flax NNX modules, built from one `Regressor`: windows to vectors.
 
-Post-norm blocks with causal attention; the last position alone is projected to the outputs. Residual stream, norms
-and outputs are float32, matrices inside the blocks and at the input are multiplied in the compute dtype.
+Blocks are post-norm with causal attention. Only the last position is projected to the outputs.
+Residual stream, norms and outputs are float32; matrices inside the blocks and at the input are
+multiplied in the compute dtype.
 
 Letters in shapes: B batch, T window, C hidden, H heads, D head size.
 """
@@ -71,8 +72,9 @@ class Transformer(nnx.Module):
         around: Around | None = None,
         sums: Sums | None = None,
     ) -> Array:
-        """`around` wraps one block's function: gradient checkpointing. Gradients of the blocks' weights in `sums`
-        are added to them (see `accumulation`)."""
+        """Outputs (B, outputs). `around` wraps one block's function for gradient checkpointing.
+        Gradients of the blocks' weights named in `sums` are added to `sums` (see
+        `accumulation`)."""
         x = self.input(windows.astype(dtype)).astype(jnp.float32)
         x = x + self.positions.weight[...][: x.shape[1]].astype(jnp.float32)  # (B, T, C)
 
@@ -84,5 +86,5 @@ class Transformer(nnx.Module):
 
 
 def assemble(r: Regressor, weights: Mapping[str, Any]) -> Transformer:
-    """The model with `weights` in place, under stacked names (see `stacking`); nothing is copied."""
+    """The model with `weights`, which have stacked names (see `stacking`). Nothing is copied."""
     return assembled(Transformer, r, weights)

@@ -1,4 +1,5 @@
-"""Rotary embeddings: where a token is, as a rotation of its queries and keys (Su et al. 2021, arXiv:2104.09864)."""
+"""Rotary embeddings: they encode a token's position as a rotation of its queries and keys (Su et
+al. 2021, arXiv:2104.09864)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Rotation = tuple[Array, Array]
 
 
 def restarted(documents: Array) -> Array:
-    """Positions (B, T) counted from the first token of each token's document."""
+    """Positions (B, T) counted from the first token of each document."""
     index = jnp.arange(documents.shape[1])
     begins = jnp.pad(documents[:, 1:] != documents[:, :-1], ((0, 0), (1, 0)))
     return index - lax.cummax(index * begins, axis=1)
@@ -30,7 +31,8 @@ def rotate(x: Array, rotation: Rotation) -> Array:
 
 
 def all_rotations(a: Architecture, positions: Array) -> list[Rotation] | None:
-    """Rotations of the global layers and, where there are local layers, of those; None without RoPE."""
+    """Rotations of the global layers and, if there are any, of the local layers; None without
+    RoPE."""
     if a.positions != "rope":
         return None
     found = [_rotation(positions, a.head_size, a.rope_theta, a.rope_scaling)]
@@ -53,7 +55,8 @@ def _rotation(
 
 
 def _llama3(frequencies: Array, s: RopeScaling) -> Array:
-    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between."""
+    """Llama 3.1's scaling: frequencies of long wavelengths are divided by `factor`, short ones are
+    kept, with a ramp between."""
     turns = s.original_positions * frequencies / (2 * math.pi)
     ramp = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
     keep = jnp.clip(ramp, 0.0, 1.0)

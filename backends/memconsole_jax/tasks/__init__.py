@@ -1,4 +1,4 @@
-"""The tasks of this backend: what each needs for its loss, its evaluation and its samples."""
+"""The JAX part of each task: its loss, evaluation and samples."""
 
 from __future__ import annotations
 

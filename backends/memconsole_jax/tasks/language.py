@@ -1,4 +1,4 @@
-"""Language modeling: the nats of each token that is not masked, by a decoder and its head."""
+"""Language modeling in JAX: nats of the unmasked targets under a decoder and its head."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ class Language:
     """Implements `memconsole_jax.tasks.task.Task`."""
 
     def weight(self, arrays: Tree) -> Array:
-        """Targets that are not masked."""
+        """Number of unmasked targets."""
         return jnp.sum(arrays["targets"] != MASKED)
 
     def loss(self, plan: Plan, model: Architecture, disk: Disk | None = None) -> Loss:
         return summed_nats(plan, model, chunked=plan.optimize.fused_loss, disk=disk)
 
     def evaluation(self, plan: Plan, model: Architecture) -> Evaluation:
-        """The loss is always chunked: evaluation never needs more memory than training."""
+        """Always computes the loss in chunks, so evaluation never needs more memory than
+        training."""
         loss = summed_nats(plan, model, chunked=True)
         return lambda trained, kept, arrays: loss(trained, kept, arrays)[None]
 
     def head(self, weights: Iterable[str]) -> Head:
-        """The matrix of the language-model head, which a tied model looks its tokens up in, too."""
+        """The matrix of the language-model head. In a tied model it is also the embedding."""
         untied = "head.weight" in weights
         return Head("head.weight" if untied else "embedding.weight", shared=not untied)
 
@@ -51,7 +52,8 @@ class Language:
 def summed_nats(
     plan: Plan, architecture: Architecture, *, chunked: bool, disk: Disk | None = None
 ) -> Loss:
-    """The summed nats of a micro-batch's targets, the head's part in chunks of tokens or not."""
+    """The loss: summed nats of a micro-batch's targets. With `chunked`, the head is computed in
+    chunks of tokens."""
     dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
     nats = chunked_nats if chunked else plain_nats
 

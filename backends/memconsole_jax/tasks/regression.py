@@ -1,4 +1,4 @@
-"""Regression on windows: the squared error of a window's outputs, as far as the mask counts them."""
+"""Regression on windows in JAX: masked squared error of the outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Regression:
     """Implements `memconsole_jax.tasks.task.Task`."""
 
     def weight(self, arrays: Tree) -> Array:
-        """Outputs that count."""
+        """Number of unmasked outputs."""
         return jnp.sum(arrays["mask"])
 
     def loss(self, plan: Plan, model: Regressor, disk: Disk | None = None) -> Loss:
@@ -48,7 +48,8 @@ class Regression:
         return evaluation
 
     def head(self, weights: Iterable[str]) -> Head | None:
-        """None: the head is small, and its gradients are summed like those of the other weights."""
+        """None, because the head is small. Its gradients are summed like those of the other
+        weights."""
         return None
 
     def sampler(self, model: Regressor, weights: Any, place: Any) -> None:
@@ -60,7 +61,7 @@ class Regression:
 
 
 def _errors(plan: Plan, model: Regressor, disk: Disk | None = None) -> Any:
-    """(weights, arrays, sums or None) -> outputs less targets, (B, outputs)."""
+    """(weights, arrays, sums or None) -> outputs minus targets, (B, outputs)."""
     dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
 
     def errors(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Array:

@@ -1,4 +1,5 @@
-"""Sampling with a key-value cache: one token at a time, fixed shapes, one compilation per length."""
+"""Samples with a key-value cache, one token at a time. Shapes are fixed: one compilation per cache
+length."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ class TokenSampler:
     def __init__(self, architecture: Architecture, weights: Any, place: Any) -> None:
         self._architecture, self._weights, self._place = architecture, weights, place
         self._programs: dict[int, Any] = {}
-        """By positions reserved."""
+        """Compiled programs by cache length."""
 
     def prepare(self, tokens: int) -> None:
-        """Compile what continues the prompt of a training run's samples."""
+        """Compile the program for samples of `tokens` tokens in a training run."""
         room = self._architecture.max_positions
         if tokens and room > PROMPT_TOKENS + 1:
             self._program(cache_length(PROMPT_TOKENS, min(tokens, room - PROMPT_TOKENS - 1)))
@@ -44,7 +45,8 @@ class TokenSampler:
         top_k: int,
         seed: int,
     ) -> list[int]:
-        """`tokens` sampled continuations of `prompt`, of which learned positions take the end."""
+        """Sample `tokens` tokens that continue `prompt`. With learned positions, only the end of
+        `prompt` that fits is used."""
         a = self._architecture
         if a.positions == "learned":
             if tokens >= a.max_positions:
@@ -79,7 +81,7 @@ class TokenSampler:
 
 
 def cache_length(prompt: int, tokens: int) -> int:
-    """Positions to reserve: the next power of two, so that nearby lengths share a program."""
+    """Length of the cache: the next power of two, so that similar lengths share a program."""
     return max(32, 1 << (prompt + tokens - 1).bit_length())
 
 
@@ -93,10 +95,10 @@ def sample(
     top_k: Array,
     seed: Array,
 ) -> Array:
-    """Positions `prompt_length` .. `length` of `prompt` (S,) filled by sampling; jit with `a` static.
+    """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling. Jit with `a` static.
 
-    `temperature` 0 takes the likeliest token; `top_k` 0 means all tokens. The token at a position
-    depends on seed, position and what precedes it only.
+    `temperature` 0 takes the most likely token; `top_k` 0 means all tokens. The token at a position
+    depends only on the seed, the position and the tokens before it.
     """
     decoder = assembled(a, weights)
     size = prompt.shape[0]
@@ -117,7 +119,7 @@ def sample(
 def _next_logits(
     decoder: Decoder, token: Array, position: Array, cache: Cache
 ) -> tuple[Array, Cache]:
-    """Logits (V,) of the position after `position`, and the cache with this token's entries."""
+    """Logits (V,) of the position after `position`, and the cache including this token."""
     a = decoder.architecture
     size = cache[0].shape[1]
     at = position[None]

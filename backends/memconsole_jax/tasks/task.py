@@ -1,4 +1,5 @@
-"""What a training task needs of this backend: its loss, what a batch weighs, and what an evaluation adds up."""
+"""The interface between the engine and a task: its loss, the weight of a batch, and its evaluation
+sums."""
 
 from __future__ import annotations
 
@@ -12,25 +13,27 @@ from memconsole_jax.techniques.activation_offload import Disk
 
 Tree = dict[str, Array]
 Loss = Callable[..., Array]
-"""The loss of one micro-batch: (trained, kept, arrays, `accumulation.Sums` or None, share) -> its sum times the
-share, a scalar. `trained` weights are differentiated, `kept` ones are not."""
+"""The loss of one micro-batch: (trained, kept, arrays, `accumulation.Sums` or None, share) -> the
+summed loss times `share`, a scalar. `trained` weights are differentiated, `kept` ones are not."""
 Evaluation = Callable[[Tree, Tree, Tree], Array]
-"""(trained, kept, arrays) of one micro-batch -> its summed loss and the sums of the task's measures, (1 + measures,)."""
+"""(trained, kept, arrays) of one micro-batch -> its summed loss, then the sums of the task's
+measures, (1 + measures,)."""
 
 
 class Head(NamedTuple):
-    """A weight outside the blocks whose gradient the loss itself adds to its sum."""
+    """A weight outside the blocks whose gradients are summed inside the loss."""
 
     name: str
     shared: bool
-    """Whether the model uses it elsewhere, too: gradients from there are added after the backward pass."""
+    """Whether the model also uses it elsewhere. Gradients from there are added after the backward
+    pass."""
 
 
 class Sampler(Protocol):
-    """Continues a row of tokens by programs that are compiled once for each size."""
+    """Continues a row of tokens. Its programs are compiled once for each size."""
 
     def prepare(self, tokens: int) -> None:
-        """Compile what samples of so many `tokens` need."""
+        """Compile the program for samples of `tokens` tokens."""
         ...
 
     def __call__(
@@ -47,27 +50,28 @@ class Sampler(Protocol):
 
 
 class Task(Protocol):
-    """What is learned, for this backend. One file of this folder implements it."""
+    """What is learned, in JAX. Each task has one file in this folder."""
 
     def weight(self, arrays: Tree) -> Array:
-        """What the arrays of a batch, or of a part of one, count: the loss is divided by it."""
+        """The weight of a batch or a part of one. The loss is divided by it."""
         ...
 
     def loss(self, plan: Plan, model: Any, disk: Disk | None = None) -> Loss:
-        """The loss that `plan` trains. `disk`: for activations of a CPU."""
+        """The loss that `plan` trains. `disk` holds offloaded activations on a CPU."""
         ...
 
     def evaluation(self, plan: Plan, model: Any) -> Evaluation:
-        """What an evaluation of `plan` adds up."""
+        """The function whose results an evaluation of `plan` sums."""
         ...
 
     def head(self, weights: Iterable[str]) -> Head | None:
-        """Which of the model's `weights` gets its gradients summed inside the loss, as those of blocks are."""
+        """The one of the model's `weights` whose gradients are summed inside the loss; None if
+        there is none."""
         ...
 
     def sampler(self, model: Any, weights: Any, place: Any) -> Sampler | None:
-        """What samples from a model with `weights` of these shapes at a `place`, a sharding; None where there is
-        nothing to sample."""
+        """A sampler of a model with `weights` of these shapes and `place`, a sharding; None if the
+        task has no samples."""
         ...
 
     def outputs(self, model: Any, weights: Tree, arrays: Tree) -> Array:

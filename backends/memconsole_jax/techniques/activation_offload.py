@@ -1,8 +1,9 @@
-"""The inputs of checkpointed blocks in a file on disk: for a CPU, which has no memory apart from the host's.
+"""Offloads the inputs of checkpointed blocks to a file on disk. It is for CPUs, which have no
+separate host memory.
 
-A block's input is written when its forward pass begins, and read back into XLA's own buffer when its backward pass
-does; of each layer the program keeps where it was written. A program with calls into Python is in no cache: it is
-compiled at every start.
+A block's input is written when its forward pass begins, and read back into XLA's buffer when its
+backward pass begins. The program keeps only its place in the file. JAX does not cache programs that
+call Python, so such a program is compiled at every start.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Function = Callable[..., Any]
 
 
 class Disk:
-    """Arrays of one shape in a file without a name, which goes with the process. Whatever the order in which a
-    program writes and reads them, each is where it was put until it is read, once."""
+    """Arrays of one shape in an unnamed file, which disappears with the process. A program may
+    write and read them in any order. Each array is read once, and its place is free after that."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
@@ -36,7 +37,8 @@ class Disk:
         self._error: OSError | None = None
 
     def offloaded(self, block: Function) -> Function:
-        """`checkpointing.full`, the input x (B, T, C) of ``block(x, *rest)`` waiting here between the passes."""
+        """`checkpointing.full`, but the input x (B, T, C) of ``block(x, *rest)`` is kept here
+        between the passes."""
         self._is_used = True
 
         @jax.custom_vjp
@@ -53,14 +55,15 @@ class Disk:
             place, like, rest = kept
             shape = jax.ShapeDtypeStruct(like.shape[1:], like.dtype)
             take = buffer_callback(self._take, shape, has_side_effect=True)
-            x = take(place, gradient.reshape(-1)[0])  # not before the gradient is there
+            x = take(place, gradient.reshape(-1)[0])  # read only once the gradient exists
             return jax.vjp(block, x, *rest)[1](gradient)
 
         run.defvjp(forward, backward)
         return run
 
     def ran(self, step: Function, *arguments: Any) -> Any:
-        """What `step` gives, waited for if its program writes here. Raises the OSError of a full disk."""
+        """Run `step` and return its result. Waits for it if its program writes here. Raises OSError
+        if the disk is full."""
         result = step(*arguments)
         if self._is_used:
             jax.block_until_ready(result)
@@ -69,7 +72,7 @@ class Disk:
         return result
 
     def _put(self, _: Any, place: Any, x: Any) -> None:
-        """Write `x`, and into `place` where."""
+        """Write `x` to the file and its place into `place`."""
         with self._lock:
             free = min(set(range(len(self._taken) + 1)) - self._taken)
             self._taken.add(free)
@@ -77,7 +80,7 @@ class Disk:
         self._move(os.pwrite, x, free)
 
     def _take(self, _: Any, x: Any, place: Any, gradient: Any) -> None:
-        """Read `x` from `place`, which is free from then on."""
+        """Read `x` from `place` and free the place."""
         taken = int(np.asarray(place))
         self._move(_read, x, taken)
         with self._lock:
@@ -86,7 +89,8 @@ class Disk:
                 os.ftruncate(self._file.fileno(), 0)
 
     def _move(self, some: Callable[..., int], buffer: Any, place: int) -> None:
-        """Move all of an array between memory and the file. An error waits for the end of the program."""
+        """Copy an array between memory and the file. `ran` raises an error after the program has
+        ended."""
         data = np.asarray(buffer).reshape(-1).view(np.uint8).data  # XLA's own memory
         start, done = place * len(data), 0
         try:
@@ -100,7 +104,8 @@ class Disk:
 
     @cached_property
     def _file(self) -> Any:
-        """Opened when it is first written to: a program that is only compiled has none."""
+        """The file, created at the first write, so that a program that is only compiled has
+        none."""
         return tempfile.TemporaryFile(dir=self._directory, prefix="activations-", buffering=0)
 
 

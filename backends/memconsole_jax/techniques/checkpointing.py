@@ -1,7 +1,8 @@
-"""Gradient checkpointing (JAX: remat; Chen et al. 2016): which values of a block survive the forward pass.
+"""Gradient checkpointing (JAX: remat; Chen et al. 2016): which values of a block are kept for the
+backward pass.
 
-Each wrapper goes around one block inside the scan over layers. `prevent_cse` is off because forward
-and backward are separate loops, where XLA cannot undo the recomputation.
+Each wrapper is applied to one block inside the scan over layers. `prevent_cse` is off because
+forward and backward pass are separate loops, so XLA cannot undo the recomputation.
 """
 
 from __future__ import annotations
@@ -22,29 +23,32 @@ _INPUT = "block_input"
 
 
 def full(block: Function) -> Function:
-    """Keep the block's input only, (B, T, C) per layer; run the block again in the backward pass."""
+    """Keep only the block's input, (B, T, C) per layer, and rerun the block in the backward
+    pass."""
     return jax.checkpoint(block, prevent_cse=False, policy=_policies.nothing_saveable)
 
 
 def selective(block: Function) -> Function:
-    """Keep the outputs of matmuls and of attention; recompute norms, activations and rotations."""
+    """Keep the outputs of matmuls and attention; recompute norms, activations and rotations."""
     policy = _policies.save_only_these_names("product", "attention")
     return jax.checkpoint(block, prevent_cse=False, policy=policy)
 
 
 def attention(block: Function) -> Function:
-    """Keep the block's input and attention's output, which need not be made again for the projection behind it."""
+    """Keep the block's input and attention's output, so that attention is not recomputed for the
+    projection after it."""
     policy = _policies.save_only_these_names("attention")
     return jax.checkpoint(block, prevent_cse=False, policy=policy)
 
 
 def none(block: Function) -> Function:
-    """Keep everything the backward pass reads (models themselves recompute elementwise pieces)."""
+    """Keep everything that the backward pass reads, except pieces that the models themselves
+    recompute."""
     return block
 
 
 def offloaded(block: Function) -> Function:
-    """`full`, the input waiting in pinned host memory between the passes."""
+    """`full`, but the input is kept in pinned host memory between the passes."""
 
     def named(x: Any, *rest: Any) -> Any:
         return block(checkpoint_name(x, _INPUT), *rest)
@@ -61,8 +65,8 @@ def offloaded(block: Function) -> Function:
 def around(
     mode: Checkpointing, *, offload: bool = False, disk: Disk | None = None
 ) -> Callable[[Function], Function]:
-    """The wrapper that `optimize.gradient_checkpointing` names. `offload`: to host memory, of a CPU to `disk`, the
-    plan being sure that the mode is `full`."""
+    """The wrapper that `optimize.gradient_checkpointing` names. `offload` keeps inputs in host
+    memory, or on a CPU in `disk`; the plan guarantees that the mode is then `full`."""
     if offload:
         return (disk or Disk()).offloaded if target.kind() == "cpu" else offloaded
     return {"none": none, "selective": selective, "attention": attention, "full": full}[mode]

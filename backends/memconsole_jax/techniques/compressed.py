@@ -1,7 +1,9 @@
-"""Moments that wait in bfloat16, as `memconsole_trainer.techniques.compressed` specifies, under a rule that keeps them in fp32.
+"""Moments stored in bfloat16, as `memconsole_trainer.techniques.compressed` specifies, around an
+fp32 update rule.
 
-A loop goes over slices of a weight's stack: their moments are widened, updated, used, and rounded back. Its arrays
-are replaced in place, the gradient becomes the update where it lies, so that no fp32 copy of a whole moment exists.
+A loop processes slices of a weight's stack: their moments are widened, updated, used, and rounded
+back. The loop updates its arrays in place and overwrites the gradient with the update, so no fp32
+copy of a whole moment exists.
 """
 
 from __future__ import annotations
@@ -22,28 +24,29 @@ from memconsole_trainer.techniques.compressed import SLOTS, slot_index
 from memconsole_trainer.techniques.rounding import threefry
 
 CPU_SLICE = 2**17
-"""Elements widened at a time."""
+"""Elements widened at a time on a CPU."""
 DEVICE_SLICE = 2**20
 
 Tree = dict[str, Array]
 
 
 class CompressedState(NamedTuple):
-    """Updates so far, and the rule's state with its moments as the bits of bf16 in uint16: XLA for CPUs would replace
-    a slice of an array of bf16 by converting the whole array there and back."""
+    """The number of updates so far, and the rule's state with moments as bf16 bits in uint16
+    arrays. With bf16 arrays, XLA for CPUs would convert the whole array to another type and back to
+    replace a slice."""
 
     count: Array
     rule: Any
 
 
 class Place(NamedTuple):
-    """Where the tensors of one stack are in `trained_parameters`."""
+    """The indices of one stack's tensors in `trained_parameters`."""
 
     indices: Any
     """uint32 (L,)."""
     layered: bool
     whole: bool
-    """The rule looks at a whole tensor, not at each element alone."""
+    """Whether the rule needs the whole tensor, and is not elementwise."""
 
 
 def compressed(
@@ -52,7 +55,7 @@ def compressed(
     seed: int,
     slice_elements: int | None = None,
 ) -> optax.GradientTransformation:
-    """`rule`, which looks at gradients and state alone, with its moments in bf16."""
+    """`rule` with its moments in bf16. It must not depend on the weights."""
     seeds = np.uint32(seed % 2**32), np.uint32(seed >> 32 & 0xFFFFFFFF)
 
     def init(weights: Tree) -> CompressedState:
@@ -64,7 +67,7 @@ def compressed(
         gradients: Tree, state: CompressedState, weights: Tree | None = None
     ) -> tuple[Tree, CompressedState]:
         most = slice_elements or (CPU_SLICE if target.kind() == "cpu" else DEVICE_SLICE)
-        _, after = rule.update({}, _of(state.rule, ()), None)  # its counts alone
+        _, after = rule.update({}, _of(state.rule, ()), None)  # advances only the rule's counts
         updates, moments = {}, {}
         for name, gradient in gradients.items():
             place = places[name]
@@ -80,7 +83,7 @@ def compressed(
 
 
 class _OneStack:
-    """The rule over slices of one weight's stack."""
+    """The rule, applied to slices of one weight's stack."""
 
     def __init__(
         self, rule: optax.GradientTransformation, name: str, state: Any, layered: bool
@@ -90,7 +93,8 @@ class _OneStack:
         self.moments = [x for x in self._leaves if x.ndim]
 
     def __call__(self, gradient: Array, moments: Sequence[Array]) -> tuple[Array, list[Array]]:
-        """The update and the new moments (1, rows, …) in fp32 by those before, the bits of bf16."""
+        """The update and the new moments (1, rows, …) in fp32, from the old moments as bits of
+        bf16."""
         wide = iter(self._seen(_widened(m)) for m in moments)
         leaves = [next(wide) if x.ndim else x for x in self._leaves]
         state = jax.tree.unflatten(self._structure, leaves)
@@ -105,15 +109,18 @@ class _OneStack:
 def _over_slices(
     one: _OneStack, stacks: Sequence[Array], keys: Sequence[tuple[Array, Array]], most: int
 ) -> Sequence[Array]:
-    """The update in place of the gradient (L, rows, …), and the new moments: whole rows of about `most` elements
-    at a time, cut in the gradient's own shape, since a TPU's arrays are tiled by their last two axes."""
+    """The update in place of the gradient (L, rows, …), and the new moments.
+
+    A slice is whole rows of about `most` elements, cut in the gradient's own shape, because a TPU
+    tiles arrays by their last two axes.
+    """
     tensors, rows, *rest = stacks[0].shape
     width = math.prod(rest)
     size = min(max(most // width, 1), rows)
     whole, last = divmod(rows, size)
 
     def slices(count: int, length: int, start: int, carry: Any) -> Any:
-        """Go over `count` slices of each tensor, `length` rows each, from row `start`."""
+        """Process `count` slices of `length` rows of each tensor, from row `start` on."""
 
         def body(i: Array, carry: Any) -> Any:
             tensor, row = i // count, start + i % count * length
@@ -135,9 +142,10 @@ def _one_slice(
 ) -> Sequence[Array]:
     """The update and the new moments of a slice that starts at element `start` of its tensor.
 
-    What it reads is not fused with what it makes: a slice would be read again after its place in the loop's arrays
-    is overwritten, for which XLA copies those arrays whole, each time around. XLA for CPUs drops barriers before
-    it fuses, but leaves a branch alone.
+    Reading the slice must not be fused with computing the result. Otherwise XLA would read the
+    slice again after it is overwritten in the loop's arrays, and would copy these arrays whole in
+    each iteration to allow it. XLA for CPUs drops barriers before it fuses, so a branch is used
+    there.
     """
 
     def renewed(*inputs: Array) -> list[Array]:
@@ -156,30 +164,30 @@ def _one_slice(
 
 
 def _narrowed(wide: Array) -> Array:
-    """The bits of fp32 values that bfloat16 has."""
+    """The bits, as bfloat16, of fp32 values that bfloat16 represents exactly."""
     return lax.bitcast_convert_type(wide.astype(jnp.bfloat16), jnp.uint16)
 
 
 def _widened(bits: Array) -> Array:
-    """The fp32 values of bfloat16 ones, given as bits."""
+    """The fp32 values of bfloat16 bits."""
     return lax.bitcast_convert_type(bits.astype(jnp.uint32) << 16, jnp.float32)
 
 
 def _rounded(wide: Array, key: tuple[Array, Array], start: Array) -> Array:
-    """fp32 (1, rows, …), a tensor's elements from `start`, as the bits of bfloat16."""
+    """Round fp32 values (1, rows, …), a tensor's elements from `start`, to the bits of bfloat16."""
     words = lax.bitcast_convert_type(wide, jnp.uint32) + random_bits(key, wide.shape, start)
     return (words >> 16).astype(jnp.uint16)
 
 
 def _keys(seeds: tuple[Any, Any], count: Array, place: Place, slot: int) -> tuple[Array, Array]:
-    """Two words (L,): the key of one moment of each tensor of a stack."""
+    """The key of one moment of each tensor of a stack: two words (L,)."""
     which = np.uint32(slot_index(0, slot)) + np.uint32(SLOTS) * place.indices
     found: tuple[Array, Array] = threefry(seeds, (jnp.full(which.shape, count), which))
     return found
 
 
 def _of(state: Any, names: Collection[str]) -> Any:
-    """A rule's state as it would be of weights `names` alone."""
+    """The part of a rule's state that belongs to the weights `names`."""
     return jax.tree.map(
         lambda x: {n: y for n, y in x.items() if n in names} if isinstance(x, dict) else x,
         state,
@@ -188,7 +196,7 @@ def _of(state: Any, names: Collection[str]) -> Any:
 
 
 def _joined(before: Any, counts: Any, moments: Mapping[str, Sequence[Array]]) -> Any:
-    """The state of all weights by its `counts` and each weight's moments in order."""
+    """Put together the state of all weights from `counts` and each weight's moments in order."""
     left = {name: iter(found) for name, found in moments.items()}
     return jax.tree.map(
         lambda x, y: {n: next(left[n]) for n in x} if isinstance(x, dict) else y,

@@ -1,9 +1,10 @@
 """Cross-entropy from hidden states, with the full logits or in chunks of tokens.
 
-In chunks, head and loss of a few tokens at a time are computed together with their gradients, so
-neither the logits (N, V) nor their gradient ever exist, and nothing is computed twice: the loss is
-the end of the network, its gradient needs only the scale known at the very end (Wijmans et al. 2024
-and Liger Kernel do the same in Triton). The head's gradient is summed over chunks in float32.
+In chunks, the head and the loss of a few tokens are computed together with their gradients. So
+neither the full logits (N, V) nor their gradient ever exist, and nothing is computed twice. This
+works because the loss is the end of the network: its gradients only lack a scalar factor, which the
+backward pass applies. Wijmans et al. 2024 and Liger Kernel do the same in Triton. The head's
+gradient is summed over chunks in float32.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from memconsole_jax import target
 
 MASKED = -100
 ALIGNED_ROWS = 16
-"""XLA for GPUs pads matmuls whose sizes are no multiple of this: with GPT-2's 50257 rows it would copy
-the whole gradient of the logits, where a padded head costs only itself."""
+"""XLA for GPUs pads matmuls whose sizes are not a multiple of this. With GPT-2's 50257 rows it
+would copy the whole gradient of the logits; padding the head in advance copies only the head."""
 CHUNK_TOKENS = 1024
-"""Most tokens whose logits exist at a time."""
+"""Most tokens per chunk."""
 CPU_CHUNK_TOKENS = 128
-"""The same on a CPU, whose few cores smaller products keep as busy."""
+"""The same on a CPU, whose few cores are busy with smaller products already."""
 
 
 def chunk_tokens(tokens: int) -> int:
-    """Tokens per chunk: equal chunks of at most so many."""
+    """Tokens per chunk: chunks are equal and do not exceed the maximum."""
     most = CPU_CHUNK_TOKENS if target.kind() == "cpu" else CHUNK_TOKENS
     chunks = -(-tokens // most)
     return -(-tokens // chunks)
@@ -41,10 +42,12 @@ def plain_nats(
     share: Array | float = 1.0,
     begun: Array | None = None,
 ) -> Array:
-    """Summed nats of targets (B, T) under hidden (B, T, C) and head (V, C), times `share`, through full logits.
+    """Summed nats of targets (B, T) given hidden (B, T, C) and head (V, C), times `share`, from
+    full logits.
 
-    With `begun` (V, C), float32, the gradient of the head is added to it and is what comes back for it; none comes
-    back for the head, and the result must be what is differentiated, itself.
+    `begun` (V, C), float32, holds a sum of head gradients. If given, its gradient is that sum plus
+    the head's gradient, and the head gets none. This is only right if the result itself is what is
+    differentiated.
     """
     return _plain_forward(hidden, head, targets, share, begun)[0]
 
@@ -60,12 +63,13 @@ def _plain_forward(
 
 
 def _plain_backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
-    """The logits alone were kept, and become their own gradient."""
+    """The full logits were kept; their gradient overwrites them."""
     hidden, head, labels, logits, known, share, begun = kept
     whole = _of_vocabulary(logits, head.shape[0])
     slope = (_slope(whole, labels, *known) * (share * cotangent)).astype(logits.dtype)
     rows = hidden.reshape(-1, hidden.shape[-1])
-    # In this order XLA on a CPU turns a copy of the rows, in the other one of all slopes.
+    # In this order XLA on a CPU makes a transposed copy of the rows; in the other order, of the
+    # larger slopes.
     head_gradient = jnp.matmul(rows.T, slope).T[: head.shape[0]]
     hidden_gradient = (slope @ _padded(head.astype(hidden.dtype))).reshape(hidden.shape)
     if begun is None:
@@ -100,7 +104,8 @@ def _chunked_forward(
 ) -> tuple[Array, Any]:
     parts, labels = _chunks(hidden, targets)
     if target.kind() == "cpu" and head.dtype != hidden.dtype:
-        # Else XLA would narrow the head once for all micro-batches, and keep it: it must need these very rows.
+        # Make the head depend on these rows. Otherwise XLA would narrow it once for all
+        # micro-batches and keep it.
         head += 0 * hidden[0, 0, 0]
     matrix = head.astype(hidden.dtype)
 
@@ -136,33 +141,33 @@ def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:
     """Nats per token (N,), and the logits of the targets (N,), from float32 logits (N, V)."""
     if target.kind() == "cpu":
         picked = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=-1)[:, 0]
-    else:  # comparing with every column fuses, also with what made the logits
+    else:  # comparing with every column can be fused, also with the computation of the logits
         column = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         picked = jnp.sum(jnp.where(column == targets[:, None], logits, 0.0), axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - picked, picked
 
 
 def _total(nats: Array, targets: Array) -> Array:
-    """The sum of those whose targets are not masked."""
+    """The sum over unmasked targets."""
     return jnp.sum(jnp.where(targets != MASKED, nats, 0.0))
 
 
 def _slope(logits: Array, targets: Array, nats: Array, picked: Array) -> Array:
-    """Gradient of nats with respect to logits (N, V). From both, so that XLA can overwrite the logits: nothing reads
-    them later."""
+    """Gradient of nats with respect to logits (N, V). It uses `nats` and `picked`, so that nothing
+    reads the logits later and XLA can overwrite them."""
     hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == targets[:, None]
     shares = jnp.exp(logits - (nats + picked)[:, None])
     return jnp.where((targets != MASKED)[:, None], shares - hit, 0.0)
 
 
 def _padded(matrix: Array) -> Array:
-    """The head (V, C) with the rows that XLA for GPUs would add for itself."""
+    """The head (V, C) padded as XLA for GPUs would pad it."""
     missing = -matrix.shape[0] % ALIGNED_ROWS if target.kind() == "gpu" else 0
     return jnp.pad(matrix, ((0, missing), (0, 0))) if missing else matrix
 
 
 def _of_vocabulary(logits: Array, vocabulary: int) -> Array:
-    """Logits (N, V or more) in float32, the least where they are of no token."""
+    """Logits (N, V or more) in float32; those of padding get the lowest float32 value."""
     whole = logits.astype(jnp.float32)
     if logits.shape[-1] == vocabulary:
         return whole
@@ -175,7 +180,8 @@ def _logits(h: Array, head: Array) -> Array:
 
 
 def _chunks(hidden: Array, targets: Array) -> tuple[Array, Array]:
-    """Hidden as (chunks, R, C) and targets as (chunks, R), the last chunk filled with masked rows."""
+    """Hidden as (chunks, R, C) and targets as (chunks, R); the last chunk is padded with masked
+    rows."""
     c = hidden.shape[-1]
     rows, labels = hidden.reshape(-1, c), targets.reshape(-1)
     size = chunk_tokens(rows.shape[0])

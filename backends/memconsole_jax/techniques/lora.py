@@ -1,7 +1,8 @@
-"""LoRA on a frozen base, applied to the matrices of a plain decoder; see `memconsole_trainer.techniques.adapters`.
+"""LoRA on a frozen base, applied to the matrices of a plain decoder; see
+`memconsole_trainer.techniques.adapters`.
 
-Adapters are the trained arrays, the base the kept ones: only adapters are differentiated, have
-optimizer state and are donated.
+Adapters are the trained arrays and the base the kept ones. So only adapters are differentiated,
+have optimizer state and are donated.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def is_adapter(name: str) -> bool:
 
 
 class Adapted(nnx.Module):
-    """A linear layer with an adapter beside it: ``base(x) + 2 (x @ A.T) @ B.T``, in the dtype of x."""
+    """A linear layer plus an adapter: ``base(x) + 2 (x @ A.T) @ B.T``, in the dtype of x."""
 
     def __init__(self, base: Linear | QuantizedLinear, a: Array, b: Array) -> None:
         self.base = base
@@ -43,7 +44,8 @@ class Adapted(nnx.Module):
 
 
 def assembled(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
-    """`decoder.assemble`, with the adapters among `weights`, if any, beside their matrices, which may be codes."""
+    """`decoder.assemble`, plus the adapters in `weights`, if any. Matrices may be stored as
+    codes."""
     decoder = assemble(a, weights)
     shapes = {name: stack.members[0].shape for name, stack in stacks(a).items()}
     for name in weights:
@@ -59,7 +61,7 @@ def assembled(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
 
 
 def _replace(decoder: Decoder, name: str, kind: type, *arguments: Any) -> None:
-    """Put a layer of another `kind` around the one that has the weight `name`."""
+    """Replace the layer that has the weight `name` by a layer of another `kind` that wraps it."""
     *path, last, _ = name.split(".")
     parent = functools.reduce(getattr, path, decoder)
     setattr(parent, last, kind(getattr(parent, last), *arguments))

@@ -1,4 +1,5 @@
-"""Muon's update of matrices, as `memconsole_trainer.techniques.muon` specifies; the other weights take Adam's."""
+"""Muon's update of matrices, as `memconsole_trainer.techniques.muon` specifies. Other weights use
+Adam's."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Tree = dict[str, Array]
 
 
 class MuonState(NamedTuple):
-    """Momentum by matrix, and Adam's state of the rest."""
+    """Momentum by matrix, and Adam's state of the other weights."""
 
     momentum: Tree
     rest: optax.ScaleByAdamState
@@ -26,7 +27,7 @@ def scale_by_muon(
 ) -> optax.GradientTransformation:
     """Orthogonalized momentum of `matrices`, and `rest` for the other weights.
 
-    `matrices`: their names, and whether the weight is a stack (L, out, in) of them.
+    `matrices` maps their names to whether the weight is a stack (L, out, in) of matrices.
     """
 
     def divided(tree: Tree) -> tuple[Tree, Tree]:
@@ -47,7 +48,7 @@ def scale_by_muon(
             m = state.momentum[name]
             m = momentum[name] = m + (1 - MOMENTUM) * (gradient - m)
             x = gradient + MOMENTUM * (m - gradient)
-            # One layer's matrix at a time: temporaries are one matrix's.
+            # One layer's matrix at a time, so that temporaries are those of one matrix.
             whole = lax.map(orthogonalized, x) if matrices[name] else orthogonalized(x)
             updates[name] = scale(x.shape) * whole
         others, after = rest.update(outside, state.rest, None)
@@ -57,7 +58,7 @@ def scale_by_muon(
 
 
 def orthogonalized(x: Array) -> Array:
-    """Nearly U Vᵀ of x = U S Vᵀ (out, in), by five steps of Newton and Schulz."""
+    """Approximate U Vᵀ of x = U S Vᵀ (out, in) with five Newton-Schulz steps."""
     turned = x.shape[0] > x.shape[1]
     x = x.T if turned else x
     x = x / jnp.maximum(jnp.linalg.norm(x), EPSILON)

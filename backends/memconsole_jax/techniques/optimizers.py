@@ -1,8 +1,8 @@
-"""The optimizers a plan can name, as Optax transformations that leave out the learning rate.
+"""The optimizers that a plan can name, as Optax transformations without the learning rate.
 
-``new = old - rate · update``: the rate is an argument of the training step. Weight decay is decoupled
-(Loshchilov and Hutter 2019) and applies to `Parameter.decays` only, except with SGD, where it joins
-the gradient as in the original and in torch.
+``new = old - rate · update``: the rate is an argument of the training step. Weight decay is
+decoupled (Loshchilov and Hutter 2019) and applies to `Parameter.decays` only. With SGD it is added
+to the gradient, as in torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Tree = dict[str, jax.Array]
 
 
 class Part(NamedTuple):
-    """One layer (1, …) of a stack; all of an array that is not layered."""
+    """One layer (1, …) of a stack, or a whole weight outside the layers."""
 
     name: str
     layer: jax.Array
@@ -83,7 +83,7 @@ def _as_it_is(rule: optax.GradientTransformation) -> optax.GradientTransformatio
 def _compressed(
     plan: Plan, model: Model, part: Part | None
 ) -> Callable[[optax.GradientTransformation], optax.GradientTransformation]:
-    """What keeps a rule's moments in bf16."""
+    """The wrapper that stores a rule's moments in bf16 if the plan asks for it."""
     found = trained_parameters(plan, model)
     indices = {p.name: i for i, p in enumerate(found)}
     muon = plan.optimize.optimizer == "muon"
@@ -99,17 +99,17 @@ def _compressed(
 
 
 def _of(part: Part | None, members: Any) -> Any:
-    """What of a stack's `members` (L,) are in the part of it, (1,)."""
+    """The entries of a stack's `members` (L,) that belong to its part, (1,)."""
     return members if part is None else jnp.asarray(members)[part.layer][None]
 
 
 def per_tensor(
     inner: optax.GradientTransformation, layered: set[str]
 ) -> optax.GradientTransformation:
-    """`inner` applied to each layer's tensor of a stack by itself.
+    """Apply `inner` to each layer's tensor of a stack separately.
 
-    For rules that look at a tensor's shape or norm: a stack (L, out, in) is L matrices, not one tensor. A layer's
-    update takes its gradients' place before the next one's is made.
+    This is for rules that depend on a tensor's shape or norm: a stack (L, out, in) is L matrices,
+    not one tensor. A layer's update overwrites its gradient before the next layer is processed.
     """
 
     def divide(tree: Tree) -> tuple[Tree, Tree]:
@@ -141,7 +141,8 @@ def per_tensor(
 
 
 def clip_factor(norm: jax.Array, most: float) -> jax.Array:
-    """What scales gradients of global norm `norm` down to at most `most`; 1 when `most` is 0."""
+    """Factor that scales gradients of global norm `norm` down to at most `most`; 1 if `most` is
+    0."""
     if not most:
         return jnp.float32(1.0)
     return jnp.minimum(1.0, most / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))

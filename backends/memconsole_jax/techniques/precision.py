@@ -1,8 +1,10 @@
-"""Mixed precision: 16-bit compute (Micikevicius et al. 2018), norms, softmax, loss and optimizer in float32.
+"""Mixed precision: 16-bit compute (Micikevicius et al. 2018), norms, softmax, loss and optimizer in
+float32.
 
-The decoder casts each weight where it is used, inside the block, so 16-bit copies live one block at a time.
-Weights stay float32 with bf16 and fp16; `rounding` keeps them in bfloat16. fp16 needs its loss scaled, as
-`memconsole_trainer.techniques.loss_scale` specifies; the decision is taken inside the compiled step.
+The decoder casts each weight where it is used, inside the block, so 16-bit copies exist for one
+block at a time. Weights stay float32 with bf16 and fp16; with bf16-sr, `rounding` keeps them in
+bfloat16. fp16 needs loss scaling as `memconsole_trainer.techniques.loss_scale` specifies; the
+compiled step decides whether to skip.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ def compute_dtype(plan: Plan) -> Any:
 
 
 def adapted(state: Array | None, finite: Array | None) -> Array | None:
-    """What becomes of `step.TrainState.precision` in a step: the loss scale's state (3,) where gradients were `finite`, or
-    not; the next step's number; None where there is neither."""
+    """The next value of `step.TrainState.precision`: the loss scale's state (3,), which depends on
+    whether gradients were `finite`; or the next step's number; None if there is neither."""
     if state is None:
         return None
     if finite is None:
@@ -50,7 +52,8 @@ def adapted(state: Array | None, finite: Array | None) -> Array | None:
 
 
 def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner` with state and arithmetic in float32 whatever the weights and gradients are stored as."""
+    """`inner` with state and arithmetic in float32, for any storage type of weights and
+    gradients."""
 
     def wide(tree: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(jnp.float32), tree)

@@ -1,9 +1,9 @@
 """Adam whose moments are stored in 8 bits, as `memconsole_trainer.techniques.blockwise` specifies.
 
-An ordinary Optax transformation over stacked weights. A loop goes over slices of a weight: their
-moments are widened to fp32, updated, used, and narrowed again. The loop's arrays are replaced in place,
-the gradient becomes the update where it lies, so no fp32 copy of a whole moment or weight ever exists.
-The same gradients give the same codes as in the torch backend.
+It is an Optax transformation over stacked weights. A loop processes slices of a weight: their
+moments are widened to fp32, updated, used, and narrowed again. The loop updates its arrays in place
+and overwrites the gradient with the update, so no fp32 copy of a whole moment or weight ever
+exists. The same gradients give the same codes as in the torch backend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
 
 CPU_SLICE = 2**17
-"""Elements widened at a time, as in the torch backend."""
+"""Elements widened at a time on a CPU, as in the torch backend."""
 DEVICE_SLICE = 2**20
 
 Tree = dict[str, Array]
@@ -55,10 +55,10 @@ def scale_by_quantized_adam(
     quantized: Mapping[str, bool],
     slice_elements: int | None = None,
 ) -> optax.GradientTransformation:
-    """`optax.scale_by_adam` with 8-bit moments of some weights.
+    """`optax.scale_by_adam` with 8-bit moments for some weights.
 
-    `quantized`: the names of those, and whether the weight is a stack (L, …) of tensors. Blocks never
-    span two tensors of a stack, so that a moment's codes do not depend on how the weights are stacked.
+    `quantized` maps their names to whether the weight is a stack (L, …) of tensors. Blocks never
+    span two tensors of a stack, so a moment's codes do not depend on how weights are stacked.
     """
 
     def init(weights: Tree) -> QuantizedAdamState:
@@ -106,7 +106,7 @@ def _blank(weight: Any, stacked: bool) -> _Moments:
     tensors = weight.shape[0] if stacked else 1
     n = weight.size // tensors
     shape, blocks = (tensors, n), (tensors, blockwise.scales_of(n))
-    return _Moments(  # four arrays of their own: each is donated once
+    return _Moments(  # four separate arrays, because each is donated once
         jnp.zeros(shape, jnp.uint8),
         jnp.zeros(blocks, jnp.float32),
         jnp.zeros(shape, jnp.uint8),
@@ -115,7 +115,7 @@ def _blank(weight: Any, stacked: bool) -> _Moments:
 
 
 class _Rule:
-    """One Adam update (Kingma and Ba 2015, algorithm 1) in fp32: any shape."""
+    """One Adam update (Kingma and Ba 2015, algorithm 1) in fp32, for any shape."""
 
     def __init__(self, beta1: float, beta2: float, epsilon: float, count: Array) -> None:
         self._keep = 1 - beta1, 1 - beta2
@@ -137,8 +137,8 @@ def _over_slices(
 ) -> tuple[Array, _Moments]:
     """The update (L, rows, …) in place of the gradient, and the new moments.
 
-    Slices are whole rows that fill whole blocks, cut in the gradient's own shape: a TPU's arrays are tiled by
-    their last two axes, so that a whole stack made flat would be a copy of it.
+    Slices are whole rows that fill whole blocks, cut in the gradient's own shape. A TPU tiles
+    arrays by their last two axes, so flattening a whole stack would copy it.
     """
     tensors, rows = gradient.shape[:2]
     width = math.prod(gradient.shape[2:])
@@ -147,7 +147,7 @@ def _over_slices(
     whole, rest = divmod(rows, size)
 
     def slices(count: int, length: int, start: int, carry: Any) -> Any:
-        """Go over `count` slices of each tensor, `length` rows each, from row `start`."""
+        """Process `count` slices of `length` rows of each tensor, from row `start` on."""
 
         def body(i: Array, carry: Any) -> Any:
             tensor, row = i // count, start + i % count * length
@@ -174,13 +174,13 @@ def _over_slices(
 
 
 def _one_slice(rule: _Rule, gradient: Array, moments: _Moments) -> tuple[Array, ...]:
-    """The update (n,) and the new moments of one slice, whose blocks are its own.
+    """The update (n,) and the new moments of one slice, which consists of whole blocks.
 
-    What it reads is not fused with the update. Otherwise a slice would be read again after its place in
-    the loop's arrays is overwritten, for which XLA copies those arrays whole, each time around; and a
-    square or a moment would go into the sum behind it without being rounded to fp32 first, as torch
-    rounds it: a bit's difference, now and then a code's. XLA for CPUs drops barriers before it fuses,
-    but leaves a branch alone.
+    Reading the slice must not be fused with the update. Otherwise XLA would read the slice again
+    after it is overwritten in the loop's arrays, and would copy these arrays whole in each
+    iteration to allow it. It would also add squares and moments without first rounding them to fp32
+    as torch does, which changes the last bit and sometimes a code. XLA for CPUs drops barriers
+    before it fuses, so a branch is used there.
     """
 
     def renewed(*inputs: Array) -> tuple[Array, ...]:
@@ -200,7 +200,7 @@ def _one_slice(rule: _Rule, gradient: Array, moments: _Moments) -> tuple[Array, 
 
 
 def widen(codes: Array, scales: Array, *, signed: bool) -> Array:
-    """What codes (n,) with scales (blocks,) stand for, fp32 (n,)."""
+    """Decode codes (n,) with scales (blocks,) to fp32 (n,)."""
     n, blocks = codes.shape[0], scales.shape[0]
     found = _looked_up(blockwise.values(signed=signed), codes.astype(jnp.int32))
     padded = jnp.pad(found, (0, blocks * BLOCK - n)).reshape(blocks, BLOCK)
@@ -208,7 +208,7 @@ def widen(codes: Array, scales: Array, *, signed: bool) -> Array:
 
 
 def narrow(moment: Array, *, signed: bool) -> tuple[Array, Array]:
-    """fp32 (n,) as codes (n,) and scales (blocks,)."""
+    """Encode fp32 (n,) as codes (n,) and scales (blocks,)."""
     n = moment.shape[0]
     blocks = jnp.pad(moment, (0, -n % BLOCK)).reshape(-1, BLOCK)
     scales = jnp.max(jnp.abs(blocks), axis=1)

@@ -1,7 +1,8 @@
-"""Matrices of a frozen base stored in 8- or 4-bit codes, as `memconsole_trainer.techniques.base_storage` specifies.
+"""Matrices of a frozen base stored as 8- or 4-bit codes, as
+`memconsole_trainer.techniques.base_storage` specifies.
 
-Codes and scales are stacked over layers and scanned like other weights. A block makes each of its matrices
-whole inside a recomputed product, so that what the backward pass keeps is the codes.
+Codes and scales are stacked over layers and scanned like other weights. A block decodes each of its
+matrices inside a recomputed product, so that the backward pass keeps only the codes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from memconsole_trainer.techniques.base_storage import (
 
 
 class QuantizedLinear(nnx.Module):
-    """``x @ W.T + b`` of a frozen W held as codes (blocks, bytes) and scales (blocks,), in the dtype of x."""
+    """``x @ W.T + b`` in the dtype of x. The frozen W is stored as codes (blocks, bytes) and scales
+    (blocks,)."""
 
     def __init__(self, linear: Linear, scales: Any, shape: tuple[int, int]) -> None:
         self.weight, self.bias = linear.weight, linear.bias
@@ -46,7 +48,7 @@ class QuantizedLinear(nnx.Module):
 
 
 def decoded(codes: Array, scales: Array, shape: tuple[int, int]) -> Array:
-    """The fp32 matrix that codes (blocks, bytes) and scales (blocks,) stand for."""
+    """Decode codes (blocks, bytes) and scales (blocks,) to the fp32 matrix."""
     if codes.shape[-1] == BLOCK:
         values = lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
     else:
@@ -57,7 +59,7 @@ def decoded(codes: Array, scales: Array, shape: tuple[int, int]) -> Array:
 
 
 def stored_shapes(stack: Stack, storage: BaseStorage) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """The arrays a stack of matrices is stored as: shape and type by name."""
+    """Shape and dtype, by name, of the arrays in which a stack of matrices is stored."""
     blocks = blocks_of(stack.members[0].size)
     layers = len(stack.members)
     return {
@@ -67,7 +69,7 @@ def stored_shapes(stack: Stack, storage: BaseStorage) -> dict[str, tuple[tuple[i
 
 
 def gathered(stack: Stack, storage: BaseStorage, tensor: Any) -> Mapping[str, NDArray[np.generic]]:
-    """Those arrays on the host, of one matrix after another."""
+    """Make these arrays on the host, one matrix at a time."""
     shapes = stored_shapes(stack, storage)
     arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
     codes, scales = arrays.values()

@@ -1,7 +1,8 @@
-"""Weights kept in bfloat16 alone, as `memconsole_trainer.techniques.rounding` specifies.
+"""Weights kept only in bfloat16, as `memconsole_trainer.techniques.rounding` specifies.
 
-Rounding is an elementwise function of the new weight, the step and the element's place: XLA fuses it into the
-update, and the random bits never exist as an array. Each element computes the words that four share.
+Rounding is an elementwise function of the new weight, the step and the element's index. XLA fuses
+it into the update, so the random bits never exist as an array. The price is that each element
+computes words that four elements share.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Rounding:
     def __call__(
         self, name: str, wide: Array, dtype: Any, step: Any, layer: Array | None = None
     ) -> Array:
-        """The new float32 values of weight `name`, or of one `layer` (1, …) of it, as they are stored: bfloat16, or such
-        values in float32; as they are where the plan does not round it. `step`: its number, a uint32 scalar."""
+        """Round the new float32 values of weight `name`, or of one `layer` (1, …) of it, to
+        bfloat16, and store them as `dtype`, which may be float32. Values of a weight that the plan
+        does not round are returned unchanged. `step` is the step's number, a uint32 scalar."""
         if name not in self._indices:
             return wide
         indices, layered = self._indices[name]
@@ -51,8 +53,8 @@ class Rounding:
 
 
 def random_bits(key: tuple[Array, Array], shape: tuple[int, ...], start: Array | int = 0) -> Array:
-    """The 16 random bits, in uint32, of each element of a tensor of `shape`, or of one's elements from `start`;
-    broadcast over keys."""
+    """The 16 random bits, as uint32, of each element of a tensor of `shape`, or of the elements
+    from `start` of a larger tensor. Broadcasts over keys."""
     place = jnp.full(shape, start, jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape))):

@@ -1,11 +1,12 @@
-"""The decoder in torch: GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1 and 3) from one `Architecture`.
+"""The decoder in torch: GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1 and 3) from one
+`Architecture`.
 
 Worth knowing before reading:
 - module names spell the canonical parameter names of `memconsole.plan.architecture.parameters`;
 - rotary positions rotate the two halves of a head, as Hugging Face checkpoints expect;
-- norm statistics, the residual stream and the rotation are fp32 whatever the autocast precision;
+- norm statistics, the residual stream and the rotation are fp32 in any autocast precision;
 - attention is `F.scaled_dot_product_attention`: scores never exist as a matrix;
-- `forward` ends before the head, so that a loss can take the head's matmul in chunks.
+- `forward` ends before the head, so that a loss can compute the head's matmul in chunks.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from memconsole.plan.architecture import Architecture, RopeScaling, parameters
 from memconsole_torch.models.packing import masks, restarted, restarting
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of every position's angles, fp32 (T, head_size / 2) each; (B, 1, T, head_size / 2) where
-positions begin anew within a row."""
+"""Cosines and sines of every position's angles, fp32 (T, head_size / 2) each; (B, 1, T, head_size /
+2) if positions restart within a row."""
 
 
 class Decoder(nn.Module):
-    """Token ids to final hidden states; `logits` goes on to the vocabulary."""
+    """Maps token ids to final hidden states; `logits` also applies the head."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -49,13 +50,13 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix from hidden states to logits: the embedding where it is tied."""
+        """The matrix from hidden states to logits: the embedding if they are tied."""
         tied = self.architecture.tied_embeddings
         return self.embedding.weight if tied else self.head.weight  # (V, H)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision. `documents` (B, T) number
-        the documents of a row, which do not see one another."""
+        """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision. `documents`
+        (B, T) holds each token's document number if documents of a row are isolated."""
         a = self.architecture
         length = tokens.shape[1]
         x = self.embedding(tokens).float()  # (B, T, H)
@@ -86,7 +87,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each on a normed copy of the residual stream."""
+    """Attention, then MLP, each applied to the normed residual stream and added to it."""
 
     def __init__(self, a: Architecture, layer: int) -> None:
         super().__init__()
@@ -107,7 +108,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped keys and values; within a window where `mask` says so."""
+    """Causal attention with grouped keys and values. `mask` may limit it to a window or a
+    document."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
@@ -136,7 +138,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) · up(x)), or down(act(up(x))) where nothing gates."""
+    """down(act(gate(x)) · up(x)), or down(act(up(x))) without a gate."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
@@ -159,7 +161,7 @@ class MLP(nn.Module):
 class Norm(nn.Module):
     """LayerNorm, or RMSNorm with weight `w` or Gemma's `1 + w`; statistics in fp32.
 
-    The result comes in the compute precision, so that several matmuls share one copy of it.
+    The result is in the compute precision, so that several matmuls share one copy of it.
     """
 
     def __init__(self, a: Architecture, size: int, *, of_heads: bool = False) -> None:
@@ -179,7 +181,7 @@ class Norm(nn.Module):
             return y.to(dtype)
         if (
             x.is_cuda and x.dtype == weight.dtype and self.bias is None
-        ):  # a fused kernel, which keeps x and 1/rms
+        ):  # the fused kernel also keeps only x and 1/rms
             return F.rms_norm(x, weight.shape, weight, self.eps).to(dtype)
         y = RMSNorm.apply(x, weight, self.eps, dtype)
         return y if self.bias is None else y + self.bias.to(dtype)
@@ -188,7 +190,8 @@ class Norm(nn.Module):
 class RMSNorm(torch.autograd.Function):
     """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019, eq. 4), keeping only x and 1/rms.
 
-    Outside CUDA torch composes this from elementwise operations, which keep a second copy of x.
+    Outside CUDA, torch's own version is composed of elementwise operations, which keep a second
+    copy of x.
     """
 
     @staticmethod
@@ -214,11 +217,12 @@ class RMSNorm(torch.autograd.Function):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Causal attention of queries (B, A, T, D) over keys and values (B, K, T, D), A a multiple of K.
+    """Causal attention of queries (B, A, T, D) over keys and values (B, K, T, D), A a multiple of
+    K.
 
-    Shared keys are read in place where the kernel can: always on a CPU, on CUDA only by the flash
-    kernel, which wants 16 bits and no mask. Elsewhere `enable_gqa` would fall back to the kernel that
-    materializes T x T scores, so keys and values are repeated.
+    On a CPU, and with CUDA's flash kernel (16 bits, no mask), grouped keys are read in place.
+    Elsewhere `enable_gqa` would fall back to a kernel that materializes T x T scores, so keys and
+    values are repeated.
     """
     groups = q.shape[1] // k.shape[1]
     flash = q.is_cuda and mask is None and q.dtype in (torch.bfloat16, torch.float16)
@@ -231,7 +235,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
 
 
 def rotation(a: Architecture, length: int, *, local: bool, device: torch.device) -> Rotation | None:
-    """Angles of positions 0 … length - 1 (Su et al. 2021, §3.2.2); None where positions are learned."""
+    """Angles of positions 0 … length - 1 (Su et al. 2021, §3.2.2); None if positions are
+    learned."""
     if a.positions == "learned":
         return None
     theta = a.rope_local_theta if local else a.rope_theta
@@ -245,7 +250,8 @@ def rotation(a: Architecture, length: int, *, local: bool, device: torch.device)
 
 
 def scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Frequencies stretched for longer contexts: all of them, or Llama 3.1's long wavelengths only."""
+    """Scale frequencies for longer contexts: all of them, or only the long wavelengths (Llama
+    3.1)."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     turns = scaling.original_positions * frequencies / (2 * math.pi)
@@ -255,7 +261,7 @@ def scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def rotate(x: Tensor, positions: Rotation) -> Tensor:
-    """Each pair (first half, second half) of x (B, A, T, D) turned by its position's angle."""
+    """Rotate each pair (first half, second half) of x (B, A, T, D) by its position's angle."""
     cos, sin = positions
     first, second = x.float().chunk(2, dim=-1)  # (B, A, T, D / 2)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -265,9 +271,10 @@ def rotate(x: Tensor, positions: Rotation) -> Tensor:
 def sliding_window_mask(
     a: Architecture, length: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """Additive mask (T, T) of local layers; None where the window never cuts.
+    """Additive mask (T, T) of local layers; None if the window covers the whole row.
 
-    Additive and in the compute precision because every layer would keep its own copy of another.
+    It is additive and in the compute precision, because otherwise every layer would convert it and
+    keep its own copy.
     """
     if a.sliding_window is None or a.sliding_window >= length:
         return None
@@ -277,6 +284,6 @@ def sliding_window_mask(
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """Precision of matmuls around `x`: autocast's where it is on, else x's own."""
+    """Precision of matmuls with `x`: autocast's if it is on, else the dtype of `x`."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -1,4 +1,4 @@
-"""Sampling text from a decoder, token by token, the same on every device for the same seed."""
+"""Samples text from a decoder token by token. The random numbers depend only on the seed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from memconsole_torch.models.decoder import Decoder
 
 ROW_TOKENS = 64
-"""Rows are filled up to multiples of this, which no earlier token sees: oneDNN keeps a kernel of its own for each
-shape of a 16-bit product."""
+"""Rows are padded at the end to a multiple of this, because oneDNN caches a kernel for each shape
+of a 16-bit product. Attention is causal, so the padding does not change the result."""
 
 
 @torch.no_grad()
@@ -25,10 +25,10 @@ def generate(
     seed: int,
     context: int,
 ) -> list[int]:
-    """`tokens` continuations of `prompt`, each drawn from the last `context` tokens' prediction.
+    """Sample `tokens` tokens that continue `prompt`, each predicted from the last `context` tokens.
 
-    Temperature 0 takes the likeliest token; `top_k` 0 draws from all. Raises ValueError for an empty
-    prompt.
+    Temperature 0 takes the most likely token; `top_k` 0 draws from all. Raises ValueError for an
+    empty prompt.
     """
     if not prompt:
         raise ValueError("a prompt needs at least one token")
@@ -48,7 +48,7 @@ def generate(
 def choose(
     logits: NDArray[np.float32], temperature: float, top_k: int, random: np.random.Generator
 ) -> int:
-    """One token drawn from softmax(logits / temperature) over the `top_k` likeliest."""
+    """Draw one token from softmax(logits / temperature) over the `top_k` most likely ones."""
     if temperature <= 0.0:
         return int(logits.argmax())
     scores = logits.astype(np.float64) / temperature

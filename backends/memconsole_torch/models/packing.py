@@ -1,7 +1,8 @@
-"""Several documents packed into one row that do not see one another: their positions and their masks.
+"""Positions and attention masks of rows that pack several isolated documents.
 
-What names a document is its number within the row, (B, T). The mask is additive and in the compute precision, one for
-all layers of a kind, because every layer would keep its own copy of another.
+`documents` (B, T) holds each token's document number within its row. The mask is additive and in
+the compute precision, because otherwise every layer would convert it and keep its own copy. All
+global layers share one mask, as do all local layers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Tables = tuple[Tensor, Tensor]
 
 
 def restarted(documents: Tensor) -> Tensor:
-    """Positions (B, T), int64, counted from the first token of each token's document."""
+    """Positions (B, T), int64, counted from the first token of each document."""
     index = torch.arange(documents.shape[1], device=documents.device)
     begins = torch.zeros_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -27,7 +28,8 @@ def restarted(documents: Tensor) -> Tensor:
 def restarting(
     a: Architecture, documents: Tensor, wide: Tables | None, near: Tables | None
 ) -> tuple[Tables | None, Tables | None]:
-    """Rotations (B, 1, T, D / 2) of global and of local layers; None where positions are learned or no layer is such."""
+    """Rotations (B, 1, T, D / 2) of global and of local layers; None if positions are learned or
+    there is no such layer."""
     if wide is None or near is None:
         return None, None
     positions, count = restarted(documents), a.local_layers
@@ -40,7 +42,8 @@ def restarting(
 def masks(
     a: Architecture, documents: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Masks (B, 1, T, T) of global and of local layers, one for both where the window never cuts."""
+    """Masks (B, 1, T, T) of global and of local layers. Both are the same tensor if the window
+    covers every row."""
     count = a.local_layers
     if not count or not a.windowed(documents.shape[1]):
         same = mask(documents, None, dtype)
@@ -50,7 +53,8 @@ def masks(
 
 
 def mask(documents: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """0 where a query may look (B, 1, T, T): at its own document, not ahead, within the window; else -inf."""
+    """Mask (B, 1, T, T): 0 where a query may attend (its own document, not ahead, within the
+    window), else -inf."""
     length = documents.shape[1]
     seen = documents[:, None, :, None] == documents[:, None, None, :]
     order = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril_()

@@ -1,4 +1,4 @@
-"""Weights from any source into a module, one tensor at a time: the model never exists twice."""
+"""Loads weights into a module one tensor at a time, so that the model never exists twice."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ def load(
     change: Callable[[Module], None] | None = None,
     parts: Callable[[Parameter, Array], Iterable[tuple[str, Array]]] = _whole,
 ) -> Module:
-    """The module of `model` that `make` makes, on `device` holding `weights`, in fp32 unless `change` says otherwise.
+    """Make a module with `make`, put it on `device` and load `weights`, in fp32 unless `change`
+    changes the dtype.
 
-    Memory is allocated on the device at once; each tensor passes through the host alone. `change` is
-    called before, while the module has shapes only. `parts` gives the tensors that a weight is stored as.
+    The module is allocated directly on the device; the host holds one tensor at a time. `change` is
+    called before allocation, on a module of shapes only. `parts` maps a weight to the tensors it is
+    stored as.
     """
     with torch.device("meta"):
         module = make()
@@ -47,7 +49,7 @@ def load(
 
 
 def on_host(tensor: Tensor) -> Array:
-    """`tensor` as an array: on a CPU the live one; bf16 as NumPy's extension type."""
+    """`tensor` as an array. On a CPU they share memory. bf16 becomes NumPy's extension type."""
     tensor = tensor.detach().cpu()
     if tensor.dtype != torch.bfloat16:
         return tensor.numpy()
@@ -58,7 +60,7 @@ def on_host(tensor: Tensor) -> Array:
 
 @torch.no_grad()
 def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
-    """Overwrite `target` with `array`. Raises `WeightsError` when the shapes differ."""
+    """Overwrite `target` with `array`. Raises `WeightsError` if the shapes differ."""
     if tuple(array.shape) != tuple(target.shape):
         raise WeightsError(f"{name}: shape {tuple(array.shape)}, expected {tuple(target.shape)}")
     if array.dtype.name == "bfloat16":  # NumPy's extension type, unknown to torch
@@ -66,7 +68,7 @@ def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
         target.copy_(torch.from_numpy(bits).view(torch.bfloat16))
     else:
         source = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-        if target.dtype == torch.float16:  # as `adapters.narrow_rounded` cuts it
+        if target.dtype == torch.float16:  # clipped as in `adapters.narrow_rounded`
             most = torch.finfo(torch.float16).max
             source = source.clamp(-most, most)
         target.copy_(source)

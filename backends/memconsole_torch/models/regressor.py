@@ -1,7 +1,8 @@
-"""The regression transformer in torch: windows of vectors to a vector of numbers.
+"""The regression transformer in torch: it maps windows of vectors to a vector of numbers.
 
-Module names spell the canonical parameter names of `memconsole.plan.regressor`. The residual stream, norms
-and the output projection are fp32 whatever the autocast precision; attention never makes its scores.
+Module names spell the canonical parameter names of `memconsole.plan.regressor`. The residual
+stream, norms and the output projection are fp32 in any autocast precision. Attention never
+materializes its scores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each task needs of torch: its module, its loss, its sums."""
+"""The torch part of each task: its module, loss and evaluation sums."""
 
 from __future__ import annotations
 

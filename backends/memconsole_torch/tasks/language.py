@@ -19,7 +19,7 @@ class Language:
     criterion: Callable[..., Tensor]
 
     def __init__(self, plan: Plan, architecture: Architecture) -> None:
-        """Raises `PlanError` where the sequence is longer than the learned positions."""
+        """Raises `PlanError` if the sequence is longer than the learned positions."""
         length, most = plan.data.sequence_length, architecture.max_positions
         if architecture.positions == "learned" and length > most:
             raise PlanError(
@@ -37,7 +37,7 @@ class Language:
         return self.criterion(hidden, module.head_weight, rows["targets"], share=share)
 
     def sums(self, module: nn.Module, rows: Rows) -> Tensor:
-        """The head always runs in chunks: no full logits, whatever training does."""
+        """Always computes the head in chunks, so evaluation never needs the full logits."""
         hidden = _hidden(module, rows)
         head: Tensor = module.head_weight  # type: ignore[assignment,unused-ignore]
         return fused_loss.chunked(hidden, head, rows["targets"]).view(1)

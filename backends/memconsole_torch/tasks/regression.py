@@ -29,7 +29,7 @@ class Regression:
         return self.criterion(outputs, rows["targets"], rows["mask"]) * share
 
     def sums(self, module: nn.Module, rows: Rows) -> Tensor:
-        """Squared and absolute error of the outputs that count."""
+        """Summed squared and absolute error of the unmasked outputs."""
         outputs, targets, mask = module(rows["windows"]), rows["targets"], rows["mask"]
         absolute = (mask * (outputs - targets).abs()).sum()
         return torch.stack([squared_error(outputs, targets, mask), absolute])

@@ -1,4 +1,4 @@
-"""What the engine asks of a task: a module, and what its batches come to."""
+"""The interface between the engine and a task: its module, its loss and its evaluation sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from memconsole_trainer.engine import Array
 
 
 class Rows:
-    """One micro-batch, (micro_batch, ...), each array of which goes to the device when it is asked for."""
+    """The arrays of one micro-batch, (micro_batch, ...). Each is copied to the device when it is
+    read."""
 
     def __init__(self, arrays: Mapping[str, Array], place: Callable[[Array], Tensor]) -> None:
         self._arrays, self._place = arrays, place
@@ -27,10 +28,10 @@ class Task(Protocol):
     """What is learned, in torch."""
 
     criterion: Callable[..., Tensor]
-    """What is computed in training after the module's forward pass."""
+    """The function that training applies to the module's outputs."""
 
     def module(self) -> nn.Module:
-        """The model's module, with parameters under their canonical names and blocks in `layers`."""
+        """The model's module. Parameters have their canonical names; blocks are in `layers`."""
         ...
 
     def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
@@ -38,5 +39,6 @@ class Task(Protocol):
         ...
 
     def sums(self, module: nn.Module, rows: Rows) -> Tensor:
-        """The summed loss of a micro-batch and the sums of the task's measures, fp32 (1 + measures,)."""
+        """The summed loss of a micro-batch, then the sums of the task's measures, fp32 (1 +
+        measures,)."""
         ...

@@ -1,8 +1,11 @@
-"""Saved activations off the device: in pinned host memory, or, where that is the device's own memory, in a file on disk.
+"""Offloads saved activations to pinned host memory or, if the device itself is the host, to a file
+on disk.
 
-What a block saves for its backward pass is written out when the block has run, and read back whole when its
-backward pass begins; on CUDA beside the computation, the block below meanwhile. With checkpointing only the
-blocks' inputs move. Weights and what all blocks share stay.
+What a block saves for its backward pass is written out when its forward pass ends, and read back
+when its backward pass begins. On CUDA the copies overlap with computation: while one block runs
+backward, the saved tensors of the block that follows it in the backward pass are read. With
+checkpointing only the blocks' inputs are moved. Weights and tensors that all blocks share are not
+moved.
 """
 
 from __future__ import annotations
@@ -17,36 +20,38 @@ import torch
 from torch import Tensor, nn
 
 SMALLEST_BYTES = 1024
-"""Smaller tensors stay."""
+"""Smaller tensors are not moved."""
 
 
 class Store(Protocol):
-    """Where activations wait."""
+    """A place for offloaded activations."""
 
     ahead: bool
-    """Whether reading runs beside the computation, so that the next block's is worth beginning early."""
+    """Whether reads overlap with computation, so that starting the next block's read early
+    helps."""
 
     def write(self, tensor: Tensor) -> Any:
-        """Keep a flat tensor; returns what `read` wants."""
+        """Store a flat tensor. Returns a handle for `read`."""
         ...
 
     def read(self, kept: Any) -> Tensor:
-        """The tensor again, on its device."""
+        """Return the stored tensor on its device."""
         ...
 
     def wait(self) -> None:
-        """What was read so far may be computed with from now on."""
+        """Make later computation wait for the reads so far."""
         ...
 
     def clear(self) -> None:
-        """Nothing that was written is wanted any more."""
+        """Discard everything that was written."""
         ...
 
 
 def apply(module: nn.Module, directory: Path | None) -> None:
-    """Move what the blocks of `module` save; a file of it has no name and goes with the process.
+    """Offload what the blocks of `module` save. The file, if any, has no name and disappears with
+    the process.
 
-    Applied behind checkpointing, whose inputs it then sees.
+    Apply after checkpointing, so that only the blocks' inputs are moved.
     """
     device = next(module.parameters()).device
     weights = {_place(t) for t in (*module.parameters(), *module.buffers())}
@@ -74,14 +79,15 @@ def _moving(forward: Callable[..., Any], chain: _Chain) -> Callable[..., Any]:
 
 
 class _Chain:
-    """The blocks of one forward pass whose backward pass is still to come."""
+    """The blocks of one forward pass whose backward pass has not run yet."""
 
     def __init__(self, where: Store, weights: set[int]) -> None:
         self.store, self.weights = where, weights
         self.waiting: list[_Block] = []
 
     def fetch(self, block: _Block) -> None:
-        """Read a block's tensors back, and begin with the block below."""
+        """Read a block's tensors back, and start reading those of the next block in the backward
+        pass."""
         block.read()
         self.waiting.remove(block)
         self.store.wait()
@@ -92,7 +98,7 @@ class _Chain:
 
 
 class _Saved:
-    """One storage that a block saved, under how many names it is still wanted."""
+    """One storage that a block saved, and how many saved tensors still refer to it."""
 
     __slots__ = ("kept", "tensor", "wanted")
 
@@ -123,7 +129,7 @@ class _Block:
         return saved, tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def close(self) -> None:
-        """Write all of it out, and let go of it."""
+        """Write all saved tensors out and free them."""
         for saved in self._saved.values():
             assert saved.tensor is not None
             saved.kept = self._chain.store.write(saved.tensor)
@@ -132,7 +138,7 @@ class _Block:
             self._chain.waiting.append(self)
 
     def read(self) -> None:
-        """Have all of it on the device again, or on its way."""
+        """Start reading all saved tensors back to the device."""
         if not self._read:
             self._read = True
             for saved in self._saved.values():
@@ -153,10 +159,11 @@ class _Block:
 
 
 class Disk:
-    """A file without a name, of one micro-batch's activations: the kernel writes it back when memory is short.
+    """An unnamed file that holds one micro-batch's activations. The kernel writes it to disk when
+    memory is short.
 
-    A CPU's tensors are written from where they lie and read into place; another device's pass through the host, one at
-    a time.
+    On a CPU, tensors are written and read without a copy; tensors of other devices pass through the
+    host one at a time.
     """
 
     ahead = False
@@ -167,7 +174,7 @@ class Disk:
         self._end = 0
 
     def write(self, tensor: Tensor) -> Any:
-        """Raises OSError where the disk is full."""
+        """Raises OSError if the disk is full."""
         view = memoryview(tensor.view(torch.uint8).cpu().numpy())
         start, done = self._end, 0
         while done < len(view):
@@ -195,7 +202,7 @@ class Disk:
 
 
 class Pinned:
-    """Host memory that the device copies to and from on streams of its own."""
+    """Pinned host memory, copied to and from the device on separate streams."""
 
     ahead = True
 
@@ -213,7 +220,7 @@ class Pinned:
 
     def read(self, kept: Any) -> Tensor:
         here = torch.empty(kept.shape, dtype=kept.dtype, device=self._device)
-        self._in.wait_stream(torch.cuda.current_stream())  # whose memory this may have been
+        self._in.wait_stream(torch.cuda.current_stream())  # it may still use the reused memory
         self._in.wait_stream(self._out)
         with torch.cuda.stream(self._in):
             here.copy_(kept, non_blocking=True)

@@ -1,4 +1,7 @@
-"""The moving average of the trained weights, as `memconsole_trainer.techniques.average` specifies: fp32, on their device."""
+"""The moving average of the trained weights, as `memconsole_trainer.techniques.average` specifies.
+
+It is fp32 and on the device of the weights.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from memconsole_torch.techniques.stochastic import CPU_SLICE, DEVICE_SLICE
 
 
 class Average:
-    """The averages of some of a decoder's weights."""
+    """The averages of a module's trained weights."""
 
     def __init__(self, decoder: nn.Module, names: Iterable[str]) -> None:
         own = dict(decoder.named_parameters())
@@ -35,7 +38,8 @@ class Average:
 
     @torch.no_grad()
     def follow(self, share: float, live: Tensor | None = None) -> None:
-        """Take in `share` of the present weights; nothing where `live`, a device scalar, is 0."""
+        """Move the averages by `share` towards the current weights; not if `live`, a device scalar,
+        is 0."""
         pairs = [(self._averages[name], w) for name, w in self._weights.items()]
         wide = [(a, w) for a, w in pairs if w.dtype == torch.float32]
         if live is not None:
@@ -46,7 +50,7 @@ class Average:
         for average, weight in pairs:
             if (
                 weight.dtype != torch.float32
-            ):  # bf16 weights are never loss-scaled: every step is live
+            ):  # training with bf16 weights never scales the loss, so no step is skipped
                 size = CPU_SLICE if weight.device.type == "cpu" else DEVICE_SLICE
                 parts = zip(average.view(-1).split(size), weight.view(-1).split(size), strict=True)
                 for target, part in parts:
@@ -54,7 +58,7 @@ class Average:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """The decoder computes with the averages."""
+        """A context in which the module computes with the averages."""
         own = [parameters[key] for parameters, key, _ in self._places]
         try:
             for parameters, key, average in self._places:

@@ -18,7 +18,7 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
 
 _PRODUCTS = {"mm": 1, "addmm": 2, "linear": 1}
-"""Linear layers: the place of the weight among their arguments."""
+"""Operations of linear layers, and the index of the weight among their arguments."""
 _KEPT_NAMES = (
     *_PRODUCTS,
     "_scaled_dot_product_flash_attention",
@@ -30,16 +30,17 @@ _KEPT_NAMES = (
 KEPT = frozenset(
     getattr(torch.ops.aten, name).default for name in _KEPT_NAMES if hasattr(torch.ops.aten, name)
 )
-"""Operations whose outputs checkpointing can keep: linear layers, and attention where a kernel does it: where it is
-composed, as on MPS, its batched products are as large as the scores."""
+"""Operations whose outputs checkpointing can keep: linear layers, and attention if it is one
+kernel. Where attention is composed of several operations, as on MPS, its batched products are as
+large as the scores."""
 
 
 def apply(module: nn.Module, mode: Checkpointing, rank: int = 0) -> None:
-    """Recompute in the backward pass: nothing, whole blocks (`full`), all but attention (`attention`), or all but `KEPT`
-    (`selective`).
+    """Recompute in the backward pass: nothing, whole blocks (`full`), all but attention
+    (`attention`), or all but `KEPT` (`selective`).
 
-    Blocks are the boundary: a `full` block keeps its input alone. No layer draws random numbers, so
-    none are saved. `rank`: of adapters, 0 where there are none.
+    Each block is checkpointed separately; with `full` it keeps only its input. No layer draws
+    random numbers, so no random state is saved. `rank` is that of the adapters, 0 without adapters.
     """
     if mode == "none":
         return
@@ -77,8 +78,9 @@ def _policy(
 def _is_made_again(
     a: Any, rank: int, products: bool, operation: Any, arguments: tuple[Any, ...]
 ) -> bool:
-    """Whether what is made is a product that is not kept: any, unless `products` are; the block's last, which nothing of its
-    backward pass reads; an adapter's second, which is made of a few numbers."""
+    """Whether the result is a product that is recomputed. Unless `products` are kept, all are.
+    Otherwise these are: the block's last product, which its backward pass does not read, and an
+    adapter's second product, which is cheap to compute."""
     name = operation.name().removeprefix("aten::")
     if name not in _PRODUCTS:
         return False

@@ -14,7 +14,7 @@ from memconsole.plan.plan import PlanError
 
 
 def check(device: torch.device) -> None:
-    """Raise `PlanError` where torch.compile cannot work, saying what is missing."""
+    """Raise `PlanError` if torch.compile cannot work here; the message says what is missing."""
     missing = _missing(device)
     if missing:
         raise PlanError(
@@ -24,9 +24,10 @@ def check(device: torch.device) -> None:
 
 
 def apply(module: nn.Module) -> None:
-    """Compile each block. Blocks share one compiled graph, so its cost does not grow with depth.
+    """Compile each block. Blocks share one compiled graph, so the cost does not grow with depth.
 
-    Applied after checkpointing: a checkpointed block is then traced whole, recomputation included.
+    Apply after checkpointing, so that a checkpointed block is compiled together with its
+    recomputation.
     """
     for block in module.layers:
         block.compile()

@@ -1,7 +1,8 @@
-"""Moments that wait in bfloat16, as `memconsole_trainer.techniques.compressed` specifies, under a rule that keeps them in fp32.
+"""Moments stored in bfloat16, as `memconsole_trainer.techniques.compressed` specifies, around an
+fp32 update rule.
 
-The rule goes over slices of a weight, or over one whole weight where it looks at the whole: a slice's moments are
-widened, updated with the weight, and rounded back before the next one's exist in fp32.
+The rule is applied to slices of a weight, or to the whole weight if the rule needs it. A slice's
+moments are widened, updated with the weight, and rounded back before the next slice is widened.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from memconsole_trainer.techniques.rounding import tensor_key
 
 
 class Compressed(Optimizer):
-    """`rule` over its one weight, the `place`-th of those trained, with moments in bf16."""
+    """`rule` for one weight, the `place`-th trained one, with moments in bf16."""
 
     def __init__(self, rule: Optimizer, seed: int, place: int) -> None:
-        # No rule under this one skips a step by itself: who must skip does not call it.
+        # The inner rules cannot skip a step: to skip one, the caller does not call `step`.
         super().__init__(rule.param_groups, {"fused": False, "count": 0})
         self.rule, self._seed, self._place = rule, seed, place
         self.begins = 0
-        """Where in the weight begins what is updated as one, if that is a slice of it."""
+        """Offset in the weight of the tensor that is updated, if that is a slice of it."""
         for p, state in rule.state.items():
             moments = {n: t.bfloat16() for n, t in state.items() if n != "step"}
             self.state[p] = {**state, **moments}
@@ -44,12 +45,12 @@ class Compressed(Optimizer):
         size = self._slice_size(p)
         for start in range(0, p.numel(), size):
             if count is not None:
-                state["step"] = count.clone()  # every slice is the same step
+                state["step"] = count.clone()  # all slices belong to the same step
             self._update(p, group, start, min(size, p.numel() - start))
         group["count"] += 1
 
     def _slice_size(self, p: Tensor) -> int:
-        """Elements to take at a time: all of them where the rule looks at the whole."""
+        """Elements per slice: all of them if the rule needs the whole weight."""
         if isinstance(self.rule, Muon):
             return p.numel()
         return min(p.numel(), CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE)

@@ -1,9 +1,10 @@
-"""Cross-entropy of the head's logits: whole, or in chunks of tokens so that they never all exist.
+"""Cross-entropy of the head's logits: from full logits, or in chunks of tokens so that they never
+all exist.
 
-All functions take hidden states (..., H), the head's matrix (V, H) and int targets (...), and return
-the summed nats of the unmasked targets as an fp32 scalar, times `share`, which is multiplied in before anything
-is rounded to 16 bits: in fp16, sums of many tokens would not fit otherwise. torch's own `F.linear_cross_entropy` chunks
-only when asked, and sums a bf16 loss in bf16.
+All functions take hidden states (..., H), the head's matrix (V, H) and int targets (...). They
+return the summed nats of the unmasked targets times `share`, as an fp32 scalar. `share` is applied
+before anything is rounded to 16 bits, because in fp16 sums over many tokens would overflow. torch's
+own `F.linear_cross_entropy` chunks only on request, and sums a bf16 loss in bf16.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE = -100
-"""A target that counts for nothing."""
+"""The value of a masked target."""
 Share: TypeAlias = Tensor | float
 CHUNK_TOKENS = 512
 """Tokens whose logits exist at a time."""
@@ -38,7 +39,7 @@ def chunked(
     *,
     share: Share = 1.0,
 ) -> Tensor:
-    """Summed nats from `chunk` tokens' logits at a time; differentiable once."""
+    """Summed nats, computed from the logits of `chunk` tokens at a time. Differentiable once."""
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         found: Tensor = _Chunked.apply(hidden, weight, targets, chunk, share)
         return found
@@ -47,9 +48,9 @@ def chunked(
 
 
 class _Chunked(torch.autograd.Function):
-    """Makes both gradients in the forward pass, while a chunk's probabilities are at hand.
+    """Computes both gradients in the forward pass, while a chunk's probabilities exist.
 
-    The head's matmul is thus never computed twice. Backward scales and hands over.
+    So the head's matmul is never computed twice. The backward pass only scales the gradients.
     """
 
     @staticmethod
@@ -78,7 +79,8 @@ def _over_chunks(
     wants_hidden: bool,
     wants_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Summed nats and, where wanted, gradients of their `share` by `hidden` and, in fp32, by `weight`.
+    """Summed nats times `share`, and if requested its gradients with respect to `hidden` and, in
+    fp32, `weight`.
 
     The gradient of the logits is softmax - onehot on unmasked rows and 0 on masked ones.
     """
@@ -97,7 +99,7 @@ def _over_chunks(
             x, y = rows[part], labels[part]
             counts = (y != IGNORE)[:, None]  # (n, 1)
             y = y.clamp(min=0)[:, None]
-            scores = F.linear(x, head).float()  # (n, V), in place all the way to its gradient
+            scores = F.linear(x, head).float()  # (n, V), overwritten in place by its gradient
             picked, most = scores.gather(1, y), scores.amax(-1, keepdim=True)
             total = scores.sub_(most).exp_().sum(-1, keepdim=True)
             nats += ((total.log() + most - picked) * counts).sum()
@@ -114,7 +116,7 @@ def _over_chunks(
                 by_weight.addmm_(gradient.T, x)
             elif by_weight is not None:
                 by_weight += gradient.T @ x
-            del gradient  # before the next chunk's are made
+            del gradient  # free it before the next chunk
     if by_rows is not None:
         by_rows = by_rows.view_as(hidden)
     return nats, by_rows, by_weight

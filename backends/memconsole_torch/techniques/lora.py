@@ -1,4 +1,5 @@
-"""LoRA on a frozen base, applied to the matrices of a plain decoder; see `memconsole_trainer.techniques.adapters`."""
+"""LoRA on a frozen base, applied to the matrices of a plain decoder; see
+`memconsole_trainer.techniques.adapters`."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ from memconsole_trainer.techniques.base_storage import (
 
 
 class Adapted(nn.Module):
-    """A linear layer with an adapter beside it: x Wᵀ + b + 2 (x Aᵀ) Bᵀ, in the compute precision.
+    """A linear layer plus an adapter: x Wᵀ + b + 2 (x Aᵀ) Bᵀ, in the compute precision.
 
-    Takes over the layer's parameters under their names. Of the adapter, the backward pass keeps the
-    input, which the next matrices keep too, and x Aᵀ (..., rank).
+    It takes over the layer's parameters and their names. For the adapter's backward pass it keeps x
+    Aᵀ (..., rank) and the input, which is shared with other matrices that read it.
     """
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
@@ -49,7 +50,8 @@ class Adapted(nn.Module):
 
 
 class QuantizedAdapted(Adapted):
-    """The same whose matrix is held as codes, under the name `weight`, and scales: buffers, not parameters."""
+    """An `Adapted` layer whose matrix is stored as codes, named `weight`, and scales. Both are
+    buffers."""
 
     weight_scales: Tensor
 
@@ -69,7 +71,7 @@ class QuantizedAdapted(Adapted):
 def load(
     plan: Plan, architecture: Architecture, weights: WeightSource, device: torch.device
 ) -> Decoder:
-    """A decoder on `device` whose base holds `weights`, frozen, and whose adapters start anew."""
+    """A decoder on `device` with a frozen base of `weights` and new adapters."""
     decoder = pretrained.load(
         architecture,
         partial(Decoder, architecture),
@@ -85,7 +87,7 @@ def load(
 
 
 def _adapt(plan: Plan, decoder: Decoder) -> None:
-    """Freeze `decoder`, give its weights their storage type, and put adapters beside its matrices."""
+    """Freeze `decoder`, set the storage type of its weights, and add adapters to its matrices."""
     own = dict(decoder.named_parameters())
     for p in parameters(decoder.architecture):
         own[p.name].requires_grad_(False)

@@ -1,4 +1,5 @@
-"""Muon's update of matrices, as `memconsole_trainer.techniques.muon` specifies; the other weights have an AdamW of their own."""
+"""Muon's update of matrices, as `memconsole_trainer.techniques.muon` specifies. A separate AdamW
+updates the other weights."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
-        """One update, matrix by matrix: temporaries are one matrix's."""
+        """One update, matrix by matrix, so that temporaries are those of one matrix."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -36,7 +37,7 @@ def _update(p: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]
 
 
 def orthogonalized(x: Tensor) -> Tensor:
-    """Nearly U Vᵀ of x = U S Vᵀ, by five steps of Newton and Schulz. Overwrites `x`."""
+    """Approximate U Vᵀ of x = U S Vᵀ with five Newton-Schulz steps. Overwrites `x`."""
     turned = x.shape[0] > x.shape[1]
     if turned:
         x = x.T

@@ -1,7 +1,8 @@
-"""Optimizer state in host memory: it visits the device one weight at a time, the next while one is updated.
+"""Keeps optimizer state in host memory and brings it to the device one weight at a time.
 
-A weight's state is fetched before its optimizer's step and written back behind it, on streams beside the
-computation. Where device and host share their memory nothing moves.
+A weight's state is fetched before its optimizer's step and written back after it, on separate
+streams. The next weight's state can be fetched during the update of the current one. If device and
+host share their memory, nothing is moved.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ State = dict[str, Tensor]
 
 
 def same_memory(device: torch.device) -> bool:
-    """Whether the device's memory is the host's."""
+    """Whether the device uses the host's memory."""
     return device.type in ("cpu", "mps")
 
 
 class HostState:
-    """Where the states of optimizers of one weight each wait, in the order in which those step.
+    """Holds the states of optimizers of one weight each, in the order in which they step.
 
-    `pinned`: in memory that the device reads without a copy by the processor, asynchronously. `ahead`: fetch
-    the next state during a step, which costs the device that state's bytes.
+    `pinned`: use page-locked memory, which the device can copy asynchronously. `ahead`: fetch the
+    next state during a step, which takes device memory for a second state.
     """
 
     def __init__(self, device: torch.device, *, pinned: bool, ahead: bool) -> None:
@@ -46,7 +47,8 @@ class HostState:
 
     @contextmanager
     def visit(self, optimizer: Optimizer) -> Iterator[None]:
-        """The optimizer's state on the device, for one step; nothing where it was never taken."""
+        """A context with the optimizer's state on the device, for one step. Does nothing if it was
+        never taken."""
         if optimizer not in self._visitors:
             yield
             return
@@ -82,7 +84,7 @@ class HostState:
 
 
 class _Streams:
-    """Two CUDA streams, one each way; elsewhere copies happen in order."""
+    """Two CUDA streams, one for each direction. On other devices copies run in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -92,26 +94,28 @@ class _Streams:
             self._written: dict[int, torch.cuda.Event] = {}
 
     def incoming(self, place: int) -> Any:
-        """A context of copies to the device: behind what is enqueued, whose memory they may take."""
+        """A context of copies to the device. They run after the work queued so far, whose memory
+        they may reuse."""
         return _On(self._in, self._arrived, place, self._written) if self._cuda else nullcontext()
 
     def outgoing(self, place: int) -> Any:
-        """A context of copies to the host, behind the update."""
+        """A context of copies to the host, which run after the update."""
         return _On(self._out, self._written, place, {}) if self._cuda else nullcontext()
 
     def wait_for(self, place: int) -> None:
-        """What is enqueued from now on runs behind the copies to the device."""
+        """Make work that is queued from now on run after the copies to the device."""
         if self._cuda:
             torch.cuda.current_stream().wait_event(self._arrived[place])
 
     def in_use(self, tensor: Tensor) -> None:
-        """The tensor's memory is not reused before it is copied to the host."""
+        """Keep the tensor's memory from being reused before it is copied to the host."""
         if self._cuda:
             tensor.record_stream(self._out)
 
 
 class _On:
-    """Work on `stream` behind the current stream and behind the event of `place` in `after`; its end is an event."""
+    """Runs work on `stream` after the current stream and after the event of `place` in `after`, and
+    records an event at its end."""
 
     def __init__(
         self, stream: Any, events: dict[int, Any], place: int, after: dict[int, Any]

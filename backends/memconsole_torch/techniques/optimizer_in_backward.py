@@ -1,7 +1,8 @@
-"""Updates inside the backward pass: each weight as soon as its gradient is complete, which is then let go.
+"""Updates each weight inside the backward pass, as soon as its gradient is complete, then frees the
+gradient.
 
-So gradients are never all alive. What needs all of them, accumulation and clipping by the global norm, is
-refused by the plan.
+So the gradients never all exist at once. Accumulation and clipping by the global norm need all of
+them, so a plan may not combine these with it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from memconsole_torch.techniques.rounding import norm_of
 
 
 class InBackward:
-    """The hooks of one decoder's weights, each of which has an optimizer of its own."""
+    """The hooks of one model's weights. Each weight has its own optimizer."""
 
     def __init__(self, optimizer: CombinedOptimizer) -> None:
         self._optimizer = optimizer

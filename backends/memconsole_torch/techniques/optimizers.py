@@ -1,10 +1,12 @@
-"""The optimizers a plan can name, with state that exists from the start and rules equal to Optax's.
+"""The optimizers that a plan can name. Their state is allocated at the start; their rules equal
+Optax's.
 
 `new = old - rate · update`. Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to
 `Parameter.decays` only, except with SGD, where it joins the gradient. No step waits for the device.
 
-`live` of a group of this project's own rules is 1, or a device scalar that is 0 in a step to be skipped: rates and
-shares of what is new are multiplied by it, which leaves weights, state and counts as they are, to the bit.
+In this project's own rules, a group's `live` is 1, or a device scalar that is 0 in a step to be
+skipped. Learning rates and the shares of new values are multiplied by it, so a skipped step leaves
+weights, state and counts unchanged, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from memconsole_trainer.techniques.muon import is_orthogonalized
 
 
 class CombinedOptimizer:
-    """Optimizers of different weights, stepped and kept as one; their states may wait on a host."""
+    """Several optimizers of different weights, used as one. Their states may be kept on the
+    host."""
 
     def __init__(self, parts: Sequence[Optimizer], host: offload.HostState | None = None) -> None:
         self.parts = tuple(parts)
@@ -39,7 +42,7 @@ class CombinedOptimizer:
 
     @property
     def state(self) -> dict[Tensor, Any]:
-        """Of every weight."""
+        """The state of every weight."""
         return {p: state for part in self.parts for p, state in part.state.items()}
 
     def step(self) -> None:
@@ -53,11 +56,11 @@ class CombinedOptimizer:
             part.step()
 
     def here(self, part: Optimizer) -> AbstractContextManager[None]:
-        """A context with the part's state on its device."""
+        """A context in which the part's state is on its device."""
         return nullcontext() if self.host is None else self.host.visit(part)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let go of the gradients."""
+        """Free the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
@@ -87,7 +90,8 @@ def create(plan: Plan, module: nn.Module) -> Updating:
 
 
 def _host(plan: Plan, device: torch.device) -> offload.HostState:
-    """Inside the backward pass there is no telling which weight is next."""
+    """Where states wait on the host. With updates inside the backward pass the next weight is not
+    known, so none is fetched ahead."""
     o = plan.optimize
     pinned = o.optimizer_offload != "cpu"
     return offload.HostState(device, pinned=pinned, ahead=not o.optimizer_in_backward)
@@ -96,7 +100,8 @@ def _host(plan: Plan, device: torch.device) -> offload.HostState:
 def _alone(
     plan: Plan, module: nn.Module, parameter: Parameter, place: int, host: offload.HostState | None
 ) -> Optimizer:
-    """The optimizer of one weight, whose state is narrowed and moves to `host` before the next one's is made."""
+    """The optimizer of one weight. Its state is narrowed and moved to `host` before the next one is
+    created."""
     rule = _rule(plan.optimize.optimizer, parameter)
     optimizer = _over(plan, module, [parameter], rule)
     if is_compressed(plan) and optimizer.state:
@@ -107,7 +112,7 @@ def _alone(
 
 
 def _rule(name: OptimizerName, parameter: Parameter) -> OptimizerName:
-    """The rule of one weight: Muon leaves all but matrices to AdamW."""
+    """The rule of one weight: with Muon, all but matrices use AdamW."""
     return "adamw" if name == "muon" and not is_orthogonalized(parameter) else name
 
 
@@ -127,7 +132,7 @@ def _over(
         )
         slots = ("exp_avg", "exp_avg_sq")
         for p in _trained(optimizer):
-            # torch keeps one count per tensor: on the device for its fused kernels, else on the host
+            # torch keeps a step count per tensor: on the device for fused kernels, else on the host
             count = torch.zeros((), device=p.device if fused else "cpu")
             optimizer.state[p]["step"] = count
     elif name == "sgd":
@@ -154,7 +159,7 @@ def set_learning_rate(optimizer: Updating, rate: float) -> None:
 
 
 def set_step(optimizer: Updating, step: int) -> None:
-    """Go on as after `step` updates, where the rule counts them."""
+    """Set the count of updates to `step`, for rules that count them."""
     for group in optimizer.param_groups:
         group["count"] = step
     for state in optimizer.state.values():
@@ -163,7 +168,7 @@ def set_step(optimizer: Updating, step: int) -> None:
 
 
 def slots(optimizer: Updating, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of optimizer state but the step count, as `<parameter>.<slot>`."""
+    """Every tensor of optimizer state except the step count, named `<parameter>.<slot>`."""
     states = optimizer.state
     for name, parameter in module.named_parameters():
         for slot, value in states.get(parameter, {}).items():
@@ -173,9 +178,10 @@ def slots(optimizer: Updating, module: nn.Module) -> Iterator[tuple[str, Tensor]
 
 @torch.no_grad()
 def clip(gradients: Sequence[Tensor], most: float) -> Tensor:
-    """Scale `gradients` in place to a global norm of at most `most` (0: leave them).
+    """Scale `gradients` in place to a global norm of at most `most` (0: do not clip).
 
-    Returns the norm before, as a device scalar. Unlike torch's own, adds nothing to the norm.
+    Returns the norm before clipping, a device scalar. Unlike torch's own clipping, it adds no
+    epsilon to the norm.
     """
     whole = norm(gradients)
     if most:
@@ -189,7 +195,7 @@ def norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def step_if(optimizer: Updating, finite: Tensor) -> None:
-    """One update, or one that changes nothing where `finite`, a bool device scalar, is false."""
+    """Take one step that changes nothing if `finite`, a bool device scalar, is false."""
     live = finite.float()
     several = (
         optimizer if isinstance(optimizer, CombinedOptimizer) else CombinedOptimizer([optimizer])
@@ -200,7 +206,7 @@ def step_if(optimizer: Updating, finite: Tensor) -> None:
                 group["live"] = live
         elif part.defaults["fused"]:
             part.found_inf = 1 - live
-        elif not finite:  # torch's other rules cannot skip by themselves: the host waits here
+        elif not finite:  # torch's other rules cannot skip a step, so the host waits here
             continue
         several.update(part)
 
@@ -213,7 +219,7 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
-        """One update, tensor by tensor, so that the temporary is one tensor's."""
+        """One update, tensor by tensor, so that the temporary is that of one tensor."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             rate, decay = group["lr"] * group["live"], group["weight_decay"]
@@ -227,11 +233,12 @@ class Lion(Optimizer):
 
 
 class Adafactor(Optimizer):
-    """Second moments of a matrix as a row and a column (Shazeer and Stern 2018, algorithms 4 and 5).
+    """Second moments of a matrix as a row and a column (Shazeer and Stern 2018, algorithms 4 and
+    5).
 
-    No first moment; decay 1 - t^-0.8; updates clipped to RMS 1 and scaled by the weight's own RMS, at
-    least 1e-3. torch's own Adafactor reads two scalars per tensor back from the device at each step,
-    and caps the rate by 1/sqrt(t).
+    It has no first moment. The decay is 1 - t^-0.8. Updates are clipped to RMS 1 and scaled by the
+    weight's RMS, at least 1e-3. torch's own Adafactor reads two scalars per tensor back from the
+    device at each step, and limits the rate by 1/sqrt(t).
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
@@ -260,7 +267,7 @@ class Adafactor(Optimizer):
 
     @staticmethod
     def _scaled(gradient: Tensor, state: dict[str, Tensor], renew: Any) -> Tensor:
-        """`gradient` over the root of its running second moment, which `state` holds."""
+        """Divide `gradient` by the root of its running second moment, which `state` holds."""
         square = gradient.square().add_(1e-30)
         if "second" in state:
             second = state["second"].lerp_(square, renew)
@@ -272,7 +279,7 @@ class Adafactor(Optimizer):
 
 
 def _renewed(group: dict[str, Any]) -> Any:
-    """The share t^-0.8 of a new square in Adafactor's second moments; none in a step that is skipped."""
+    """The weight t^-0.8 of a new square in Adafactor's second moments; 0 in a skipped step."""
     count, live = group["count"], group["live"]
     if isinstance(count, Tensor):
         return count.clamp(min=1.0) ** -0.8 * live

@@ -1,8 +1,9 @@
 """Mixed precision: matmuls in 16 bits by autocast; loss and norm statistics stay fp32.
 
-Weights stay fp32 with bf16 and fp16; `rounding` keeps them in bf16. The loss is scaled for fp16 as
-`memconsole_trainer.techniques.loss_scale` specifies, without waiting for the device as `torch.amp.GradScaler` does for every
-optimizer but torch's fused ones: a step that is skipped runs, and changes nothing.
+Weights stay fp32 with bf16 and fp16; with bf16-sr, `rounding` keeps them in bf16. For fp16 the loss
+is scaled as `memconsole_trainer.techniques.loss_scale` specifies. `torch.amp.GradScaler` waits for
+the device unless the optimizer is one of torch's fused ones. Here a skipped step runs but changes
+nothing, so no wait is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from memconsole_torch.techniques import optimizers
 from memconsole_trainer.techniques import loss_scale
 
 COMPUTE = {"bf16": torch.bfloat16, "bf16-sr": torch.bfloat16, "fp16": torch.float16}
-"""What matmuls are done in."""
+"""The dtype of matmuls, by precision."""
 _NAMES = {
     "bf16": "Mixed precision (bfloat16)",
     "bf16-sr": "Weights in bfloat16, stochastically rounded,",
@@ -28,9 +29,9 @@ _NAMES = {
 
 
 def forward_context(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """The context of a forward pass and its loss; backward and optimizer stay outside.
+    """A context for a forward pass and its loss; backward pass and optimizer run outside.
 
-    A fresh one for each micro-batch, because leaving it frees the 16-bit copies of the weights.
+    Use a new one for each micro-batch, because leaving it frees the 16-bit copies of the weights.
     """
     if precision == "fp32":
         return nullcontext()
@@ -38,7 +39,7 @@ def forward_context(device: torch.device, precision: Precision) -> AbstractConte
 
 
 class LossScale:
-    """The scale of one run, on the device."""
+    """The loss scale of one run, on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.state = torch.tensor(loss_scale.start(), device=device)
@@ -46,21 +47,23 @@ class LossScale:
 
     @property
     def now(self) -> Tensor:
-        """What the loss is multiplied by."""
+        """The current factor of the loss."""
         return self.state[0].clone()
 
     def skipped(self) -> int:
-        """Steps without an update; waits for the device."""
+        """Number of skipped steps. Waits for the device."""
         return int(self.state[2])
 
     @torch.no_grad()
     def take(
         self, optimizer: optimizers.Updating, gradients: Sequence[Tensor], most: float
     ) -> Tensor:
-        """One step by gradients of the scaled loss, clipped to a global norm of `most` (0: as they are) once they
-        are divided by the scale; or none, if one of them is not finite.
+        """Take one step with the gradients of the scaled loss, or skip it if a gradient is not
+        finite. The gradients are divided by the scale and then clipped to a global norm of `most`
+        (0: not clipped).
 
-        Returns their norm before clipping, as a device scalar: not finite where the step is skipped.
+        Returns their norm before clipping, a device scalar that is not finite if the step is
+        skipped.
         """
         norm = optimizers.norm(gradients) / self.state[0]
         finite = torch.isfinite(norm)
@@ -89,7 +92,7 @@ class LossScale:
 
 
 def line(device: torch.device, precision: Precision) -> str:
-    """What `precision` means on this device, for a person."""
+    """The log line about `precision` on this device."""
     if precision == "fp32":
         tensor_cores = device.type == "cuda" and torch.version.hip is None
         return "Precision: float32" + (" with TF32 matmuls" if tensor_cores else "")

@@ -1,11 +1,12 @@
 """AdamW whose moments are stored in 8 bits, as `memconsole_trainer.techniques.blockwise` specifies.
 
-A step goes over slices of a weight: their moments are widened to fp32 into buffers that all slices
-share, updated, used, and narrowed again, so that no fp32 copy of a whole moment ever exists. The
-update reads the moments before they are narrowed.
+A step processes slices of a weight. A slice's moments are widened to fp32 in buffers that all
+slices share, updated, used, and narrowed again, so no fp32 copy of a whole moment ever exists. The
+update uses the moments before they are narrowed.
 
-No library is used: both backends follow one specification, held to one file of vectors, and so store the
-same codes. bitsandbytes, besides, saves less on a CPU, where it makes fp32 copies of a whole weight.
+No library is used, so that both backends follow one specification, are tested against the same
+vectors, and store the same codes. bitsandbytes also saves less on a CPU, where it makes fp32 copies
+of a whole weight.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
 
 CPU_SLICE = 2**17
-"""Elements widened at a time: 2 MiB of buffers, which stay in the processor's cache."""
+"""Elements per slice on a CPU: 2 MiB of buffers, which stay in the processor's cache."""
 DEVICE_SLICE = 2**20
-"""On other devices, where each slice costs some 25 kernel launches."""
+"""Elements per slice on other devices, where each slice costs some 25 kernel launches."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
 class QuantizedAdamW(Optimizer):
-    """Decoupled AdamW (Loshchilov and Hutter 2019, algorithm 2) with 8-bit moments of `quantized`.
+    """Decoupled AdamW (Loshchilov and Hutter 2019, algorithm 2) with 8-bit moments for `quantized`.
 
-    The other weights keep fp32 moments and take the same steps.
+    The other weights have fp32 moments and the same update.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class QuantizedAdamW(Optimizer):
         defaults = {"lr": 0.0, "betas": betas, "eps": epsilon, "weight_decay": 0.0}
         super().__init__(groups, defaults | {"count": 0, "live": 1.0})
         self.buffers: Buffers | None = None
-        """Where a caller keeps them for several calls of `step`."""
+        """Set by a caller that reuses the buffers for several calls of `step`."""
         narrow = {id(p) for p in quantized}
         for group in self.param_groups:
             for p in group["params"]:
@@ -80,7 +81,7 @@ def _wide_state(p: Tensor) -> dict[str, Tensor]:
 
 
 class Buffers:
-    """What one optimizer step works in, and what is done there with each slice."""
+    """The buffers of an optimizer step, and the update of a slice in them."""
 
     def __init__(self, device: torch.device) -> None:
         self.size = CPU_SLICE if device.type == "cpu" else DEVICE_SLICE
@@ -97,7 +98,7 @@ class Buffers:
         start: int,
         group: dict[str, Any],
     ) -> None:
-        """The step of `weight` (n,), which starts at element `start` of its tensor."""
+        """Update the slice `weight` (n,), which starts at element `start` of its tensor."""
         n = weight.numel()
         if "first" in state:
             part = slice(start, start + n)
@@ -121,7 +122,7 @@ class Buffers:
         work = self._work[: weight.numel()]
         count, live = group["count"], group["live"]
         if isinstance(count, Tensor):
-            count = count.clamp(min=1.0)  # 0 where every step so far was skipped
+            count = count.clamp(min=1.0)  # it is 0 if every step so far was skipped
         rate = group["lr"] * live
         first.lerp_(gradient, (1 - beta1) * live)
         second.lerp_(torch.mul(gradient, gradient, out=work), (1 - beta2) * live)
@@ -131,7 +132,8 @@ class Buffers:
         weight.sub_(torch.div(first, work, out=work).mul_(rate / (1 - beta1**count)))
 
     def widen(self, codes: Tensor, scales: Tensor, out: Tensor, *, signed: bool) -> Tensor:
-        """`codes` (n,) in fp32 at the start of `out`; zeros up to the end of the last block."""
+        """Decode `codes` (n,) to fp32 at the start of `out`, padded with zeros to the end of the
+        last block."""
         n = codes.numel()
         rows = self._rows[:n].copy_(codes)
         torch.index_select(self._values[signed], 0, rows, out=out[:n])
@@ -141,7 +143,7 @@ class Buffers:
         return out[:n]
 
     def narrow(self, moment: Tensor, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
-        """The start of `moment`, whole blocks of it, into `codes` (n,) and `scales`."""
+        """Encode the start of `moment`, whole blocks of it, into `codes` (n,) and `scales`."""
         blocks = moment[: scales.numel() * BLOCK].view(-1, BLOCK)
         work = self._work[: blocks.numel()].view(-1, BLOCK)
         torch.amax(torch.abs(blocks, out=work), dim=1, out=scales)

@@ -1,7 +1,8 @@
-"""Matrices of a frozen base stored in 8- or 4-bit codes, as `memconsole_trainer.techniques.base_storage` specifies.
+"""Matrices of a frozen base stored as 8- or 4-bit codes, as
+`memconsole_trainer.techniques.base_storage` specifies.
 
-A matrix is made whole for one product and let go; its backward pass keeps the codes and makes it again. So
-one matrix exists in the compute precision at a time, never the model.
+A matrix is decoded for one product and then freed. The backward pass keeps only the codes and
+decodes it again. So one matrix at a time exists in the compute precision, never the whole model.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from memconsole_torch.models.decoder import compute_dtype
 from memconsole_trainer.techniques.base_storage import BLOCK, pairs
 
 CPU_SLICE = 2**17
-"""Elements decoded at a time: their temporaries stay in the processor's cache."""
+"""Elements decoded at a time on a CPU, so that temporaries stay in the processor's cache."""
 DEVICE_SLICE = 2**22
-"""On other devices, where each slice costs some five kernel launches."""
+"""Elements decoded at a time on other devices, where each slice costs some five kernel launches."""
 
 
 def product(
     x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple[int, int]
 ) -> Tensor:
-    """x Wᵀ + b in the compute precision, W (out, in) held as codes (blocks, bytes) and scales (blocks,)."""
+    """x Wᵀ + b in the compute precision. W (out, in) is given as codes (blocks, bytes) and scales
+    (blocks,)."""
     result: Tensor = _Product.apply(x.to(compute_dtype(x)), codes, scales, bias, shape)
     return result
 
 
 class _Product(torch.autograd.Function):
-    """The linear layer of a matrix that only its codes are kept of. No gradient but that of x."""
+    """A linear layer that keeps only the codes of its matrix. Only x has a gradient."""
 
     @staticmethod
     def forward(
@@ -56,7 +58,7 @@ class _Product(torch.autograd.Function):
 
 
 def decoded(codes: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The matrix in `dtype`, rounded from its fp32 values."""
+    """Decode the matrix to `dtype`, rounded from its fp32 values."""
     blocks = codes.shape[0]
     whole = torch.empty(blocks, BLOCK, dtype=dtype, device=codes.device)
     most = (CPU_SLICE if codes.device.type == "cpu" else DEVICE_SLICE) // BLOCK

@@ -1,7 +1,9 @@
-"""Weights kept in bfloat16 alone, as `memconsole_trainer.techniques.rounding` specifies, under any optimizer.
+"""Weights kept only in bfloat16, as `memconsole_trainer.techniques.rounding` specifies, with any
+optimizer.
 
-The optimizer goes over fp32 slices of a weight, or over one whole weight where its rule looks at the whole, with
-slices of its own state; each slice is rounded back before the next is widened. Random bits exist for a slice.
+The optimizer updates fp32 slices of a weight with the matching slices of its state, or the whole
+weight if its rule needs it. Each slice is rounded back before the next one is widened. Random bits
+exist for one slice at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from memconsole_trainer.techniques.rounding import is_rounded, tensor_key
 
 
 def narrow(plan: Plan, module: nn.Module) -> None:
-    """Give the weights of `module`, which has shapes only, their storage type; with other precisions, fp32."""
+    """Set the storage type of the weights of `module`, which has shapes only. They stay fp32 in
+    other precisions."""
     if plan.optimize.precision != "bf16-sr":
         return
     own = dict(module.named_parameters())
@@ -38,7 +41,7 @@ def narrow(plan: Plan, module: nn.Module) -> None:
 
 
 class _Lookup:
-    """Rows of a bf16 table in fp32, whose gradients are summed in fp32."""
+    """Looks up rows of a bf16 table in fp32, so that their gradients are summed in fp32."""
 
     def __init__(self, table: nn.Embedding) -> None:
         self._table = table
@@ -49,7 +52,8 @@ class _Lookup:
 
 
 class _WideRows(torch.autograd.Function):
-    """A frequent token's gradient is a sum of many: in bf16 the later ones would vanish in it."""
+    """The lookup. A frequent token's gradient is a sum of many terms; in bf16 the later ones would
+    be lost."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:
@@ -65,7 +69,7 @@ class _WideRows(torch.autograd.Function):
 
 
 class Rounded(CombinedOptimizer):
-    """Any optimizers over weights of which some are stored in bf16."""
+    """Optimizers of weights of which some are stored in bf16."""
 
     def __init__(self, plan: Plan, module: nn.Module, inner: Updating) -> None:
         several = inner if isinstance(inner, CombinedOptimizer) else CombinedOptimizer([inner])
@@ -79,12 +83,13 @@ class Rounded(CombinedOptimizer):
                 p.grad_dtype = torch.float32
         self._factor: Tensor | None = None
         self.number = 0
-        """Of the step that is being taken."""
+        """Number of the current step, which the random bits depend on."""
 
     def take(self, gradients: Sequence[Tensor], most: float) -> Tensor:
-        """One step by `gradients` as if clipped to a global norm of `most` (0: as they are), in fp32.
+        """Take one step with `gradients` clipped in fp32 to a global norm of `most` (0: not
+        clipped).
 
-        Returns the norm before, as a device scalar.
+        Returns the norm before clipping, a device scalar.
         """
         norm = norm_of(gradients)
         self._factor = most / norm.clamp(min=most) if most else None
@@ -140,21 +145,23 @@ class Rounded(CombinedOptimizer):
             wide.grad = None
             if narrow:
                 round_into(weight[cut].view(-1), wide.view(-1), key, start)
-            # What was fp32 already was updated where it lies.
+            # A weight that is already fp32 was updated in place.
             del wide
         if "step" in state:
             state["step"].copy_(own["step"])
 
 
 def _slice_size(part: Optimizer, p: Tensor) -> int:
-    """Elements of `p` to take at a time; 0 where the rule looks at the whole, or nothing is gained."""
+    """Elements of `p` per slice; 0 (no slices) if the rule needs the whole weight or slices save
+    nothing."""
     size = CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE
     looks = isinstance(part.rule if isinstance(part, Compressed) else part, (Adafactor, Muon))
     return 0 if looks or p.numel() <= size else size
 
 
 def _cut(name: str, value: Any, start: int, size: int) -> Any:
-    """The part of a weight's state that belongs to the slice from `start`. Every slice is the same step."""
+    """The part of a weight's state that belongs to the slice from `start`. All slices share the
+    step count."""
     if name == "step":
         return value.clone()
     if not size:
@@ -166,7 +173,8 @@ def _cut(name: str, value: Any, start: int, size: int) -> Any:
 
 @torch.no_grad()
 def norm_of(gradients: Iterable[Tensor]) -> Tensor:
-    """Global norm, an fp32 device scalar, of gradients of which some are bf16; no whole one is widened."""
+    """Global norm of gradients of which some are bf16, an fp32 device scalar. No whole gradient is
+    widened."""
     norms = []
     for gradient in gradients:
         flat = gradient.view(-1)

@@ -1,4 +1,5 @@
-"""fp32 slices rounded stochastically to bfloat16, to the bit as `memconsole_trainer.techniques.rounding` specifies."""
+"""Rounds fp32 slices stochastically to bfloat16, bit for bit as
+`memconsole_trainer.techniques.rounding` specifies."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ from torch import Tensor
 from memconsole_trainer.techniques.rounding import BLOCK, INJECTED, LANES, PARITY, ROTATIONS
 
 CPU_SLICE = 2**19
-"""Elements widened at a time: what is worked on stays in the processors' caches, and suffices for several of them."""
+"""Elements per slice on a CPU: small enough for the caches, large enough to keep several cores
+busy."""
 DEVICE_SLICE = 2**22
-"""On other devices, where each slice costs some 90 kernel launches."""
+"""Elements per slice on other devices, where each slice costs some 90 kernel launches."""
 
 
 def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
-    """Round fp32 `wide` (n,), the weight's elements from `start`, to bf16 `target`. Overwrites `wide`."""
+    """Round fp32 `wide` (n,), the weight's elements from `start`, to bf16 `target`. Overwrites
+    `wide`."""
     n = wide.numel()
     blocks = -(-n // BLOCK)
     words = wide.view(torch.int32)
@@ -33,7 +36,7 @@ def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -
 def _random_words(
     key: tuple[int, int], first: int, blocks: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Threefry's two words, int32 (blocks · LANES,) each, of the counters from `first`."""
+    """Threefry's two words, int32 (blocks · LANES,) each, of consecutive counters from `first`."""
     keys = (*key, key[0] ^ key[1] ^ PARITY)
     x = torch.arange(first, first + blocks * LANES, dtype=torch.int32, device=device)
     y = torch.full_like(x, _signed(keys[1]))

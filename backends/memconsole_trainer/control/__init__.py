@@ -1,1 +1,1 @@
-"""What decides how each batch is trained on."""
+"""Controllers: they decide how each batch is trained on."""

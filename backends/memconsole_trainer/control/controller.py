@@ -1,4 +1,4 @@
-"""The controller's protocol: it decides what becomes of each batch."""
+"""The controller protocol: a controller decides what is done with each batch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from memconsole_trainer.engine import Batch, Engine
 
 
 class Controller(Protocol):
-    """Takes the optimizer steps of a run. The loop gives it batches, counts, evaluates and saves."""
+    """Takes the optimizer steps of a run. The loop supplies batches, counts, evaluates and
+    saves."""
 
     phase: str
-    """The phase that the run is in now, as events tell it. Its peak of memory is measured by itself."""
+    """The current phase of the run, as events report it. Each phase has its own memory peak."""
 
     def step(self, engine: Engine, batch: Batch) -> None:
-        """One optimizer step with `batch`, by whatever means. Does not wait for the device."""
+        """Take one optimizer step with `batch`. Does not wait for the device."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON values; empty where it remembers nothing."""
+        """State to store in a checkpoint, as JSON values; empty if the controller has none."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -29,5 +30,5 @@ class Controller(Protocol):
 
 
 def controller_of(plan: Plan) -> Controller:
-    """The controller that a plan asks for."""
+    """Return the controller that a plan asks for."""
     return Plain()

@@ -1,4 +1,4 @@
-"""Plain training: every batch is one step of backward pass and update."""
+"""Plain training: every batch is one step, a backward pass and an update."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ class Plain:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing is remembered."""
+        """There is no state to load."""

@@ -1,1 +1,2 @@
-"""Text and token rows from anywhere to batches, in an order that can be resumed exactly."""
+"""The data pipeline: from text, token rows or windows to batches, in an order that can be resumed
+exactly."""

@@ -1,7 +1,9 @@
-"""``python -m memconsole_trainer.data [--lengths] SOURCE [KEY=VALUE]...``: an `Inspection` as JSON.
+"""``python -m memconsole_trainer.data [--lengths] SOURCE [KEY=VALUE]...``: print an `Inspection` as
+JSON.
 
-A process of its own, because the parsers of tables and HDF5 are C and meet files from anywhere.
-A failure is ``{"error": …}`` and the trainer's exit code for it.
+It runs in its own process because the parsers of tables and HDF5 are C code and may crash on a
+damaged file. On failure it prints ``{"error": …}`` and exits with the trainer's exit code for that
+failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches of text: token ids, the tokens after them, and which document each token is of."""
+"""Batches of text: token ids, next-token targets, and the document number of each token."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from memconsole_trainer.engine import Array, Batch
 
 
 def language_batch(inputs: Array, targets: Array, documents: Array | None = None) -> Batch:
-    """A batch of int32 (micro_batches, micro_batch, sequence_length); a target of -100 counts for nothing.
+    """A batch of int32 arrays (micro_batches, micro_batch, sequence_length). A target of -100 is
+    masked.
 
-    `documents` number the documents of a row, rising, where they do not see one another: positions begin anew with
-    each, and a query sees keys of its own alone.
+    `documents` gives each token's document number, rising within a row, if documents are isolated:
+    positions restart at each document, and a query attends only to keys of its own document.
     """
     arrays = {"inputs": inputs, "targets": targets}
     if documents is not None:
@@ -28,10 +29,10 @@ def language_batch(inputs: Array, targets: Array, documents: Array | None = None
 
 
 def make_batch(rows: list[Tokens], shape: BatchShape, boundary: int | None = None) -> Batch:
-    """Rows (≤ rows, ≤ sequence_length + 1) as a batch.
+    """Make a batch of rows (≤ rows, ≤ sequence_length + 1).
 
-    Missing rows and the rest of short rows have masked targets, so the shape never changes. `boundary`: the token
-    that ends a document, where the documents of a row are isolated.
+    Missing rows and the ends of short rows have masked targets, so the shape never changes.
+    `boundary` is the token that ends a document, if documents are isolated.
     """
     length, documents = shape.sequence_length, None
     inputs = np.zeros((shape.rows, length), dtype=np.int32)
@@ -42,7 +43,7 @@ def make_batch(rows: list[Tokens], shape: BatchShape, boundary: int | None = Non
     dimensions = (shape.micro_batches, shape.micro_batch, length)
     if boundary is not None:
         ends = inputs == boundary
-        targets[ends] = MASKED  # the next token is of another document
+        targets[ends] = MASKED  # the next token belongs to another document
         numbers = np.zeros_like(inputs)
         np.cumsum(ends[:, :-1], axis=1, out=numbers[:, 1:])
         documents = numbers.reshape(dimensions)
@@ -51,7 +52,7 @@ def make_batch(rows: list[Tokens], shape: BatchShape, boundary: int | None = Non
 
 @dataclass(frozen=True)
 class _Joined:
-    """Rows end to end, in the bytes that tokens take: a quarter of a batch's."""
+    """Concatenated rows in the tokens' own type, which takes a quarter of a batch's bytes."""
 
     tokens: Tokens
     lengths: tuple[int, ...]
@@ -68,7 +69,7 @@ class TextRows:
         held: Tokens | None = None,
         boundary: int | None = None,
     ) -> None:
-        """`held` are all train tokens when they are kept in memory instead of streamed."""
+        """`held` holds all train tokens if they are kept in memory instead of streamed."""
         self._blocks = blocks
         self._seed = seed
         self._buffer = shuffle_buffer

@@ -1,6 +1,6 @@
-"""Grain datasets of our own: blocks of tokens cut into rows, and sources without random access.
+"""Custom Grain datasets: they cut blocks of tokens into rows, shuffle, and read sequential sources.
 
-Importing this imports Grain; `rows.load_grain` comes first.
+Importing this imports Grain, so call `rows.load_grain` first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from memconsole_trainer.randomness import generator
 
 
 class RowIterator(grain.DatasetIterator):
-    """Joins blocks and cuts rows; the state is the parent's before the block in which the next
-    row starts, and how many of that block's tokens to skip."""
+    """Joins blocks and cuts them into rows.
+
+    The state is the parent's state before the block in which the next row starts, and how many
+    tokens of that block to skip.
+    """
 
     def __init__(self, parent: Any, row_tokens: int, stride: int) -> None:
         super().__init__(parent)
@@ -35,7 +38,7 @@ class RowIterator(grain.DatasetIterator):
         self._ended = False
 
     def _fill(self, wanted: int) -> None:
-        """Read blocks until `wanted` tokens from the row's start on are held, or the end."""
+        """Read blocks until `wanted` tokens after the row's start are held, or the data ends."""
         while self._held - self._start < wanted and not self._ended:
             before = self._parent.get_state()
             try:
@@ -49,7 +52,7 @@ class RowIterator(grain.DatasetIterator):
             self._drop()
 
     def _drop(self) -> None:
-        """Forget blocks that end before the row's start."""
+        """Drop blocks that end before the row's start."""
         while self._segments and len(self._segments[0][1]) <= self._start:
             gone = len(self._segments.popleft()[1])
             self._start -= gone
@@ -58,7 +61,7 @@ class RowIterator(grain.DatasetIterator):
     def __next__(self) -> Tokens:
         self._fill(self._row_tokens)
         left = self._held - self._start
-        # The first `_fresh` tokens were targets of the row before.
+        # The first `_fresh` tokens were already targets of the previous row.
         if left < 2 or left <= self._fresh:
             raise StopIteration
         row = self._cut(min(self._row_tokens, left))
@@ -87,7 +90,8 @@ class RowIterator(grain.DatasetIterator):
 
 
 class Rows(grain.IterDataset):
-    """Blocks of tokens as rows of at most `row_tokens`, a row every `stride` tokens."""
+    """Rows of at most `row_tokens`, cut from blocks of tokens; a row starts every `stride`
+    tokens."""
 
     def __init__(self, parent: Any, row_tokens: int, stride: int) -> None:
         super().__init__(parent)
@@ -99,7 +103,8 @@ class Rows(grain.IterDataset):
 
 
 class SequentialIterator(grain.DatasetIterator):
-    """Blocks of a source that can only be read from front to back; the state is their number."""
+    """Blocks of a source that can only be read from front to back; the state is the next block's
+    number."""
 
     def __init__(self, blocks: TokenBlocks) -> None:
         super().__init__()
@@ -122,7 +127,7 @@ class SequentialIterator(grain.DatasetIterator):
 
 
 class Sequential(grain.IterDataset):
-    """The blocks themselves, in file order."""
+    """Blocks in file order."""
 
     def __init__(self, blocks: TokenBlocks) -> None:
         super().__init__()
@@ -133,7 +138,7 @@ class Sequential(grain.IterDataset):
 
 
 class PermutedIterator(grain.DatasetIterator):
-    """Elements in the order of `order`; the state is how many were yielded."""
+    """Elements in the order given by `order`; the state is how many were yielded."""
 
     def __init__(self, order: Sequence[int], element: Callable[[int], Any]) -> None:
         super().__init__()
@@ -156,9 +161,10 @@ class PermutedIterator(grain.DatasetIterator):
 
 
 class Permuted(grain.IterDataset):
-    """`element` of every number of `order`, a list or a `grain.MapDataset`.
+    """Applies `element` to every number of `order`, a list or a `grain.MapDataset`.
 
-    What `order.map(element).to_iter_dataset()` yields, without Grain's 70 microseconds an element.
+    Yields the same as `order.map(element).to_iter_dataset()`, without Grain's 70 microseconds per
+    element.
     """
 
     def __init__(self, order: Sequence[int], element: Callable[[int], Any]) -> None:
@@ -170,8 +176,11 @@ class Permuted(grain.IterDataset):
 
 
 class WindowShuffleIterator(grain.DatasetIterator):
-    """Reads a window of rows and yields them in random order; the state is the parent's before the
-    window, the window's number, and how many of it were yielded."""
+    """Reads a window of rows and yields them in random order.
+
+    The state is the parent's state before the window, the window's number, and how many of its rows
+    were yielded.
+    """
 
     def __init__(self, parent: Any, size: int, seed: int, purpose: str) -> None:
         super().__init__(parent)
@@ -220,8 +229,8 @@ class WindowShuffleIterator(grain.DatasetIterator):
 class WindowShuffle(grain.IterDataset):
     """Rows shuffled within consecutive windows of `size`.
 
-    Grain's own window shuffle permutes with a block cipher at some 15 microseconds a row, as much as
-    all the rest; one permutation a window costs next to nothing.
+    Grain's own window shuffle permutes with a block cipher and takes some 15 microseconds per row,
+    as much as the rest of the pipeline. One permutation per window takes almost no time.
     """
 
     def __init__(self, parent: Any, size: int, seed: int, purpose: str) -> None:

@@ -1,4 +1,4 @@
-"""Texts in a fixed order, read in blocks: files cut into pieces, columns of tables, and streams."""
+"""Sources of texts in a fixed order: files cut into pieces, columns of tables, and streams."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 
 PIECE_BYTES = 64 * 1024
-"""Longer files are cut near this size, so that one long file still splits into train and held out."""
+"""Longer files are cut near this size, so that even one long file can be split into train and
+held-out parts."""
 LONE_PIECES = 16
-"""A file that is the only one is cut into about as many, unless they become too long or too short."""
+"""A single file is cut into about this many pieces, unless they become too long or too short."""
 LEAST_PIECE_BYTES = 256
 
 
 class DataError(ValueError):
-    """Data that cannot be read or has changed; the message is one line naming the file or source."""
+    """Data cannot be read or has changed. The message is one line that names the file or source."""
 
     cause = "bad_data"
 
@@ -26,23 +27,24 @@ class Documents(Protocol):
     """Texts numbered from 0 whose order never changes."""
 
     count: int | None
-    """None for a stream, whose length shows only at its end."""
+    """Number of texts; None for a stream, whose length is known only at its end."""
     block_size: int
-    """Neighbours that are cheap to read together."""
+    """Number of neighbouring texts to read together, because that is cheap."""
     total_bytes: int | None
-    """About how many UTF-8 bytes all the texts have; None: not known."""
+    """Approximate UTF-8 bytes of all texts; None if unknown."""
     fingerprint: str
     """Changes when the data changes."""
 
     def read(self, start: int, stop: int) -> list[str]:
-        """Texts `start` to `stop`. Raises `DataError`."""
+        """Read texts `start` to `stop`. Raises `DataError`."""
         ...
 
 
 class FileDocuments:
-    """Plain files, each a document, or several when longer than `PIECE_BYTES` or the only one.
+    """Plain files. A file is one document, or several if it is longer than `PIECE_BYTES` or the
+    only file.
 
-    Pieces end after a paragraph or a line where there is one, and never inside a UTF-8 character.
+    A piece ends after a paragraph or a line if possible, and never inside a UTF-8 character.
     """
 
     block_size = 1
@@ -68,7 +70,7 @@ class FileDocuments:
         self.sizes = np.array([stop - start for _, start, stop in self._pieces], dtype=np.int64)
         """Bytes of each piece."""
         self.files = np.array(numbers[: len(self._pieces)], dtype=np.int64)
-        """Number of the file each piece is of."""
+        """Number of the file that each piece belongs to."""
         self.total_bytes: int | None = int(self.sizes.sum())
         self.fingerprint = digest.hexdigest()
 
@@ -89,7 +91,7 @@ class FileDocuments:
 
 
 class ColumnDocuments:
-    """One text column of a table `datasets` keeps memory-mapped on disk."""
+    """One text column of a table that `datasets` maps from disk."""
 
     block_size = 64
 
@@ -110,7 +112,7 @@ class ColumnDocuments:
 
 
 class StreamDocuments:
-    """The texts of a dataset that can only be read from front to back, such as one on the hub."""
+    """Texts of a dataset that can only be read from front to back, such as one on the hub."""
 
     block_size = 64
     count: int | None = None
@@ -122,11 +124,11 @@ class StreamDocuments:
         self._name = name
         self._max_examples = max_examples
         self.expected_count = max_examples if max_examples is not None else _published(stream)
-        """Texts expected, where the source says."""
+        """Number of texts expected, if the source states it."""
         self.fingerprint = hashlib.sha256(f"{name}/{column}".encode()).hexdigest()
 
     def iterate(self, start: int = 0) -> Iterator[str]:
-        """Texts from number `start` on. Raises `DataError`."""
+        """Yield the texts from number `start` on. Raises `DataError`."""
         rows = self._stream.skip(start) if start else self._stream
         left = None if self._max_examples is None else self._max_examples - start
         if left is not None and left <= 0:
@@ -142,7 +144,8 @@ class StreamDocuments:
             raise DataError(f"{self._name}: {type(error).__name__}: {error}") from error
 
     def read(self, start: int, stop: int) -> list[str]:
-        """Texts `start` to `stop`, skipping all before: for the first few only."""
+        """Read texts `start` to `stop`. It skips all texts before them, so use it only near the
+        beginning."""
         texts = []
         for text in self.iterate(start):
             texts.append(text)
@@ -152,7 +155,7 @@ class StreamDocuments:
 
 
 def _published(stream: Any) -> int | None:
-    """How many rows a hub dataset's card claims."""
+    """Number of rows according to a hub dataset's card."""
     try:
         return int(stream.info.splits[str(stream.split)].num_examples)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -160,9 +163,9 @@ def _published(stream: Any) -> int | None:
 
 
 def _cuts(path: Path, lone: bool) -> list[int]:
-    """Byte offsets at which the pieces of `path` begin, and its size.
+    """Byte offsets at which the pieces of `path` begin, followed by its size.
 
-    A file that is all there is gets at least about ten pieces, so that some can be held out.
+    A `lone` file gets at least about ten pieces, so that some can be held out.
     """
     size = path.stat().st_size
     length = PIECE_BYTES
@@ -178,7 +181,7 @@ def _cuts(path: Path, lone: bool) -> list[int]:
 
 
 def _break(ahead: bytes) -> int:
-    """Where to cut: after a paragraph, else a line, else a word, else between characters."""
+    """Offset to cut at: after a paragraph, else a line, else a word, else between characters."""
     for end in (b"\n\n", b"\n", b" "):
         found = ahead.find(end)
         if found >= 0:

@@ -1,4 +1,4 @@
-"""HDF5 files: rows of token ids used as they are, or a column of texts."""
+"""Reads HDF5 files: rows of token ids, or a column of texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Hdf5Dataset:
-    """One dataset of one file, opened on first use and never carried into another process."""
+    """One dataset of one file. The file is opened on first use, and each process opens its own
+    handle."""
 
     def __init__(self, path: Path, name: str, max_examples: int | None) -> None:
         self.path = path
@@ -39,7 +40,7 @@ class Hdf5Dataset:
         self.fingerprint = digest.hexdigest()
 
     def read_rows(self, start: int, stop: int) -> NDArray[Any]:
-        """Rows `start` to `stop` as the file has them. Raises `DataError`."""
+        """Read rows `start` to `stop` unchanged. Raises `DataError`."""
         try:
             values: NDArray[Any] = self._dataset()[start:stop]
         except (OSError, RuntimeError) as error:
@@ -58,7 +59,7 @@ class Hdf5Dataset:
 
 
 class Hdf5Texts(Hdf5Dataset):
-    """A 1-D dataset of strings: one document a row."""
+    """A 1-D dataset of strings: each row is one document."""
 
     total_bytes: int | None = None
 
@@ -68,7 +69,8 @@ class Hdf5Texts(Hdf5Dataset):
 
 
 class TokenRows(Hdf5Dataset):
-    """A 2-D dataset of integers: one row of token ids each. Raises `DataError` where it is empty."""
+    """A 2-D dataset of integers: each row is a row of token ids. Raises `DataError` if it is
+    empty."""
 
     def __init__(self, path: Path, name: str, vocab_size: int, max_examples: int | None) -> None:
         super().__init__(path, name, max_examples)
@@ -78,7 +80,8 @@ class TokenRows(Hdf5Dataset):
             raise DataError(f"{path}: {name} holds no tokens")
 
     def rows(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Rows (stop - start, width). Raises `DataError` for a token the model does not have."""
+        """Read rows (stop - start, width). Raises `DataError` for a token outside the model's
+        vocabulary."""
         values = self.read_rows(start, stop)
         wrong = (values < 0) | (values >= self._vocab_size)
         if wrong.any():
@@ -93,9 +96,9 @@ class TokenRows(Hdf5Dataset):
 def open_hdf5(
     path: Path, column: str, vocab_size: int, max_examples: int | None
 ) -> Hdf5Texts | TokenRows:
-    """The dataset of `path` to train on: the one named `column`, or the only one that fits.
+    """Open the dataset of `path` to train on: the one named `column`, or the only one that fits.
 
-    Raises `PlanError` naming the datasets found, and `DataError` for a damaged file.
+    Raises `PlanError` that lists the datasets found, and `DataError` for a damaged file.
     """
     found = _usable(path)
     if column in found:
@@ -116,7 +119,7 @@ def open_hdf5(
 
 
 def describe(path: Path) -> list[str]:
-    """Every dataset of the file with its shape and type, for a person. Raises `DataError`."""
+    """One line per dataset of the file: name, shape and type. Raises `DataError`."""
     with _open(path) as file:
         return [
             f"{name} {'x'.join(map(str, d.shape)) or 'scalar'} {d.dtype}"

@@ -1,4 +1,4 @@
-"""A look into a dataset before anything is trained on it: columns, count, size and a sample."""
+"""Inspects a dataset before training: columns, count, size and a sample."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ ANY_TOKEN = 2**31
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. None: not known without reading everything."""
+    """What was found. None means that only reading all data would tell."""
 
     source: str
     kind: str
     """texts | tokens | unusable"""
     documents: int | None
     size_bytes: int | None
-    """Of the files on disk, where there are files."""
+    """Size of the files on disk, if the source is made of files."""
     columns: tuple[str, ...] = ()
-    """Columns or HDF5 datasets with their types."""
+    """Columns of a table, or datasets of an HDF5 file, with their types."""
     row_tokens: int | None = None
     sample: str = ""
     problem: str = ""
-    """Why it cannot be trained on as the plan stands."""
+    """Why the plan cannot train on it."""
     lengths: Lengths | None = None
-    """Tokens per document, where they were asked for."""
+    """Tokens per document, if requested."""
     lengths_problem: str = ""
-    """Why they are not there though they were."""
+    """Why `lengths` is missing although it was requested."""
 
 
 def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
-    """Look at `plan.data`, and tokenize some of it if `lengths` are wanted. Raises `DataError` for what cannot be read at all, `PlanError` for a source
-    that is not there."""
+    """Inspect `plan.data`, and tokenize some of it if `lengths` is set. Raises `DataError` if it
+    cannot be read at all, `PlanError` if the source does not exist."""
     entry = catalog.dataset(plan)
     path = Path(entry.where).expanduser() if entry.kind == "file" else None
     columns = _columns(path) if path is not None else ()

@@ -1,4 +1,5 @@
-"""Token lengths of a source's documents, as training would tokenize them: all of them, or a spread sample."""
+"""Token lengths of a source's documents as training would tokenize them: of all, or of a spread
+sample."""
 
 from __future__ import annotations
 
@@ -24,16 +25,16 @@ from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.tokenizer import Tokenizer
 
 MOST_BYTES = 2 << 20
-"""About how much text is tokenized; of more, documents at even distances are."""
+"""About how much text is tokenized. Of a larger source, evenly spaced documents are tokenized."""
 MOST_FILE_BYTES = 1 << 20
-"""A longer file is measured by its first part, and its length estimated."""
+"""Of a longer file only this much is tokenized, and its length is extrapolated."""
 MOST_DOCUMENTS = 8192
 PROBED = 16
-"""Documents looked at to tell how long they are."""
+"""Documents read to estimate the mean length."""
 
 
 class _Found:
-    """Lengths so far."""
+    """Lengths found so far."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -41,7 +42,7 @@ class _Found:
 
 
 def measure_lengths(plan: Plan, source: Documents | TokenRows) -> Lengths:
-    """Tokenize documents of `source` one by one. Raises `PlanError` and `DataError`."""
+    """Measure the documents of `source` in tokens. Raises `PlanError` and `DataError`."""
     if isinstance(source, TokenRows):
         width = source.width
         return Lengths(
@@ -70,7 +71,7 @@ def measure_lengths(plan: Plan, source: Documents | TokenRows) -> Lengths:
 
 
 def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:
-    """The one that training would use, and what it is."""
+    """The tokenizer that training would use, and a description of it."""
     architecture = catalog.architecture(plan)
     directory = catalog.model_directory(plan)
     beside = Path(directory) / "tokenizer.json" if directory else None
@@ -87,7 +88,8 @@ def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:
 
 
 def _of_files(source: FileDocuments, tokenizer: Tokenizer, found: _Found) -> None:
-    """Whole files: the pieces that training cuts long ones into are no documents of anyone's."""
+    """Measure whole files. The pieces that training cuts long files into are not documents to the
+    user."""
     starts = np.flatnonzero(np.diff(source.files, prepend=-1))
     bounds = [*starts.tolist(), len(source.files)]
     files = list(itertools.pairwise(bounds))
@@ -113,7 +115,7 @@ def _of_files(source: FileDocuments, tokenizer: Tokenizer, found: _Found) -> Non
 
 
 def _texts(source: Documents, found: _Found) -> Iterator[list[str]]:
-    """Blocks of texts at even distances; the first ones of a stream."""
+    """Yield evenly spaced blocks of texts; of a stream, the first ones."""
     if isinstance(source, StreamDocuments):
         size = 0
         for count, text in enumerate(source.iterate()):
@@ -131,7 +133,7 @@ def _texts(source: Documents, found: _Found) -> Iterator[list[str]]:
     wanted = min(count, MOST_DOCUMENTS, max(PROBED, int(MOST_BYTES / mean)))
     found.exact = wanted == count
     if wanted < count and wanted <= PROBED * block:
-        for index in _spread(count, wanted):  # few and long: one by one
+        for index in _spread(count, wanted):  # few long texts: read them one by one
             yield source.read(index, index + 1)
         return
     blocks = -(-count // block)
@@ -140,7 +142,7 @@ def _texts(source: Documents, found: _Found) -> Iterator[list[str]]:
 
 
 def _spread(count: int, wanted: int) -> list[int]:
-    """At most `wanted` numbers below `count`, at even distances."""
+    """At most `wanted` evenly spaced numbers below `count`."""
     numbers: list[int] = np.unique(
         np.linspace(0, count - 1, min(count, wanted)).round().astype(int)
     ).tolist()

@@ -1,4 +1,4 @@
-"""How many train tokens there are and how often each occurs: counted, or estimated from a sample."""
+"""Counts the train tokens and how often each occurs, or estimates both from a sample."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from memconsole_trainer.data.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks
 
 EXACT_BYTES = 4 << 20
-"""Text up to this size is counted to the last token; of more, a spread sample is."""
+"""Text up to this size is counted exactly; of longer text, a spread sample is counted."""
 SAMPLED_BLOCKS = 128
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """Kept in the run, so that a resume has the same totals without counting again."""
+    """Token counts, stored in the run so that a resumed attempt has the same totals without
+    counting again."""
 
     key: str
     train_tokens: int
     exact: bool
     counts: list[int]
-    """Occurrences of each token id in what was counted."""
+    """Occurrences of each token id in the counted text."""
 
 
 def measure(
@@ -41,9 +42,10 @@ def measure(
     cache: Path,
     tick: Callable[[], None],
 ) -> Measure:
-    """The measure of `blocks`, from `cache` when that is of the same data. `tick` is called often.
+    """Measure `blocks`, or read the result from `cache` if it is of the same data. Calls `tick`
+    often.
 
-    Raises `PlanError` for a stream whose length nobody knows and nothing limits.
+    Raises `PlanError` for a stream of unknown length if the plan does not limit it.
     """
     words = (
         source.fingerprint,
@@ -87,7 +89,7 @@ def _whole(source: Documents | TokenRows, blocks: TokenBlocks) -> bool:
 
 
 def _sample(blocks: TokenBlocks) -> Iterator[Tokens]:
-    """Blocks at even distances, or the first ones of a stream."""
+    """Yield evenly spaced blocks; of a stream, the first ones."""
     if blocks.count is None:
         for _, tokens in zip(range(SAMPLED_BLOCKS), blocks.iterate(0), strict=False):
             yield tokens
@@ -97,7 +99,8 @@ def _sample(blocks: TokenBlocks) -> Iterator[Tokens]:
 
 
 def _extrapolated(plan: Plan, source: Documents, blocks: TextBlocks, seen: int) -> tuple[int, bool]:
-    """Total train tokens from those seen, and whether they are all."""
+    """Extrapolate the total of train tokens from those seen. Also returns whether the total is
+    exact."""
     train_bytes = blocks.train_bytes()
     if train_bytes is not None and blocks.encoded_bytes:
         return round(seen / blocks.encoded_bytes * train_bytes), False

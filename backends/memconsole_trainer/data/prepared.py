@@ -1,4 +1,4 @@
-"""The data of one run made ready: tokenizer, train blocks, validation rows and their measure."""
+"""Prepares the text data of one run: tokenizer, train blocks, validation rows and token counts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks, r
 from memconsole_trainer.data.validation import Validation
 
 COUNTED = 1 << 20
-"""Tokens counted at a time."""
+"""Tokens counted in one call of NumPy."""
 TOKENIZER_BYTES = 4 << 20
-"""Most text the tokenizer is trained on, whatever `data.tokenizer_examples` says."""
+"""The tokenizer is trained on at most this much text, even if `data.tokenizer_examples` allows
+more."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything the loop needs of the data."""
+    """The prepared data of one run."""
 
     tokenizer: Tokenizer | None
-    """None for token rows that came without one."""
+    """None for token rows without a tokenizer."""
     blocks: TokenBlocks
     held: Tokens | None
-    """All train tokens when they are kept in memory instead of streamed."""
+    """All train tokens if they are kept in memory instead of streamed."""
     validation: Validation
     counts: NDArray[np.int64]
     """Occurrences of each token id in the train tokens, or in a sample of them."""
@@ -47,7 +48,7 @@ class Prepared:
     description: str
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
-        """Optimizer steps of one epoch: known when `exact`, else estimated."""
+        """Optimizer steps of one epoch; an estimate unless `exact`."""
         rows = row_count(self.train_tokens, self.blocks.row_tokens, self.blocks.stride)
         return max(1, -(-rows // shape.rows))
 
@@ -60,10 +61,11 @@ def make_tokenizer(
     saved: Path,
     beside_model: Path | None,
 ) -> Tokenizer | None:
-    """The run's tokenizer: the one `saved` with it, the plan's, the one that came with the model's
-    weights, or one trained now; then `saved`. None for token rows without one.
+    """The run's tokenizer; None for token rows without one.
 
-    Raises `PlanError` and `DataError`.
+    It is, in this order: the one `saved` in the run, the plan's, the one beside the model's
+    weights, or one trained on the data. A new one is written to `saved`. Raises `PlanError` and
+    `DataError`.
     """
     if saved.is_file():
         return tokenizers.load(saved, architecture.vocab_size)
@@ -85,7 +87,8 @@ def make_tokenizer(
 
 
 def boundary(plan: Plan, tokenizer: Tokenizer | None) -> int | None:
-    """The token that ends a document, where the plan isolates documents. Raises `PlanError` where nothing does."""
+    """The token that ends a document, or None if the plan does not isolate documents. Raises
+    `PlanError` if it does and the tokenizer has no such token."""
     if not plan.data.isolate_documents:
         return None
     if tokenizer is None or tokenizer.end_of_text is None:
@@ -108,10 +111,11 @@ def prepare(
     cache: Path,
     tick: Callable[[], None],
 ) -> Prepared:
-    """Everything else. `tick` is called now and then and may raise.
+    """Prepare blocks, validation rows and token counts. `tick` is called from time to time and may
+    raise.
 
-    Raises `PlanError` for rows shorter than the plan's and `DataError` for data without
-    anything to train on.
+    Raises `PlanError` for rows shorter than the plan's, and `DataError` if there is nothing to
+    train on.
     """
     length = plan.data.sequence_length
     blocks: TokenBlocks
@@ -164,7 +168,7 @@ def held_out(
     split: Split,
     tokenizer: Tokenizer | None,
 ) -> Validation:
-    """The rows that are never trained on. Raises `PlanError`."""
+    """The rows held out from training. Raises `PlanError`."""
     length, end = plan.data.sequence_length, boundary(plan, tokenizer)
     if isinstance(source, TokenRows):
         row_tokens = min(source.width, length + 1)
@@ -176,7 +180,7 @@ def held_out(
 
 
 def _all_tokens(blocks: TokenBlocks, tick: Callable[[], None]) -> Tokens:
-    """Every block's tokens; each part goes when it is copied."""
+    """The tokens of all blocks in one array. Each part is freed once it is copied."""
     parts = []
     for tokens in blocks.iterate(0):
         parts.append(tokens)
@@ -191,7 +195,7 @@ def _all_tokens(blocks: TokenBlocks, tick: Callable[[], None]) -> Tokens:
 
 
 def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
-    """How often each token occurs. NumPy counts in 64 bits, of which a slice at a time is made."""
+    """Count each token id, slice by slice, because NumPy makes a 64-bit copy of what it counts."""
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(tokens), COUNTED):
         counts += np.bincount(tokens[start : start + COUNTED], minlength=vocab_size)
@@ -199,7 +203,7 @@ def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
 
 
 def _first_texts(plan: Plan, source: Documents, split: Split) -> Iterator[str]:
-    """The first train documents, at most `tokenizer_examples` and `TOKENIZER_BYTES` of them."""
+    """Yield the first train documents, limited by `tokenizer_examples` and `TOKENIZER_BYTES`."""
     examples, size = plan.data.tokenizer_examples, 0
     for index, text in enumerate(_texts(source)):
         if split.held_out(index, index + 1)[0]:

@@ -1,8 +1,8 @@
-"""Rows of one epoch as a Grain pipeline whose state is a few numbers.
+"""The rows of one epoch as a Grain pipeline whose state is a few numbers.
 
-Streaming: blocks in shuffled order → tokens → rows → window shuffle. Otherwise: rows of one array in
-globally shuffled order. The order is a function of (seed, epoch) alone, and the state names a place
-in it, so a fresh process continues with exactly the next row.
+Streaming: blocks in shuffled order → tokens → rows → window shuffle. Otherwise: rows of one array
+in globally shuffled order. The order depends only on (seed, epoch), and the state is a position in
+it, so a new process continues with exactly the next row.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ STORED_PERMUTATION = 1 << 16
 
 
 def load_grain() -> Any:
-    """Grain, without the JAX it imports when it finds it: that costs a torch trainer 1.4 s and 130 MB.
+    """Import Grain without JAX, which it would import if installed. JAX costs a torch trainer 1.4 s
+    and 130 MB.
 
-    Grain has its own implementation of everything used here.
+    Nothing used here needs JAX.
     """
     hidden = "jax" not in sys.modules
     logger = logging.getLogger("absl")
@@ -40,7 +41,8 @@ def load_grain() -> Any:
 
 
 def streamed_rows(blocks: TokenBlocks, seed: int, epoch: int, shuffle_buffer: int) -> Any:
-    """A Grain dataset of the epoch's rows, tokenized on the fly; memory is bounded by the window."""
+    """A Grain dataset of the epoch's rows, tokenized on the fly. The shuffle window bounds its
+    memory."""
     load_grain()
     from memconsole_trainer.data import cutting
 
@@ -55,16 +57,16 @@ def streamed_rows(blocks: TokenBlocks, seed: int, epoch: int, shuffle_buffer: in
 
 
 def array_rows(tokens: Tokens, row_tokens: int, stride: int, seed: int, epoch: int) -> Any:
-    """A Grain dataset of the rows of one array, in an order over all of them."""
+    """A Grain dataset of the rows of one array, shuffled over all rows."""
     rows = ArrayRows(tokens, row_tokens, stride)
     return _shuffled(len(rows), seed, f"order/rows/{epoch}", rows.__getitem__)
 
 
 def _shuffled(count: int, seed: int, purpose: str, element: Callable[[int], Any]) -> Any:
-    """`element` of every number below `count`, in random order.
+    """Apply `element` to every number below `count`, in random order.
 
-    Grain's shuffle needs no memory, but its permutation walks a cycle of 65,536: for few numbers that
-    takes milliseconds each, and a stored permutation is small.
+    Grain's shuffle needs no memory, but its permutation walks a cycle of 65,536. With few numbers
+    this takes milliseconds per number, so a permutation is stored instead; it is small.
     """
     grain = load_grain()
     from memconsole_trainer.data import cutting

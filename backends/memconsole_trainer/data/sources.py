@@ -1,4 +1,4 @@
-"""From `data.source` of a plan to documents or token rows."""
+"""Opens a plan's `data.source` as documents or token rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from memconsole_trainer.data.hdf5 import TokenRows, open_hdf5
 
 
 def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
-    """What `plan.data.source` names, opened.
+    """Open what `plan.data.source` names.
 
-    Raises `PlanError` when the plan names something that is not there, and `DataError` when it is
-    there and cannot be read.
+    Raises `PlanError` if it does not exist, and `DataError` if it exists but cannot be read.
     """
     data = plan.data
     entry = catalog.dataset(plan)
@@ -38,7 +37,7 @@ def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
 
 
 def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Documents | TokenRows:
-    """A file or directory. Raises as `open_source`."""
+    """Open a file or directory. Raises what `open_source` raises."""
     if path.is_dir():
         found = folder(path)
         assert found is not None
@@ -63,11 +62,9 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
 
 
 def load_table(kind: str, files: list[Path]) -> Any:
-    """The rows of `files`, tables of one format, as a memory-mapped `datasets.Dataset`.
-
-    Raises `DataError`.
-    """
-    from datasets import load_dataset  # 1.5 s: only where a table is read
+    """Load `files`, tables of one format, as a memory-mapped `datasets.Dataset`. Raises
+    `DataError`."""
+    from datasets import load_dataset  # takes 1.5 s, so only when a table is read
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -81,7 +78,7 @@ def load_table(kind: str, files: list[Path]) -> Any:
 
 
 def column_types(features: Any) -> dict[str, str]:
-    """Name to type of a table's columns."""
+    """The type of each column of a table, by name."""
     return {name: str(getattr(feature, "dtype", "nested")) for name, feature in features.items()}
 
 

@@ -1,4 +1,4 @@
-"""Which documents are held out for validation: a fixed function of a document's number."""
+"""Decides which documents are held out for validation, by a fixed function of their number."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SCAN = 1 << 20
 
 
 class Split:
-    """Documents whose hash falls below `fraction` are held out, whatever the seed and the order.
+    """Documents whose hash falls below `fraction` are held out, independent of seed and order.
 
-    With `files`, the file number of each document (count,), whole files are held out: it is their
-    number that is hashed. A single file is split by document.
+    With `files` (count,), the file number of each document, whole files are held out by the hash of
+    their number. A single file is split by document.
 
-    Of a known `count` of at least two documents at least one is held out and at least one is not,
+    If `count` is known and at least two, at least one document is held out and at least one is not,
     unless `fraction` is 0.
     """
 
@@ -29,13 +29,13 @@ class Split:
         self.fraction = fraction
         self._files = None if files is None or len(files) == 0 or files[-1] == 0 else files
         self.count = count if self._files is None else int(self._files[-1]) + 1
-        """Of what is split: documents, or files."""
+        """Number of units that are split: documents or files."""
         self._forced: tuple[int, bool] | None = None
         if self.count is not None and self.count >= 2 and fraction > 0.0:
             self._force(self.count)
 
     def _force(self, count: int) -> None:
-        """Take one in, or leave one out, where the hashes alone would leave a side empty."""
+        """Move one unit to the other side if the hashes alone would leave a side empty."""
         lowest, highest = [], []
         for start in range(0, count, _SCAN):
             values = _hash(start, min(start + _SCAN, count))
@@ -47,7 +47,7 @@ class Split:
         if self._files is None:
             self._forced = ((min(lowest) if held else max(highest))[1], held)
             return
-        # Files differ in size: take the one that comes closest to the share asked for.
+        # Files differ in size: take the one whose size is closest to the requested share.
         pieces = np.bincount(self._files)
         wanted = (self.fraction if held else 1.0 - self.fraction) * len(self._files)
         order = np.lexsort((_hash(0, count), np.abs(pieces - wanted)))
@@ -91,7 +91,8 @@ def _hash(start: int, stop: int) -> NDArray[np.uint64]:
 
 
 def hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of each number, as uniform 64-bit integers."""
+    """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of each number, as uniform 64-bit
+    integers."""
     with np.errstate(over="ignore"):
         z = numbers + np.uint64(_KEY)
         z *= np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""Batches for the loop: made in a thread ahead of the device, resumable exactly."""
+"""Makes batches in a thread ahead of the device; the stream can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Protocol
 from memconsole_trainer.engine import Batch
 
 AHEAD_BYTES = 64 << 20
-"""Most bytes of rows waiting for the device."""
+"""Most bytes of rows that wait for the device."""
 AHEAD_BATCHES = 8
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Rows of one optimizer step: (micro_batches, micro_batch, sequence_length)."""
+    """Shape of one optimizer step's batch: (micro_batches, micro_batch, sequence_length)."""
 
     micro_batches: int
     micro_batch: int
@@ -31,17 +31,17 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class Item:
-    """One batch, or the end of an epoch where `batch` is None, and the state once it is used."""
+    """One batch, or the end of an epoch if `batch` is None, and the pipeline's state after it."""
 
     epoch: int
     batch: Batch | None
     units: int
-    """What the task counts: unmasked tokens, windows."""
+    """Number of the task's units in the batch: unmasked tokens, windows."""
     state: dict[str, Any]
 
 
 class RowIterator(Protocol):
-    """The rows of one epoch in order. Its state is a few numbers, which continue it exactly."""
+    """The rows of one epoch in order. Its state is small and lets it continue exactly."""
 
     def __next__(self) -> Any: ...
     def get_state(self) -> Any: ...
@@ -49,29 +49,29 @@ class RowIterator(Protocol):
 
 
 class Rows(Protocol):
-    """A task's training rows: where an epoch's come from, and how some of them become a batch."""
+    """A task's training rows: how to iterate over an epoch, and how to make a batch of rows."""
 
     row_bytes: int
-    """Bytes of one row while it waits."""
+    """Bytes of one row in the queue."""
     shuffle_buffer: int
-    """Rows that are made at once; 0 where they cost nothing."""
+    """Rows of one shuffle window, which are produced together; 0 if rows are in memory already."""
 
     def epoch(self, epoch: int) -> RowIterator:
-        """The rows of an epoch, counted from 1."""
+        """The rows of an epoch; epochs are counted from 1."""
         ...
 
     def join(self, rows: list[Any]) -> Any:
-        """Some rows in the form in which they wait: as small as the data allows."""
+        """Pack rows into the compact form in which they wait in the queue."""
         ...
 
     def batch(self, joined: Any, shape: BatchShape) -> tuple[Batch, int]:
-        """The batch that joined rows fill, and the units in it."""
+        """Make a batch of joined rows. Also returns the number of units in it."""
         ...
 
 
 @dataclass(frozen=True)
 class _Ahead:
-    """What an item is made of; `joined` is None at the end of an epoch."""
+    """An item in the queue; `joined` is None at the end of an epoch."""
 
     epoch: int
     joined: Any
@@ -81,9 +81,9 @@ class _Ahead:
 class BatchStream:
     """Endless batches, epoch after epoch, from `state` or the beginning.
 
-    A thread stays ahead by up to one shuffle window, so that filling the next one does not hold up
-    the device. `state` of an item is that of the pipeline right after it: what is ahead in the queue
-    does not count as used.
+    A thread stays ahead by up to one shuffle window, so that the device need not wait while the
+    next window is filled. An item's `state` is that of the pipeline right after the item; items in
+    the queue do not count as used.
     """
 
     def __init__(self, rows: Rows, shape: BatchShape, state: dict[str, Any] | None = None) -> None:
@@ -100,9 +100,9 @@ class BatchStream:
         self._thread.start()
 
     def next(self, waiting: Callable[[], None] | None = None) -> Item:
-        """The next item. `waiting` is called every 0.2 s while there is none, and may raise.
+        """Return the next item. While there is none, `waiting` is called every 0.2 s; it may raise.
 
-        Raises what the source raised.
+        Raises what the source raises.
         """
         if self._first is not None:
             first, self._first = self._first, None
@@ -121,15 +121,15 @@ class BatchStream:
             return Item(ahead.epoch, *self._rows.batch(ahead.joined, self._shape), ahead.state)
 
     def peek(self, waiting: Callable[[], None] | None = None) -> Item:
-        """The next item, which stays the next one. `waiting` and what is raised are as for `next`."""
+        """Return the next item without consuming it. `waiting` and errors are as in `next`."""
         self.fill(waiting)
         assert self._first is not None
         return self._first
 
     def fill(self, waiting: Callable[[], None] | None = None) -> None:
-        """Wait until the first item is there, and with it most of the memory the data takes.
+        """Wait for the first item. By then most of the data's memory is allocated.
 
-        `waiting` and what is raised are as for `next`.
+        `waiting` and errors are as in `next`.
         """
         self._first = self.next(waiting)
 
@@ -138,7 +138,7 @@ class BatchStream:
         self._closing.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
-                self._queue.get_nowait()  # lets a waiting `put` return at once
+                self._queue.get_nowait()  # so that a blocked `put` returns at once
             self._thread.join(timeout=0.01)
 
     def _produce(self) -> None:
@@ -146,11 +146,11 @@ class BatchStream:
             epoch, rows_state = int(self._state["epoch"]), self._state["rows"]
             while self._epoch(epoch, rows_state):
                 epoch, rows_state = epoch + 1, None
-        except BaseException as error:  # noqa: BLE001 (the loop raises it)
+        except BaseException as error:  # noqa: BLE001 (`next` raises it)
             self._put(error)
 
     def _epoch(self, epoch: int, rows_state: Any) -> bool:
-        """Produce the rest of one epoch; False when closing."""
+        """Produce the rest of one epoch. Returns False if the stream is closing."""
         iterator = self._rows.epoch(epoch)
         if rows_state is not None:
             iterator.set_state(rows_state)

@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizer of a run: trained on its own text, or given."""
+"""The tokenizer of a run: a byte-level BPE trained on its text, or a given one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from memconsole.plan.plan import PlanError
 
 END_OF_TEXT = "<|endoftext|>"
 _END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[SEP]")
-"""What other tokenizers call the end of a document, most specific first."""
+"""Names of the end-of-document token in common tokenizers, most specific first."""
 
 Tokens = NDArray[Any]
-"""uint16 where the vocabulary allows, else int32."""
+"""Token ids: uint16 if the vocabulary is small enough, else int32."""
 
 
 class Tokenizer:
-    """Texts to token ids and back; `end_of_text` goes between documents, None if there is none."""
+    """Converts text to token ids and back. `end_of_text` ends each document; None if there is no
+    such token."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -41,18 +42,19 @@ class Tokenizer:
         return hashlib.sha256(self._inner.to_str().encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """All `texts` in one array (tokens,), an end-of-text token after each."""
+        """Encode `texts` into one array (tokens,), with an end-of-text token after each."""
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         end = [] if self.end_of_text is None else [self.end_of_text]
         parts = [np.asarray(e.ids + end, dtype=self.dtype) for e in encodings]
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
 
     def encode_measured(self, text: str) -> tuple[Tokens, NDArray[np.int32]]:
-        """One document as `encode` has it, and the UTF-8 bytes of `text` that each token covers.
+        """Encode one document, and count the UTF-8 bytes of `text` that each token covers.
 
-        They add up to the bytes of the text; the end-of-text token covers none. Of a byte-level tokenizer each
-        token's are its own bytes; of others they reach from the token before to the token's end, so that the
-        bytes of a character that takes several tokens are the first one's.
+        The counts add up to the bytes of the text; the end-of-text token covers none. With a
+        byte-level tokenizer a token covers its own bytes. With others it covers the text from the
+        previous token's end to its own end, so a character made of several tokens counts for the
+        first of them.
         """
         ids = self.encode([text])
         ends = 0 if self.end_of_text is None else 1
@@ -66,8 +68,8 @@ class Tokenizer:
 
     @functools.cached_property
     def id_bytes(self) -> NDArray[np.int32] | None:
-        """Bytes that each token id stands for, where every id stands for bytes; of special tokens those of
-        their names, as when a text spells them."""
+        """Bytes that each token id represents, if the tokenizer is byte-level, else None. A special
+        token has the bytes of its name, because a text may contain it."""
         from tokenizers import pre_tokenizers
 
         alphabet = set(pre_tokenizers.ByteLevel.alphabet())
@@ -77,14 +79,14 @@ class Tokenizer:
             if index in added:
                 found[index] = len(added[index].encode())
             elif alphabet.issuperset(token):
-                found[index] = len(token)  # one character of the alphabet for each byte
+                found[index] = len(token)  # the alphabet has one character per byte
             else:
                 return None
         return found
 
     @property
     def special_ids(self) -> list[int]:
-        """Tokens that stand for no text."""
+        """Ids of special tokens, which represent no text."""
         tokens = self._inner.get_added_tokens_decoder()
         return [i for i, token in tokens.items() if token.special]
 
@@ -93,18 +95,18 @@ class Tokenizer:
             return np.zeros(0, np.int32)
         offsets = self._inner.encode(text, add_special_tokens=False).offsets
         ends = np.maximum.accumulate([end for _, end in offsets])
-        ends[-1] = len(text)  # what follows the last token belongs to none other
+        ends[-1] = len(text)  # text after the last token counts for that token
         sizes = [len(c.encode("utf-8", "replace")) for c in text]
         places = np.concatenate([[0], np.cumsum(sizes)])[ends]
         return np.diff(places, prepend=0).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become the replacement character."""
+        """Decode `ids` to text; invalid UTF-8 becomes the replacement character."""
         text: str = self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
         return text
 
     def save(self, path: Path) -> None:
-        """Write `tokenizer.json`, whole or not at all."""
+        """Write `tokenizer.json` atomically."""
         temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
         temporary.write_text(self._inner.to_str(), encoding="utf-8")
         with open(temporary, "rb") as file:
@@ -113,9 +115,9 @@ class Tokenizer:
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer of at most `vocab_size` entries that can encode every string.
+    """Train a tokenizer of at most `vocab_size` entries that can encode every string.
 
-    All 256 bytes are in its alphabet, so there is no unknown token (Radford et al. 2019, §2.2).
+    Its alphabet holds all 256 bytes, so there is no unknown token (Radford et al. 2019, §2.2).
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -135,9 +137,9 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load(path: Path, vocab_size: int) -> Tokenizer:
-    """A saved tokenizer: a `tokenizer.json`, or a directory that holds one.
+    """Load a tokenizer from a `tokenizer.json` or a directory that holds one.
 
-    Raises `PlanError` when there is none, or when it has ids the model's vocabulary does not.
+    Raises `PlanError` if there is none, or if it has ids outside the model's vocabulary.
     """
     import tokenizers
 
@@ -146,7 +148,7 @@ def load(path: Path, vocab_size: int) -> Tokenizer:
         raise PlanError(f'data.tokenizer = "{path}": no such tokenizer.json', "data.tokenizer")
     try:
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_file(str(file)))
-    except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+    except Exception as error:  # noqa: BLE001 (the library raises plain exceptions)
         raise PlanError(f"{file}: not a tokenizer: {error}", "data.tokenizer") from None
     if tokenizer.largest_id >= vocab_size:
         raise PlanError(
@@ -158,5 +160,5 @@ def load(path: Path, vocab_size: int) -> Tokenizer:
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:
-    """The smallest type that holds every id."""
+    """uint16 if it holds every id, else int32."""
     return np.uint16 if vocab_size <= 1 << 16 else np.int32

@@ -1,4 +1,4 @@
-"""Train tokens in numbered blocks, whatever they come from: the one shape the pipeline reads."""
+"""Train tokens in numbered blocks: the interface that the pipeline reads from any source."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, token_dtype
 
 
 class TokenBlocks(Protocol):
-    """Blocks of train tokens; the held-out documents are already left out."""
+    """Blocks of train tokens, without the held-out documents."""
 
     count: int | None
-    """Number of blocks; None: only `iterate` is possible."""
+    """Number of blocks; None if only `iterate` is possible."""
     row_tokens: int
-    """Tokens one row of the batch is cut from: inputs and targets overlap in all but one."""
+    """Tokens of one row. Inputs are all but the last token, targets all but the first."""
     stride: int
-    """Tokens between the starts of two rows of the joined blocks."""
+    """Tokens between the starts of consecutive rows of the joined blocks."""
 
     def block(self, index: int) -> Tokens:
         """The tokens of block `index`, documents joined by the end-of-text token."""
         ...
 
     def iterate(self, start: int) -> Iterator[Tokens]:
-        """Blocks from number `start` on, in file order."""
+        """Yield the blocks from number `start` on, in file order."""
         ...
 
 
 class TextBlocks:
     """Documents tokenized on the fly.
 
-    `encoded_documents` and `encoded_bytes` (of the train ones) say what has been tokenized so far.
+    `encoded_documents` and `encoded_bytes` (of train documents) count what has been tokenized so
+    far.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TextBlocks:
         self.encoded_documents = 0
 
     def train_bytes(self) -> int | None:
-        """UTF-8 bytes of the train documents, where files tell."""
+        """UTF-8 bytes of the train documents, if the source is files, else None."""
         if not isinstance(self._source, FileDocuments):
             return None
         return int(self._source.sizes[~self._split.held_out(0, len(self._source.sizes))].sum())
@@ -94,10 +95,10 @@ class TextBlocks:
 
 
 def windows(rows: NDArray[Any], row_tokens: int, stride: int) -> NDArray[Any]:
-    """Rows (n, width ≥ row_tokens) as (n · windows of one row, row_tokens), a window every `stride`
-    tokens and none across two rows.
+    """Cut rows (n, width ≥ row_tokens) into windows (n · windows of one row, row_tokens), one every
+    `stride` tokens. No window spans two rows.
 
-    The last window of a row ends where the row does: no target is lost, a few come twice.
+    The last window of a row ends with the row, so no target is lost and a few occur twice.
     """
     starts = window_starts(rows.shape[1], row_tokens, stride)
     if len(starts) == 1:
@@ -107,13 +108,14 @@ def windows(rows: NDArray[Any], row_tokens: int, stride: int) -> NDArray[Any]:
 
 
 def window_starts(width: int, row_tokens: int, stride: int) -> NDArray[np.int64]:
-    """Where the windows of a row of `width` tokens begin."""
+    """Offsets of the windows of a row of `width` tokens."""
     last = width - row_tokens
     return np.unique(np.append(np.arange(0, last, stride, dtype=np.int64), last))
 
 
 class RowBlocks:
-    """Rows that are already tokens; each row stays one row, or becomes several where it is wider."""
+    """Rows that are already tokens. A row stays one row, or is cut into several if it is too
+    wide."""
 
     def __init__(
         self, rows: TokenRows, split: Split, vocab_size: int, row_tokens: int, stride: int
@@ -141,7 +143,7 @@ class RowBlocks:
             yield self.block(index)
 
     def train_tokens(self) -> int:
-        """Tokens of all windows of the train rows, without reading them."""
+        """Number of tokens in all windows of the train rows, computed without reading them."""
         rows = 0
         for start in range(0, self._rows, 1 << 20):
             stop = min(start + (1 << 20), self._rows)
@@ -150,9 +152,9 @@ class RowBlocks:
 
 
 def row_count(tokens: int, row_tokens: int, stride: int) -> int:
-    """Rows of a run of `tokens` tokens, the ragged last one included.
+    """Number of rows that `tokens` consecutive tokens make, including a short last one.
 
-    A row follows the one before when it brings a target not seen yet, and has an input for it.
+    A further row is cut only if it has a new target and an input for it.
     """
     if tokens < 2:
         return 0
@@ -161,7 +163,7 @@ def row_count(tokens: int, row_tokens: int, stride: int) -> int:
 
 
 class ArrayRows:
-    """Rows cut from one array held in memory: a random-access source."""
+    """Rows cut from one array in memory: a random-access source."""
 
     def __init__(self, tokens: Tokens, row_tokens: int, stride: int) -> None:
         self._tokens = tokens

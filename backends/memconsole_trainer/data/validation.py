@@ -1,4 +1,4 @@
-"""The held-out rows: the same ones, in the same order, at every evaluation."""
+"""The held-out rows. Every evaluation uses the same rows in the same order."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from memconsole_trainer.data.tokens import ArrayRows, windows
 from memconsole_trainer.engine import Batch
 
 PROMPT_TOKENS = 16
-"""Of validation text that a run's samples continue."""
+"""Tokens of validation text that a run's samples continue."""
 MOST_TOKENS = 1 << 20
 STREAM_DOCUMENTS = 256
-"""Most documents held out of a stream; they are the first ones of it that the split takes."""
+"""Most documents held out from a stream: the first ones that the split selects."""
 STREAM_PROBE = 20_000
-"""Documents of a stream looked at for them."""
+"""Documents of a stream that are searched for held-out ones."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Tokens of the held-out documents, and the rows cut from them without overlapping targets."""
+    """The held-out documents, cut into rows without overlapping targets."""
 
     rows: ArrayRows
     tokens: int
     token_bytes: ArrayRows | None
-    """The same rows with each token's bytes of text in its place; None where those are not known."""
+    """The same rows with the number of text bytes of each token in its place; None if unknown."""
     prompt: list[int]
-    """How the first held-out document begins."""
+    """Beginning of the first held-out document."""
     boundary: int | None = None
-    """The token that ends a document, where the documents of a row are isolated."""
+    """The token that ends a document, if documents are isolated."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batches(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
-        """Batches (1, micro_batch, sequence_length), the last one padded; `limit` of them unless 0."""
+        """Yield batches (1, micro_batch, sequence_length), the last one padded; at most `limit`
+        unless it is 0."""
         one = dataclasses.replace(shape, micro_batches=1)
         for number, start in enumerate(range(0, len(self), one.rows)):
             if limit and number >= limit:
@@ -55,8 +56,9 @@ class Validation:
             yield make_batch([self.rows[i] for i in range(start, stop)], one, self.boundary)
 
     def unigram_loss(self, counts: NDArray[np.int64], shape: BatchShape, limit: int) -> float:
-        """Nats per target, on the same batches, of the add-one-smoothed unigram model of `counts`
-        (vocab_size,): what is reached by knowing only how frequent each token is."""
+        """Nats per target of the unigram model of `counts` (vocab_size,), with add-one smoothing,
+        on the same batches. It is the loss of a model that only knows how frequent each token
+        is."""
         logs = np.log(counts + 1.0) - math.log(float(counts.sum()) + len(counts))
         total, targets = 0.0, 0
         for batch in self.batches(shape, limit):
@@ -66,18 +68,19 @@ class Validation:
         return total / max(targets, 1)
 
     def target_bytes(self, shape: BatchShape, limit: int) -> int | None:
-        """UTF-8 bytes of the text that the targets of the same batches cover, masked ones left out."""
+        """UTF-8 bytes of text covered by the unmasked targets of the same batches; None if
+        unknown."""
         if self.token_bytes is None:
             return None
         sizes = dataclasses.replace(
             self, rows=self.token_bytes, boundary=None
-        )  # sizes are no tokens
+        )  # sizes are not tokens, so none of them is a boundary
         both = zip(self.batches(shape, limit), sizes.batches(shape, limit), strict=True)
         return sum(int(b["targets"][a["targets"] != MASKED].sum()) for a, b in both)
 
 
 def from_texts(source: Documents, split: Split, tokenizer: Tokenizer, length: int) -> Validation:
-    """The held-out documents, tokenized; empty when there are none."""
+    """Tokenize the held-out documents. The result is empty if there are none."""
     parts: list[Tokens] = []
     sizes: list[NDArray[np.int32]] = []
     tokens = 0
@@ -105,7 +108,8 @@ def from_rows(
     row_tokens: int,
     tokenizer: Tokenizer | None = None,
 ) -> Validation:
-    """The held-out rows of a file of token rows, in windows of `row_tokens`, made by `tokenizer`."""
+    """The held-out rows of a file of token rows, in windows of `row_tokens`. `tokenizer` is the one
+    that made the tokens, if known."""
     parts, total, count = [], 0, source.count or 0
     for start in range(0, count, source.block_size):
         stop = min(start + source.block_size, count)

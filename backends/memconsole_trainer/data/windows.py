@@ -1,8 +1,9 @@
 """HDF5 windows for regression: read in blocks, split by trajectory, shuffled in a buffer.
 
-A file holds `input_sequences` (rows, length, features), `controls` (rows, outputs) and `control_masks`
-(rows, outputs) as floats, and may hold `trajectory_ids` (rows,): windows of one trajectory overlap, so that
-whole trajectories are held out. Without them, runs of neighbouring rows are.
+A file holds `input_sequences` (rows, length, features), `controls` (rows, outputs) and
+`control_masks` (rows, outputs) as floats. It may hold `trajectory_ids` (rows,). Windows of one
+trajectory overlap, so whole trajectories are held out. Without ids, groups of neighbouring rows are
+held out.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from memconsole_trainer.randomness import generator
 
 TRAJECTORIES = "trajectory_ids"
 NEIGHBOURS = 4096
-"""Most rows in a run that is held out together where no trajectories are named."""
+"""Most rows of a group that is held out together in a file without trajectory ids."""
 _SCAN = 1 << 20
 Floats = NDArray[np.float32]
 
 
 class Windows(NamedTuple):
-    """Rows of a file: windows (n, length, features), targets (n, outputs) and their mask (n, outputs)."""
+    """Rows of a file: windows (n, length, features), targets (n, outputs) and their mask (n,
+    outputs)."""
 
     windows: Floats
     targets: Floats
@@ -41,12 +43,12 @@ class Windows(NamedTuple):
 
 
 class WindowFile:
-    """One file of windows, of which the last `length` steps are used."""
+    """One file of windows. Only the last `length` steps of each window are used."""
 
     def __init__(
         self, path: Path, features: int, outputs: int, length: int, max_examples: int | None
     ) -> None:
-        """Raises `PlanError` where the file does not fit the model, `DataError` where it is damaged."""
+        """Raises `PlanError` if the file does not fit the model, `DataError` if it is damaged."""
         self.path, self._length = path, length
         found = {line.partition(" ")[0] for line in describe(path)}
         missing = [name for name in DATASETS if name not in found]
@@ -87,12 +89,13 @@ class WindowFile:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row as it is used."""
+        """Bytes of one row in memory."""
         features, outputs = self._parts[0].shape[2], self._parts[1].shape[1]
         return 4 * (self._length * features + 2 * outputs)
 
     def read(self, start: int, stop: int) -> Windows:
-        """Rows `start` to `stop`. Raises `DataError` naming file and row of a number that is not finite."""
+        """Read rows `start` to `stop`. If a number is not finite, raises `DataError` with the file
+        and row."""
         parts = [part.read_rows(start, stop).astype(np.float32) for part in self._parts]
         for name, values in zip(DATASETS, parts, strict=True):
             if not np.isfinite(values).all():
@@ -103,7 +106,7 @@ class WindowFile:
         return Windows(parts[0][:, -self._length :], parts[1], parts[2])
 
     def groups(self, start: int, stop: int) -> NDArray[np.int64]:
-        """What the rows are split by: the number of their trajectory, or of their run of neighbours."""
+        """Group number of each row for the split: its trajectory, or its group of neighbours."""
         if self._ids is not None:
             return self._ids.read_rows(start, stop).astype(np.int64)
         run = max(1, min(NEIGHBOURS, self.count // 64))
@@ -111,9 +114,9 @@ class WindowFile:
 
 
 class WindowSplit:
-    """Which rows are held out: whole groups, by a hash of their number, whatever the seed and the order.
+    """Holds out whole groups of rows by a hash of their number, independent of seed and order.
 
-    Where the hashes leave a side empty, the group of the last row is held out, or kept.
+    If the hashes leave a side empty, the group of the last row goes to that side.
     """
 
     def __init__(self, file: WindowFile, fraction: float, tick: Callable[[], None]) -> None:
@@ -142,15 +145,16 @@ class WindowSplit:
 
 
 def blocks(file: WindowFile) -> Iterator[tuple[int, int]]:
-    """Start and stop of every block of the file, in order."""
+    """Yield start and stop of every block of the file, in order."""
     for start in range(0, file.count, file.block_rows):
         yield start, min(start + file.block_rows, file.count)
 
 
 class WindowOrder:
-    """The train rows of one epoch, shuffled: blocks in a new order, and rows within a buffer of blocks.
+    """The train rows of one epoch: blocks in random order, and rows shuffled within a buffer of
+    blocks.
 
-    The state is the number of the buffer and of the row in it; going on from it reads one buffer.
+    The state is the number of the buffer and of the row in it. Resuming reads one buffer.
     """
 
     def __init__(
@@ -167,7 +171,7 @@ class WindowOrder:
         return self
 
     def __next__(self) -> Windows:
-        """One row: (1, …) of each array."""
+        """Return one row: (1, …) of each array."""
         while True:
             if self._rows is None:
                 if self._buffer * self._blocks >= len(self._starts):
@@ -187,7 +191,7 @@ class WindowOrder:
         self._rows = None
 
     def _filled(self) -> Windows:
-        """The train rows of the present buffer's blocks, shuffled."""
+        """Read the train rows of the current buffer's blocks, shuffled."""
         first = self._buffer * self._blocks
         parts = []
         for start in sorted(map(int, self._starts[first : first + self._blocks])):

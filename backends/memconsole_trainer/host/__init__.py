@@ -1,1 +1,1 @@
-"""The machine that the trainer runs on: its memory, its limits, its processor."""
+"""The machine that the trainer runs on: its memory, limits and processor."""

@@ -1,11 +1,12 @@
-"""The C library's heap, where it is glibc's: what it holds free goes back to the system."""
+"""Returns free memory of glibc's heap to the system. Other C libraries are left alone."""
 
 from __future__ import annotations
 
 import ctypes
 
 LARGEST, SMALLEST = 1 << 19, 1 << 16
-"""Bytes of what gaps are filled with: whatever finds no gap is given back."""
+"""Bytes of the blocks that fill gaps, from large to small. A block that finds no gap is freed at
+once."""
 _aside: list[int] = []
 
 
@@ -17,11 +18,12 @@ def trim() -> None:
 
 
 def close_gaps() -> None:
-    """Return free pages, and take the gaps of at least 64 KiB that they leave out of use until the next call.
+    """Return free pages, then occupy the remaining gaps of at least 64 KiB until the next call.
 
-    An array of any size is put into a gap where one has room for it, before the thresholds of mallopt(3) are asked,
-    and the gap's pages stay when the array goes. Compiling leaves gaps of many MiB: the scratch of one step would
-    be held ever after. With none, large arrays come from the system and go back to it.
+    malloc puts an array of any size into a gap that has room for it, before it checks the
+    thresholds of mallopt(3), and keeps the gap's pages when the array is freed. Compiling leaves
+    gaps of many MiB, so the scratch memory of one step would never be returned. Without gaps, large
+    arrays come from the system and go back to it.
     """
     library = _glibc()
     if library is None:
@@ -32,7 +34,7 @@ def close_gaps() -> None:
     size = LARGEST
     while size >= SMALLEST:
         end = library.sbrk(0)
-        block = library.malloc(size)  # of a gap only its first page is touched
+        block = library.malloc(size)  # touches only the first page of the gap
         if block and block < end and library.sbrk(0) == end:
             _aside.append(block)
         else:

@@ -1,7 +1,9 @@
-"""What a trainer on a CPU holds: its anonymous resident memory above a baseline, and the peak of it.
+"""Memory of a trainer on a CPU: its anonymous resident memory above a baseline, and the peak of
+that.
 
-Anonymous pages are the heap, hence the tensors. File pages (libraries mapped lazily while the first
-step runs, memory-mapped weights and datasets) are left out, because nothing was allocated for them.
+Anonymous pages are the heap, which holds the tensors. File pages (libraries mapped lazily during
+the first step, memory-mapped weights and datasets) are left out, because nothing was allocated for
+them.
 """
 
 from __future__ import annotations
@@ -21,37 +23,39 @@ _CLEAR_REFS = "/proc/self/clear_refs"
 
 @dataclass(frozen=True)
 class Resident:
-    """Resident bytes of this process by kind. `high` is the kernel's high-water mark of their sum."""
+    """Resident bytes of this process by kind. `high` is the kernel's high-water mark of their
+    sum."""
 
     anonymous: int
     mapped: int
     high: int
     shared: int = 0
-    """Of `mapped`, pages of shared memory: tmpfs, /dev/shm, shared anonymous mappings."""
+    """Part of `mapped` that is shared memory: tmpfs, /dev/shm, shared anonymous mappings."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Resident bytes of this process and all its descendants, frameworks included."""
+    """Resident bytes of this process and all its descendants, including the frameworks' own."""
 
     resident: int
     anonymous: int
     shared: int
-    """Of the process that maps most: pages that several map are held once."""
+    """Shared memory of the process that maps the most. Pages mapped by several processes exist
+    once."""
 
 
 class HostMemory:
     """Growth of this process's anonymous memory since `start()`, now and at its peak.
 
-    The kernel's high-water mark covers file pages as well, and only its total is exact. A thread
-    reads it with the split into kinds a few times a second: when the mark has risen, the peak lay
-    since the previous reading, and the larger count of file pages of the two readings is deducted.
-    So a peak between two readings is found, and newly mapped libraries are not taken for tensors.
-    Only the one started last is watched: a process trains one model.
+    The kernel's high-water mark also covers file pages, and only its total is exact. A thread reads
+    the mark and the split into kinds 20 times a second. If the mark has risen, the peak lies after
+    the previous reading; the larger file-page count of the two readings is subtracted from it. This
+    finds a peak between two readings, and does not count newly mapped libraries as tensors. Only
+    the instance started last is watched: a process trains one model.
     """
 
     highest_anonymous = 0
-    """Most anonymous bytes this process was seen to hold, its baseline included."""
+    """Most anonymous bytes seen in this process, including the baseline."""
     _watched: ClassVar[weakref.ref[HostMemory] | None] = None
 
     def __init__(self, period_seconds: float = 0.05) -> None:
@@ -65,7 +69,7 @@ class HostMemory:
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Take the baseline, with no free heap in it, and start watching."""
+        """Return free heap memory, take the baseline, and start watching."""
         before = HostMemory._watched() if HostMemory._watched is not None else None
         if before is not None:
             before.close()
@@ -85,7 +89,7 @@ class HostMemory:
             self._thread.start()
 
     def growth_bytes(self) -> int:
-        """Anonymous bytes held now above the baseline, never negative."""
+        """Anonymous bytes now above the baseline, never negative."""
         return max(0, self._sample().anonymous - self._baseline)
 
     def peak_bytes(self) -> int:
@@ -94,7 +98,7 @@ class HostMemory:
         return max(0, self._peak - self._baseline)
 
     def reset_peak(self) -> None:
-        """Start measuring the peak anew, without what the heap holds free."""
+        """Return free heap memory and restart the measurement of the peak."""
         heap.trim()
         with self._lock:
             with contextlib.suppress(OSError), open(_CLEAR_REFS, "w") as file:
@@ -124,7 +128,8 @@ class HostMemory:
 
 
 def _watch(memory: weakref.ref[HostMemory], stop: threading.Event, period: float) -> None:
-    """Sample every `period` seconds until stopped, or until nobody holds the memory's owner."""
+    """Sample every `period` seconds until stopped, or until the `HostMemory` is
+    garbage-collected."""
     while not stop.wait(period):
         watched = memory()
         if watched is None:
@@ -134,7 +139,7 @@ def _watch(memory: weakref.ref[HostMemory], stop: threading.Event, period: float
 
 
 def resident(pid: int | None = None) -> Resident:
-    """Resident memory now of this process, or of another; pages swapped out still count as anonymous."""
+    """Current resident memory of this process or of `pid`. Swapped pages count as anonymous."""
     try:
         with open(f"/proc/{pid or 'self'}/status", "rb", buffering=0) as file:
             text = file.read(8192)
@@ -150,7 +155,7 @@ def resident(pid: int | None = None) -> Resident:
 
 
 def tree_memory() -> Tree:
-    """What this process and its descendants hold now."""
+    """Current memory of this process and its descendants."""
     import psutil
 
     found = []
@@ -166,6 +171,7 @@ def tree_memory() -> Tree:
 
 
 def _kib(text: bytes, key: bytes) -> int:
-    """The value of a line ``Key:   123 kB`` in bytes. Raises ValueError when there is none."""
+    """The value of a line ``Key:   123 kB`` in bytes. Raises ValueError if there is no such
+    line."""
     start = text.index(b"\n" + key) + 1 + len(key)
     return int(text[start : text.index(b"kB", start)]) * 1024

@@ -1,13 +1,16 @@
-"""What a trainer on a CPU may allocate: what the machine has left, or the plan's share of it.
+"""Limits what a trainer on a CPU may allocate: to what the machine has left, or to the plan's share
+of it.
 
-A GPU's allocator has a setting for it. A process has the kernel's limit on private writable memory
-(setrlimit(2), RLIMIT_DATA; anonymous mappings count since Linux 4.7), beyond which an allocation fails as
-an error that can be told and met with smaller micro-batches, while memory that the machine really lacks
-ends the process by SIGKILL. Memory that other processes take later is not foreseen.
+A GPU's allocator has a setting for this. For a process, the kernel limits private writable memory
+(setrlimit(2), RLIMIT_DATA; anonymous mappings count since Linux 4.7). An allocation beyond the
+limit fails with an error, which can be reported and answered with smaller micro-batches. When the
+machine itself runs out of memory, the kernel kills the process instead. Memory that other processes
+take later is not accounted for.
 
-The kernel counts what is mapped, but only what is filled uses memory up, and estimates and measurements count
-that alone. What is mapped beside it (stacks of threads, heaps of arenas) is allowed on top, as measured and not
-much more: whatever of that is not needed can be filled too, and up to there the kernel kills before the limit.
+The kernel's limit counts mapped memory, but only touched pages use memory up, and estimates and
+measurements count only those. An allowance for mapped but untouched memory (thread stacks, heap
+arenas) is therefore added to the limit. It is close to the measured need, because the process can
+fill an allowance that is too large, and is then killed before it reaches the limit.
 """
 
 from __future__ import annotations
@@ -21,24 +24,27 @@ from memconsole_trainer.engine import Engine
 
 MIB = 2**20
 SHARE_MAPPED_BYTES = 64 * MIB
-"""Allowed on top of a share. Tiny runs of either backend map 30 to 60 MiB more than they fill, their build included."""
+"""Allowance on top of a share. Tiny runs of either backend map 30 to 60 MiB more than they touch,
+including the build."""
 BUILD_MAPPED_BYTES = {"torch": 64 * MIB, "jax": 256 * MIB}
-"""From the build on, runs of 1 to 30 M parameters map 39 to 46 (torch) and 54 to 206 MiB (JAX, whose compiler has threads
-and pools of its own) more than they fill."""
+"""Allowance from the build on. Runs of 1 to 30 M parameters map 39 to 46 MiB (torch) or 54 to 206
+MiB (JAX, whose compiler has its own threads and pools) more than they touch."""
 STEPS_MAPPED_BYTES = 32 * MIB
-"""From the first step on, 18 to 26 (torch) and 5 to 7 MiB (JAX)."""
+"""Allowance from the first step on. Measured: 18 to 26 MiB (torch), 5 to 7 MiB (JAX)."""
 COMPILER_MAPPED_BYTES = 64 * MIB
-"""Of torch's compiler, which works in the first step: 3 threads with 2 compiling processes, 8 with 32."""
+"""Allowance for torch's compiler in the first step: it starts 3 threads with 2 compile processes, 8
+with 32."""
 STACK_BYTES = 8 * MIB
-"""Of a thread."""
+"""Mapped stack of one thread."""
 _STATUS = "/proc/self/status"
 
 
 def limit_build(plan: Plan, engine: Engine) -> None:
-    """Hold a CPU's trainer to what the machine, or its control group, has left: call before its model is built.
+    """Limit a trainer on a CPU to what the machine or its control group has left. Call before the
+    model is built.
 
-    What the data's libraries have mapped by now is not counted; Arrow's alone maps 1 GiB of which it fills a tenth.
-    Where the plan's share is more, its word is taken for it.
+    Memory that data libraries have mapped already is not counted: Arrow alone maps 1 GiB and
+    touches a tenth of it. If the plan's share is larger than what is left, the share is the limit.
     """
     if engine.device.kind == "cpu":
         left = max(available_memory.fillable_bytes(), _share(plan, engine) or 0)
@@ -46,9 +52,10 @@ def limit_build(plan: Plan, engine: Engine) -> None:
 
 
 def limit_steps(plan: Plan, engine: Engine) -> None:
-    """Hold a CPU's trainer to what is left, or to its share of the machine, what its model holds already included.
+    """Limit a trainer on a CPU to what is left, or to its share of the machine. The share includes
+    the built model.
 
-    Raises `MemoryError` where the model alone is more than the share.
+    Raises `MemoryError` if the model alone exceeds the share.
     """
     if engine.device.kind != "cpu":
         return
@@ -68,9 +75,10 @@ def limit_steps(plan: Plan, engine: Engine) -> None:
 
 
 def limit_growth(bytes_: int) -> None:
-    """Let allocations fail that would take this process more than `bytes_` beyond what it has mapped now.
+    """Make allocations fail that would map more than `bytes_` beyond what this process has mapped
+    now.
 
-    Nothing happens where the system has no such limit.
+    Does nothing on systems without such a limit.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
@@ -82,7 +90,7 @@ def limit_growth(bytes_: int) -> None:
 
 
 def lift_limit() -> None:
-    """Make room for the last words of a trainer that ran into the limit."""
+    """Remove the limit, so that a trainer that reached it can still report and clean up."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -96,14 +104,14 @@ def _share(plan: Plan, engine: Engine) -> int | None:
 
 
 def _stacks() -> int:
-    """Of the threads that are still to be started, where each processor gets one."""
+    """Stack bytes of the threads still to be started, assuming one thread per processor."""
     with contextlib.suppress(OSError, ValueError):
         return STACK_BYTES * max(0, (os.cpu_count() or 1) - _status("Threads"))
     return 0
 
 
 def _status(name: str) -> int:
-    """A number of this process. Raises `OSError` and `ValueError`."""
+    """A number from this process's status file. Raises `OSError` and `ValueError`."""
     with open(_STATUS, encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith(f"{name}:"):

@@ -1,4 +1,4 @@
-"""What a run's log says first of the machine's processor and of the optimizations that are on, for a person."""
+"""First lines of a run's log: the processor and the optimizations that are on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memconsole.plan.plan import Plan
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's own name, or at least its kind."""
+    """The processor's model name, or its architecture if the name is unknown."""
     try:
         for text in cpuinfo.read_text(errors="replace").splitlines():
             key, _, value = text.partition(":")
@@ -22,8 +22,8 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def optimization_lines(plan: Plan, kind: str) -> list[str]:
-    """Which optimizations of `plan` are on, on a `kind` of device, a line each; precision and compiling are the
-    backend's to tell."""
+    """One line for each optimization of `plan` that is on, for a `kind` of device. The backend adds
+    the lines of precision and compilation."""
     t = plan.train
     said = (row.says(plan, kind) for row in OPTIMIZATIONS if row.says)
     lines = [line for line in said if line]

@@ -1,7 +1,8 @@
-"""Before the first step, one of each thing that a run does late: what would fail late fails now.
+"""Before the first step, do once each thing that a run does late: what would fail late fails now.
 
-A checkpoint of the untouched state is written first, then one batch evaluated, then one step trained, and at last
-the state read back from that checkpoint: the run begins exactly as if none of this had been, to the bit.
+First a checkpoint of the initial state is written. Then one batch is evaluated and one step is
+trained. At last the state is restored from that checkpoint, bit for bit, so the run is not
+affected.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, Load
 PHASE = "preflight"
 FOLDER = "preflight"
 DISK_WAIT_SECONDS = 60.0
-"""How long a full disk is waited for where nothing is lost yet."""
+"""How long to wait for room on a full disk before training has begun."""
 CHECKPOINT, EVALUATION, STEP = "checkpoint", "evaluation", "training step"
 _REMEDIES = {
     (CHECKPOINT, "disk"): "free some room there, or lower train.keep_checkpoints",
@@ -38,7 +39,7 @@ _REMEDIES = {
         "or set train.on_out_of_memory = halve"
     ),
 }
-"""What helps, by part and class of failure."""
+"""Advice by part and class of failure."""
 _OTHERWISE = {
     CHECKPOINT: "a run needs a folder it can write to; see the traceback in the log",
     EVALUATION: "see the traceback in the log; train.preflight = false starts without this check",
@@ -47,7 +48,8 @@ _OTHERWISE = {
 
 
 class PreflightError(RuntimeError):
-    """One part failed: which, where, and what helps. The failure itself is its `__cause__`."""
+    """One part failed. The message says which, where, and what helps; `__cause__` is the
+    failure."""
 
     def __init__(self, part: str, where: str, error: Exception) -> None:
         self.part = part
@@ -58,7 +60,7 @@ class PreflightError(RuntimeError):
 
 
 def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
-    """Rehearse a run that has not begun, unless the plan says not to.
+    """Rehearse a run that has not begun, unless the plan turns this off.
 
     Raises `PreflightError`, `StopRequestedError` and `FencedError`.
     """
@@ -85,7 +87,8 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
 def _checkpoint(
     attempt: Attempt, job: Job, watch: Watch, saver: Saver, folder: Path
 ) -> LoadedCheckpoint:
-    """The untouched state, written as any checkpoint and read back whole; tells where room is short for the next."""
+    """Write the initial state as a checkpoint and read it back. Warns if the disk has no room for
+    the next ones."""
     keep = job.plan.train.keep_checkpoints
     with _part(watch, CHECKPOINT, str(folder)):
         shutil.rmtree(folder, ignore_errors=True)
@@ -96,7 +99,7 @@ def _checkpoint(
         found = checkpoints.newest(watch.warn, watch.check_stop)
         if found is None:
             raise OSError("what was written is not what was read back")
-    # The newest ones, the best, and the one that is being written.
+    # Checkpoints on disk at most: the newest `keep`, the best, and the one being written.
     wanted = (keep + 2) * saved.size_bytes
     free = shutil.disk_usage(folder).free + saved.size_bytes
     if free < wanted:
@@ -112,7 +115,7 @@ def _checkpoint(
 
 @contextmanager
 def _part(watch: Watch, part: str, where: str) -> Iterator[None]:
-    """Name the part that runs, and what failed in it."""
+    """Announce a part, and wrap its failure in a `PreflightError`."""
     watch.enter(PHASE, part)
     watch.check_stop()
     try:

@@ -1,4 +1,4 @@
-"""Recording a few steps of a running run on request: a trace and a picture of memory, in the run directory."""
+"""Records a few steps of a run on request: a trace and a memory profile, in the run directory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FOLDER = "profiles"
 class Profiling:
     """Starts and ends recordings between steps.
 
-    What is recorded is a phase of its own: neither its time nor its memory is taken for training's. A recording
-    that fails is told and ends nothing.
+    Recorded steps are a phase of their own: their time and memory do not count as training's. A
+    failed recording is reported and does not end the run.
     """
 
     def __init__(self, attempt: Attempt, engine: Engine, watch: Watch) -> None:
@@ -31,7 +31,7 @@ class Profiling:
         self._aside = ExitStack()
 
     def before(self, step: int) -> None:
-        """Called before each step."""
+        """Call before each step: starts a recording if one was requested."""
         if self._recording is not None:
             return
         self._request = self._attempt.take_profile_request()
@@ -43,25 +43,25 @@ class Profiling:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._recording = self._engine.profile(self._folder)
-        except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+        except Exception as error:  # noqa: BLE001 (reported as a warning and in the log)
             self._failed(error)
 
-    def behind(self, step: int) -> None:
-        """Called behind each step."""
+    def after(self, step: int) -> None:
+        """Call after each step: ends the recording if it has enough steps."""
         if self._recording is not None and self._request is not None:
             self._last = step
             if step - self._first + 1 >= self._request.steps:
                 self.stop()
 
     def stop(self) -> None:
-        """Write what was recorded, if anything is."""
+        """End the recording, if there is one, and write its files."""
         recording, request, self._recording = self._recording, self._request, None
         if recording is None or request is None:
             return
         try:
             self._engine.synchronize()
             recording.stop()
-        except Exception as error:  # noqa: BLE001 (told to whoever watches, and to the log)
+        except Exception as error:  # noqa: BLE001 (reported as a warning and in the log)
             self._failed(error)
             return
         self._aside.close()

@@ -1,4 +1,5 @@
-"""How far a run has come: the numbers a checkpoint carries so that a resumed run tells the same story."""
+"""Progress of a run: counters that a checkpoint stores so that a resumed run reports the same
+numbers."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from memconsole.plan.plan import Plan
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """Counted over all attempts. Seconds are wall time of the trainer."""
+    """Counters over all attempts. Seconds are wall time of the trainer."""
 
     total_steps: int
-    """The learning-rate schedule ends here; fixed when the run starts."""
+    """Length of the learning-rate schedule; fixed when the run starts."""
     steps_per_epoch: int
     step: int = 0
     epoch: int = 1
-    """The one being trained, from 1."""
+    """Number of the current epoch, counted from 1."""
     tokens: int = 0
     data: dict[str, Any] = {}
-    """State of the pipeline after the last batch used."""
+    """State of the data pipeline after the last batch used."""
     epoch_nats: float = 0.0
     epoch_tokens: float = 0
     epoch_first_step: int = 0
@@ -30,7 +31,7 @@ class Progress(msgspec.Struct, kw_only=True):
     elapsed_seconds: float = 0.0
     epoch_minutes: list[float] = []
     skipped_steps: int = 0
-    """Of fp16 training: steps that changed nothing, because a gradient overflowed."""
+    """With fp16: steps that changed nothing because a gradient overflowed."""
     skipped_in_a_row: int = 0
     window_nats: float = 0.0
     window_tokens: float = 0
@@ -38,14 +39,15 @@ class Progress(msgspec.Struct, kw_only=True):
     validation_step: int = 0
     best_validation_loss: float | None = None
     patience_loss: float | None = None
-    """Of early stopping: the validation loss that a later one must be below."""
+    """For early stopping: the last validation loss that counted as an improvement."""
     stale_evaluations: int = 0
-    """Evaluations in a row that were not."""
+    """For early stopping: evaluations in a row without an improvement."""
     judged_step: int = 0
-    """Of the last evaluation that was counted."""
+    """Step of the last evaluation that early stopping counted."""
 
     def add_loss(self, loss: float, weight: float, begins_window: bool = False) -> None:
-        """Count one step's mean loss over `weight` into the epoch's and the log window's."""
+        """Add one step's mean loss, weighted by `weight`, to the sums of the epoch and the log
+        window."""
         self.epoch_nats += loss * weight
         self.epoch_tokens += weight
         if begins_window:
@@ -55,11 +57,11 @@ class Progress(msgspec.Struct, kw_only=True):
 
     @property
     def epoch_loss(self) -> float | None:
-        """Nats per token of the epoch so far."""
+        """Mean loss of the epoch so far; for language, nats per token."""
         return self.epoch_nats / self.epoch_tokens if self.epoch_tokens else None
 
     def end_epoch(self, data: dict[str, Any]) -> None:
-        """Go on to the next epoch, whose pipeline begins at `data`."""
+        """Move on to the next epoch, whose data pipeline begins at state `data`."""
         self.epoch_minutes = [*self.epoch_minutes, self.epoch_seconds / 60]
         self.epoch += 1
         self.data = data
@@ -67,7 +69,7 @@ class Progress(msgspec.Struct, kw_only=True):
         self.epoch_first_step, self.epoch_seconds = self.step, 0.0
 
     def finished(self, plan: Plan) -> bool:
-        """Whether the plan is done. `max_steps` decides alone where it is given."""
+        """Whether training is done. If `max_steps` is set, the number of epochs is ignored."""
         if self.stopped_early(plan):
             return True
         if plan.train.max_steps is not None:
@@ -75,9 +77,10 @@ class Progress(msgspec.Struct, kw_only=True):
         return self.epoch > plan.train.epochs
 
     def judge(self, loss: float | None, minimum: float) -> None:
-        """Count this step's evaluation for early stopping, once; `loss` None where it was not finite.
+        """Count this step's evaluation for early stopping, once per step. `loss` is None if it was
+        not finite.
 
-        Better is a loss more than `minimum` nats below the last one that was better.
+        A loss is an improvement if it is more than `minimum` below the last improvement.
         """
         if self.judged_step == self.step > 0:
             return
@@ -88,15 +91,16 @@ class Progress(msgspec.Struct, kw_only=True):
             self.stale_evaluations += 1
 
     def stopped_early(self, plan: Plan) -> bool:
-        """Whether the validation loss has not become better for as long as the plan waits."""
+        """Whether the validation loss has not improved for as many evaluations as the plan
+        allows."""
         return 0 < plan.train.early_stopping_patience <= self.stale_evaluations
 
     @property
     def window_loss(self) -> float | None:
-        """Nats per token since the log window began.
+        """Mean loss since the log window began; for language, nats per token.
 
-        Windows begin at fixed steps, whatever was saved or stopped in between, so that a resumed run
-        says of a step what an uninterrupted one says.
+        Windows begin at fixed steps, independent of saves and stops, so a resumed run reports the
+        same loss at a step as an uninterrupted run.
         """
         return self.window_nats / self.window_tokens if self.window_tokens else None
 
@@ -112,11 +116,11 @@ def start(plan: Plan, steps_per_epoch: int) -> Progress:
 
 
 def fingerprint(plan: Plan, model: Model) -> str:
-    """Of every setting that the continuation of a run depends on.
+    """Hash of every setting that must not change when a run is resumed.
 
-    What only says how a run is watched and kept, when it ends early and on which device it computes may change between
-    attempts. Settings at their default do not count: one that a newer version adds leaves the
-    runs of older versions resumable.
+    Settings of monitoring, saving, early stopping and the device may change between attempts.
+    Settings at their default are left out, so runs stay resumable when a newer version adds a
+    setting.
     """
     free = (
         "preflight",
@@ -143,6 +147,6 @@ def fingerprint(plan: Plan, model: Model) -> str:
 
 
 def _changed(section: Any, default: Any) -> dict[str, Any]:
-    """The settings of a section that are not as by default."""
+    """The settings of a section that differ from their default."""
     usual = msgspec.to_builtins(default)
     return {k: v for k, v in msgspec.to_builtins(section).items() if v != usual[k]}

@@ -1,4 +1,4 @@
-"""Saving a run's state, and waiting for room where the disk is full."""
+"""Saves a run's state, and waits for room if the disk is full."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memconsole_trainer.loop.watch import Watch
 from memconsole_trainer.weights import checkpoint
 
 DISK_WAIT_SECONDS = 1800.0
-"""How long a full disk is waited for, with the state kept in memory."""
+"""How long to wait for room on a full disk while the state stays in memory."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -31,10 +31,10 @@ class Saver:
         self._saved = _place(job.progress) if job.last_saved else None
 
     def save(self) -> None:
-        """Commit a checkpoint, unless the last one has exactly this state or no step was taken.
+        """Commit a checkpoint, unless the last one has this state already or no step was taken.
 
-        Waits for room on a full disk. Raises OSError when there is none in time or on a stop request,
-        `FencedError`, and `NotFiniteError` for tensors not worth keeping.
+        Waits for room on a full disk. Raises OSError if there is none in time or a stop is
+        requested, `FencedError`, and `NotFiniteError` if a tensor holds NaN or infinity.
         """
         p, job = self._job.progress, self._job
         if p.step == 0 or self._saved == _place(p):
@@ -57,7 +57,8 @@ class Saver:
     def write(
         self, checkpoints: checkpoint.Checkpoints, step: int, patience_seconds: float
     ) -> checkpoint.Saved:
-        """Commit the state as it is among `checkpoints`, where there is room in time. Raises what `save` does."""
+        """Commit the current state to `checkpoints`, waiting for room if needed. Raises what `save`
+        raises."""
         deadline = time.monotonic() + patience_seconds
         while True:
             try:
@@ -87,7 +88,7 @@ class Saver:
         )
 
     def _wait_for_room(self, error: OSError, deadline: float) -> None:
-        """Sleep a little. Raises `error` at the deadline, or when asked to stop."""
+        """Sleep for two seconds. Raises `error` at the deadline or on a stop request."""
         if self._watch.phase != "wait_disk":
             self._watch.enter("wait_disk", str(error.strerror))
             self._watch.warn(

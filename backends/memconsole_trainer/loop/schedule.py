@@ -1,4 +1,4 @@
-"""The learning rate of every optimizer step, as a pure function both backends call."""
+"""The learning rate of every optimizer step, as a pure function that both backends call."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from memconsole.plan.plan import Plan
 
 
 def warmup_steps(plan: Plan, total_steps: int) -> int:
-    """Steps of warm-up: the plan's, but a tenth of a run of which they would be more than half."""
+    """Warm-up steps: the plan's number, or a tenth of the run if that number is more than half of
+    it."""
     wanted = plan.train.warmup_steps
     return wanted if 2 * wanted <= total_steps else total_steps // 10
 
 
 def decay_steps(plan: Plan, total_steps: int) -> int:
-    """The last steps of a `wsd` run, in which its rate decays: never any of the warm-up."""
+    """Number of steps at the end of a `wsd` run in which the rate decays. They never overlap the
+    warm-up."""
     wanted = max(1, round(plan.train.decay_share * total_steps))
     return min(wanted, max(1, total_steps - warmup_steps(plan, total_steps)))
 
@@ -23,10 +25,10 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     """Learning rate of optimizer step `step`, counted from 0, of `total_steps`.
 
     The warm-up rises linearly and reaches the peak at its last step, so no step has a rate of 0.
-    Afterwards the rate is constant, or falls linearly or along half a cosine (Loshchilov and
-    Hutter 2017, eq. 5) to `minimum_learning_rate · peak` at the last step, and stays there. With
-    `wsd` (warm-up, stable, decay) it is constant until the last `decay_share` of the steps, in which
-    it falls as 1 - sqrt (Hägele et al. 2024, arXiv:2405.18392, §3).
+    Afterwards the rate is constant, or falls linearly or along half a cosine (Loshchilov and Hutter
+    2017, eq. 5) to `minimum_learning_rate · peak` at the last step, and stays there. With `wsd`
+    (warm-up, stable, decay) it is constant until the last `decay_share` of the steps, in which it
+    falls as 1 - sqrt (Hägele et al. 2024, arXiv:2405.18392, §3).
     """
     t, peak = plan.train, plan.peak_learning_rate
     warmup = warmup_steps(plan, total_steps)
@@ -39,7 +41,7 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
 
 
 def _share(step: int, plan: Plan, total_steps: int, warmup: int) -> float:
-    """How far the rate is between its end (0) and its peak (1), behind the warm-up."""
+    """Where the rate is between its final value (0) and its peak (1), after the warm-up."""
     if plan.train.schedule == "wsd":
         steps = decay_steps(plan, total_steps)
         progress = (step - (total_steps - 1 - steps)) / steps

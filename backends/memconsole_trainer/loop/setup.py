@@ -32,12 +32,12 @@ from memconsole_trainer.weights.starting import starting_weights, weights_direct
 
 
 class StopRequestedError(Exception):
-    """Someone asked this trainer to stop; nothing is wrong."""
+    """A stop was requested. This is not a failure."""
 
 
 @dataclass
 class Job:
-    """What the loop works with."""
+    """Everything the training loop works with."""
 
     plan: Plan
     model: Model
@@ -53,13 +53,14 @@ class Job:
 
     @property
     def evaluation_shape(self) -> BatchShape:
-        """Of one evaluation batch."""
+        """The shape of one evaluation batch."""
         rows = self.plan.evaluation_batch * self.plan.device.count
         return replace(self.shape, micro_batches=1, micro_batch=rows)
 
 
 def set_up(attempt: Attempt) -> Job:
-    """Prepare the attempt, telling each phase. Raises `StopRequestedError`, `PlanError`, `DataError`."""
+    """Prepare the attempt and report each phase. Raises `StopRequestedError`, `PlanError`,
+    `DataError`."""
     say = Announcer(attempt)
     committed = attempt.run.committed_checkpoints()
     _at(attempt, committed[-1] if committed else None)
@@ -105,7 +106,7 @@ def set_up(attempt: Attempt) -> Job:
         control.load_state(stored.state.get("control", {}))
     stream = BatchStream(data.rows(), shape, state.data or None)
     try:
-        # Before the model, so that what the data holds is not taken for the model's.
+        # Fill before the model is built, so that memory of the data is not counted as the model's.
         stream.fill(say.tick)
         say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
         directory = weights_directory(plan)
@@ -134,15 +135,16 @@ def set_up(attempt: Attempt) -> Job:
 
 
 def _held(engine: Engine) -> tuple[int | None, int | None]:
-    """Live tensor bytes now, once work in flight is over, and at their peak."""
-    with contextlib.suppress(Exception):  # the work in flight may be what failed
+    """Bytes of live tensors: now, after waiting for queued work, and at their peak."""
+    with contextlib.suppress(Exception):  # the queued work may be what failed
         engine.synchronize()
     reading = engine.memory()
     return reading.allocated_bytes, reading.peak_bytes
 
 
 def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
-    """Progress of a checkpoint. Raises `PlanError` or `DataError` when it belongs to something else."""
+    """Read the progress from a checkpoint. Raises `PlanError` or `DataError` if plan or data have
+    changed."""
     before = stored.state["fingerprints"]
     if before["plan"] != fingerprints["plan"]:
         raise PlanError(
@@ -159,7 +161,7 @@ def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
 
 
 class Announcer:
-    """Says through the attempt what is going on, and notices a stop request."""
+    """Reports what set-up is doing as events of the attempt, and checks for stop requests."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -190,7 +192,7 @@ class Announcer:
         self.tick()
 
     def tick(self) -> None:
-        """A sign of life. Raises `StopRequestedError`."""
+        """Record that the process is alive. Raises `StopRequestedError`."""
         self._attempt.progress(self._phase, self._attempt.step)
         if self._attempt.stop_requested:
             raise StopRequestedError
@@ -201,7 +203,7 @@ class Announcer:
 
 
 def _at(attempt: Attempt, checkpoint: Path | None) -> None:
-    """Stand where `checkpoint` does, so that an attempt that ends in its set-up says so."""
+    """Set the attempt's step and checkpoint, so that they are right if it ends during set-up."""
     attempt.step = step_of(checkpoint) if checkpoint else 0
     attempt.checkpoint = str(checkpoint) if checkpoint else None
 

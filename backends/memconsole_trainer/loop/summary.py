@@ -1,4 +1,4 @@
-"""What the trainer prints for whoever reads its log: platform, steps, epochs and the final summary."""
+"""Text of the trainer's log: platform, steps, epochs and the final summary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def platform(lines: Iterable[str]) -> str:
 
 
 def step_line(step: Step, total_steps: int, units: str) -> str:
-    """Where training is; `units` are what the task counts."""
+    """The log line of a step; `units` is the name of what the task counts."""
     norm = "" if step.gradient_norm is None else f"  norm {step.gradient_norm:.3f}"
     return (
         f"step {step.step:,}/{total_steps:,}  epoch {step.epoch}  loss {_loss(step.loss)}"
@@ -26,13 +26,14 @@ def step_line(step: Step, total_steps: int, units: str) -> str:
 
 
 def evaluation_line(evaluation: Evaluation, task: Task) -> str:
-    """The loss, with the task's measures and baselines."""
+    """The log line of an evaluation: the loss, the task's measures and baselines."""
     more = "".join(f"  {figure.words}" for figure in figures(task, evaluation))
     return f"step {evaluation.step:,}  validation loss {_loss(evaluation.loss)}{more}"
 
 
 def epoch_block(epoch: Epoch, epochs: int | None, elapsed_minutes: float) -> str:
-    """The block printed when an epoch is over; `epochs` None where steps decide the length."""
+    """The block printed at the end of an epoch; `epochs` is None if the run's length is given in
+    steps."""
     title = f"Epoch {epoch.epoch}/{epochs}" if epochs else f"Epoch {epoch.epoch}"
     return "\n".join(
         [

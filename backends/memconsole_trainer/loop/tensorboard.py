@@ -1,15 +1,17 @@
-"""A run's scalars as TensorBoard event files, written from its events by a thread, without TensorFlow.
+"""Writes a run's scalars to TensorBoard event files, in a thread and without TensorFlow.
 
-The file is a sequence of TFRecords (tensorflow/core/lib/io/record_writer.h): the payload's length as a little-endian
-uint64, the masked CRC-32C of those eight bytes, the payload, its masked CRC-32C. A payload is an `Event` message
-(tensorflow/core/util/event.proto) in protocol buffers' wire format; these field numbers are used of it:
+The file is a sequence of TFRecords (tensorflow/core/lib/io/record_writer.h): the payload's length
+as a little-endian uint64, the masked CRC-32C of those eight bytes, the payload, its masked CRC-32C.
+A payload is an `Event` message (tensorflow/core/util/event.proto) in protocol buffers' wire format.
+These field numbers are used:
 
     Event        wall_time 1 (double) · step 2 (int64) · file_version 3 · summary 5 · session_log 7
     Summary      value 1 {tag 1 · simple_value 2 (float)}
     SessionLog   status 1 (START = 1)
 
-Each attempt writes a file of its own, which begins with a session log START at the step it goes on from: readers drop
-what earlier files hold from that step on, so that steps taken again are not shown twice.
+Each attempt writes its own file, which begins with a session log START at the attempt's first step.
+Readers then drop the values that earlier files hold from that step on, so repeated steps are not
+shown twice.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ import numpy as np
 from memconsole.runs.record import events
 
 FOLDER = "tensorboard"
-"""Within the run directory."""
+"""Folder within the run directory."""
 _DRAIN_SECONDS = 10.0
-"""How long the end of an attempt waits for what is not written yet."""
+"""How long `close` waits for values that are not written yet."""
 Scalar = tuple[str, float]
 
 
 def scalars(event: events.Event) -> tuple[int, list[Scalar]]:
-    """The step and the (tag, value) pairs of an event; none where it holds no figures. Bytes are in MiB."""
+    """The step and the (tag, value) pairs of an event; no pairs if it holds no figures. Memory is
+    in MiB."""
     found: list[tuple[str, float | None]] = []
     if isinstance(event, events.Step):
         found = [
@@ -48,7 +51,7 @@ def scalars(event: events.Event) -> tuple[int, list[Scalar]]:
         found = [("validation/loss", event.loss), ("validation/bits_per_byte", event.bits_per_byte)]
         found += [(f"validation/{name}", value) for name, value in event.metrics.items()]
     elif isinstance(event, events.Epoch):
-        # An epoch's own number is its step.
+        # TensorBoard's step of these values is the number of the epoch.
         found = [("epoch/train_loss", event.train_loss), ("epoch/minutes", event.minutes)]
         return event.epoch, [(tag, value) for tag, value in found if value is not None]
     elif isinstance(event, events.Memory) and event.phase == "train":
@@ -67,10 +70,12 @@ def scalars(event: events.Event) -> tuple[int, list[Scalar]]:
 
 
 class TensorBoard:
-    """The event file of one attempt in `folder`. `see` only queues: a slow disk holds nothing up."""
+    """The event file of one attempt in `folder`. `see` only queues, so a slow disk does not delay
+    training."""
 
     def __init__(self, folder: Path, attempt: int, first_step: int, now: float) -> None:
-        """`first_step`: the first that this attempt takes; `now`: seconds since 1970. Raises OSError."""
+        """`first_step` is the first step of this attempt; `now` is in seconds since 1970. Raises
+        OSError."""
         folder.mkdir(mode=0o700, exist_ok=True)
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{attempt}"
         self._file = open(folder / name, "xb")  # noqa: SIM115 (closed by `close`)
@@ -85,7 +90,7 @@ class TensorBoard:
         self._thread.start()
 
     def see(self, event: events.Event) -> None:
-        """Queue the figures of an event, each step of a tag once."""
+        """Queue the figures of an event. A tag gets at most one value per step."""
         if self._failed:
             return
         step, found = scalars(event)
@@ -99,7 +104,7 @@ class TensorBoard:
             self._queue.put(said)
 
     def close(self) -> None:
-        """Write what is queued, within some seconds."""
+        """Write what is queued, waiting at most `_DRAIN_SECONDS`."""
         self._queue.put(None)
         self._thread.join(_DRAIN_SECONDS)
 
@@ -110,7 +115,7 @@ class TensorBoard:
                     self._file.write(record(payload))
                     if self._queue.empty():
                         self._file.flush()
-        except OSError as error:  # a full disk ends the curves, not the run
+        except OSError as error:  # a full disk ends this file, not the run
             self._failed = True
             print(f"warning: TensorBoard's file ends here: {error}", flush=True)
 
@@ -126,7 +131,7 @@ def record(payload: bytes) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated right by 15 bits and moved by a constant."""
+    """The masked CRC-32C: rotated right by 15 bits, plus a constant."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 

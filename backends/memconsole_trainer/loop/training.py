@@ -1,4 +1,5 @@
-"""The training loop, once for every backend: steps, evaluations, samples, checkpoints and what is said of them."""
+"""The training loop of every backend: steps, evaluations, samples, checkpoints, and their
+events."""
 
 from __future__ import annotations
 
@@ -24,17 +25,17 @@ _ADVICE = {
     "bf16-sr": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
     "fp16": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
 }
-"""What may help against a loss that is not finite, by precision."""
+"""Advice when the loss is not finite, by precision."""
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss is NaN or infinite; going on would only spoil the weights."""
+    """The loss is NaN or infinite, so further steps would only damage the weights."""
 
     cause = "nan"
 
 
 class Trainer:
-    """Trains one attempt's job to its end, or to the stop request."""
+    """Trains one attempt's job until it is done or a stop is requested."""
 
     def __init__(self, attempt: Attempt, job: Job) -> None:
         self._attempt = attempt
@@ -52,8 +53,8 @@ class Trainer:
         self._compiled = False
 
     def train(self) -> events.Ended:
-        """Train until the plan is done. Raises `StopRequestedError` after a checkpoint, and
-        `NonFiniteLossError`, `FencedError` or OSError without one."""
+        """Train until the plan is done. Raises `StopRequestedError` after saving a checkpoint, and
+        `NonFiniteLossError`, `FencedError` or OSError without saving one."""
         self._watch.memory()
         try:
             preflight(self._attempt, self._job, self._watch, self.saver)
@@ -72,7 +73,8 @@ class Trainer:
             raise
 
     def _catch_up(self) -> None:
-        """The evaluation that a stop request cut short, so that a resumed run judges by the same ones."""
+        """Repeat the evaluation that a stop request cut short, so a resumed run makes the same
+        evaluations."""
         p, every = self._progress, self._plan.train.evaluate_every
         if every and p.step and p.step % every == 0 and p.judged_step != p.step:
             self._evaluate()
@@ -86,7 +88,7 @@ class Trainer:
             self._profiling.before(p.step + 1)
         control = self._job.control
         control.step(self._engine, batch)
-        self._profiling.behind(p.step + 1)
+        self._profiling.after(p.step + 1)
         p.step += 1
         p.tokens += units
         p.data = state
@@ -104,11 +106,11 @@ class Trainer:
             self._evaluate()
         early = p.step == 1 and not p.finished(self._plan)
         if early or (t.checkpoint_every and p.step % t.checkpoint_every == 0):
-            # The first step's checkpoint finds a full disk or a missing permission at once.
+            # Saving after the first step reveals a full disk or a missing permission early.
             self._save()
 
     def _read_losses(self) -> None:
-        """Read the steps since the last call from the device and say how they went."""
+        """Read the metrics of the steps since the last call from the device and report them."""
         metrics = self._engine.take_metrics()
         if not metrics:
             return
@@ -145,8 +147,8 @@ class Trainer:
         self._watch.memory(now_and_then=True)
 
     def _tell_skipped(self, metrics: list[StepMetrics]) -> None:
-        """Say which steps changed nothing, because a gradient overflowed in fp16. Raises `NonFiniteLossError` when
-        no scale would help."""
+        """Warn of steps that changed nothing because a gradient overflowed in fp16. Raises
+        `NonFiniteLossError` when no loss scale would help."""
         p = self._progress
         skipped = [m for m in metrics if m.skipped]
         for m in metrics:
@@ -189,7 +191,8 @@ class Trainer:
             self._save()
 
     def _correct(self, steps: int) -> None:
-        """An epoch was longer or shorter than estimated: say so. The schedule stays as it is."""
+        """Report that an epoch was longer or shorter than estimated. The learning-rate schedule
+        does not change."""
         p, t = self._progress, self._plan.train
         p.steps_per_epoch = steps
         total = t.max_steps or p.step + steps * (t.epochs - p.epoch)
@@ -221,7 +224,7 @@ class Trainer:
         return ended
 
     def _early(self) -> str:
-        """Why training ends before the plan is done; empty where it is."""
+        """Why training ends early; empty if it does not."""
         p, t = self._progress, self._plan.train
         if not p.stopped_early(self._plan):
             return ""
@@ -235,7 +238,7 @@ class Trainer:
         )
 
     def _evaluate(self) -> None:
-        """Loss over the held-out rows, if there are any, then a sampled text."""
+        """Evaluate the held-out rows, if there are any, then make a sample."""
         job, p = self._job, self._progress
         if not job.data.validation_rows:
             if self._sampled != p.step:
@@ -279,7 +282,7 @@ class Trainer:
             self._attempt.emit(made)
 
     def _save(self) -> None:
-        """Commit a checkpoint, once every loss up to it is known to be finite."""
+        """Commit a checkpoint after checking that every loss up to it is finite."""
         self._read_losses()
         self.saver.save()
 

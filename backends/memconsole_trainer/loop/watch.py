@@ -1,4 +1,4 @@
-"""The phases of a training process, with the time and the memory of each."""
+"""Tracks the phases of a training process, with the time and the memory of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAUSE_POLL_SECONDS = 0.2
 
 
 class Watch:
-    """Tells phases and memory, keeps the clocks, and notices a stop request."""
+    """Reports phases and memory, measures time, and checks for stop requests."""
 
     def __init__(self, attempt: Attempt, engine: Engine, progress: Progress) -> None:
         self._attempt = attempt
@@ -31,23 +31,24 @@ class Watch:
         self._memory_said = 0.0
 
     def enter(self, phase: str, detail: str = "") -> None:
-        """Be in `phase` from now on, and say so where that, or a `detail` of it, is news."""
+        """Enter `phase`. Emits an event if the phase changes or a `detail` is given."""
         if phase != self.phase or detail:
             self._attempt.emit(events.Phase(phase=phase, detail=detail))
         self.phase = phase
         self.beat()
 
     def warn(self, message: str) -> None:
-        """Tell the person something that does not end the run."""
+        """Report a problem that does not end the run."""
         print(f"warning: {message}", flush=True)
         self._attempt.emit(events.Warning(message=message))
 
     @contextmanager
     def aside(self, phase: str) -> Iterator[None]:
-        """Another phase beside the present one, whose time is not training's and whose peak of memory
-        is its own. What fails in it fails in that phase: there is no way back from it."""
+        """Run the body in another phase. Its time does not count as training, and it has its own
+        memory peak. An error leaves the phase as it is, so that it is reported for the phase in
+        which it occurred."""
         before = self.phase
-        self._engine.synchronize()  # what is still queued is training
+        self._engine.synchronize()  # work still queued belongs to training
         self.memory()
         self._busy_seconds += time.monotonic() - self._busy_since
         self.enter(phase)
@@ -67,17 +68,18 @@ class Watch:
         self._busy_since = time.monotonic()
 
     def beat(self) -> None:
-        """A sign of life."""
+        """Record that the process is alive."""
         self._attempt.progress(self.phase, self._progress.step)
 
     def check_stop(self) -> None:
-        """A sign of life. Raises `StopRequestedError` when someone asked to stop."""
+        """Record that the process is alive. Raises `StopRequestedError` on a stop request."""
         self.beat()
         if self._attempt.stop_requested:
             raise StopRequestedError
 
     def wait_while_paused(self) -> None:
-        """Between two steps: wait as long as someone wants it. The time is not training's, nor the epoch's."""
+        """Between two steps: wait while the run is paused. This time does not count as training or
+        epoch time."""
         if not self._attempt.paused:
             return
         self._engine.synchronize()
@@ -93,23 +95,23 @@ class Watch:
         self._clock = self._busy_since = time.monotonic()
 
     def lap(self) -> float:
-        """Seconds of training since the last lap, everything done `aside` left out."""
+        """Seconds of training since the last call, without the time spent in `aside`."""
         now = time.monotonic()
         seconds = self._busy_seconds + now - self._busy_since
         self._busy_seconds, self._busy_since = 0.0, now
         return seconds
 
     def count(self) -> None:
-        """Add the wall time since the last call to the run's and the epoch's."""
+        """Add the wall time since the last call to the totals of the run and the epoch."""
         now = time.monotonic()
         self._progress.elapsed_seconds += now - self._clock
         self._progress.epoch_seconds += now - self._clock
         self._clock = now
 
     def memory(self, now_and_then: bool = False) -> None:
-        """Tell how full the device and the host are; the peak is this phase's since it began.
+        """Report how full the device and the host are. The peak is that of the current phase.
 
-        With `now_and_then` at most once a second.
+        With `now_and_then`, reports at most once a second.
         """
         if now_and_then and time.monotonic() - self._memory_said < MEMORY_EVERY_SECONDS:
             return

@@ -1,4 +1,4 @@
-"""Text and token rows for language modeling."""
+"""Data of language modeling: text and token rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ SAMPLE_TOP_K = 50
 
 
 def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> LanguageData:
-    """Source, tokenizer, train rows and held-out rows of a run. Raises `PlanError` and `DataError`."""
+    """Open source, tokenizer, train rows and held-out rows of a run. Raises `PlanError` and
+    `DataError`."""
     assert isinstance(model, Architecture)
     say.phase("data", plan.data.source)
     source = open_source(plan, model.vocab_size)
@@ -80,7 +81,8 @@ class LanguageData:
         return self._prepared.validation.batches(shape, limit)
 
     def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
-        """Beside the loss of the train tokens' unigram model, and in bits over the bytes of text."""
+        """The baseline loss of the train tokens' unigram model, and the loss in bits per byte of
+        text."""
         held = self._prepared.validation
         if self._unigram is None:
             self._unigram = held.unigram_loss(self._prepared.counts, shape, limit)
@@ -112,7 +114,7 @@ class LanguageData:
         return self._sample_tokens() > 0
 
     def sample(self, engine: Engine, step: int) -> events.Sample | None:
-        """Text that goes on from the beginning of the first held-out document."""
+        """Sample text that continues the beginning of the first held-out document."""
         tokens, prompt = self._sample_tokens(), self._prompt()
         if tokens <= 0:
             return None

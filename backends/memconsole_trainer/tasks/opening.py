@@ -1,4 +1,4 @@
-"""Opening the data of a plan's task."""
+"""Opens the data of a plan's task."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from memconsole_trainer.tasks import language, regression
 from memconsole_trainer.tasks.task import Opener, TaskData, Teller
 
 OPENERS: dict[str, Opener] = {"language": language.open_data, "regression": regression.open_data}
-"""By the task's name."""
+"""The opener of each task, by the task's name."""
 
 
 def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> TaskData:
-    """The data of a run, ready to train on. Raises `PlanError` and `DataError`."""
+    """Open the data of a run. Raises `PlanError` and `DataError`."""
     return OPENERS[task_of(plan).name](plan, model, directory, say)

@@ -1,4 +1,4 @@
-"""Windows of numbers for regression: batches, and the two models that know next to nothing."""
+"""Data of regression: batches of windows, and the losses of two simple baseline models."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.tasks.task import Judged, Teller
 
 HELD_BYTES = 16 << 20
-"""Most bytes of held-out rows that are kept for evaluation."""
+"""Most bytes of held-out rows kept for evaluation."""
 FITTED_ROWS = 20_000
-"""Most train rows that the linear map is fitted to."""
+"""The linear map is fitted to about this many train rows."""
 RIDGE = 1e-3
-"""Added to the diagonal per fitted row, so that features that never vary do no harm."""
+"""Ridge term per fitted row, so that constant features do not make the system singular."""
 
 
 def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> WindowData:
-    """The file of a run, its split and its held-out rows. Raises `PlanError` and `DataError`."""
+    """Open the file of a run, split it and read its held-out rows. Raises `PlanError` and
+    `DataError`."""
     assert isinstance(model, Regressor)
     say.phase("data", plan.data.source)
     path = Path(catalog.dataset(plan).where).expanduser()
@@ -81,7 +82,8 @@ class WindowData:
             yield _batch(part, BatchShape(1, rows, shape.sequence_length))
 
     def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
-        """Beside the loss of predicting zero, and of a linear map of the window's last step."""
+        """The task's measures, and two baseline losses: of predicting zero, and of a linear map of
+        the window's last step."""
         if self._baselines is None:
             self._baselines = self._measured(shape, limit)
         task = task_of(self._plan)
@@ -138,7 +140,7 @@ class WindowRows:
 
 
 def _batch(rows: Windows, shape: BatchShape) -> Batch:
-    """At most `shape.rows` rows; those that are missing have a mask of zeros."""
+    """A batch of at most `shape.rows` rows, padded with rows whose mask is zero."""
     arrays = {}
     for name, values in zip(("windows", "targets", "mask"), rows, strict=True):
         whole = np.zeros((shape.rows, *values.shape[1:]), np.float32)
@@ -148,7 +150,7 @@ def _batch(rows: Windows, shape: BatchShape) -> Batch:
 
 
 def _held(file: WindowFile, split: WindowSplit, say: Teller) -> Windows:
-    """The first held-out rows, as many as `HELD_BYTES` hold."""
+    """The first held-out rows, as many as fit into `HELD_BYTES`."""
     most, found = max(1, HELD_BYTES // file.row_bytes), 0
     parts = [file.read(0, 1).take(np.zeros(0, np.int64))]
     for start, stop in blocks(file):
@@ -163,7 +165,8 @@ def _held(file: WindowFile, split: WindowSplit, say: Teller) -> Windows:
 
 
 def _linear_map(file: WindowFile, split: WindowSplit, say: Teller) -> Any:
-    """Ridge regression (features + 1, outputs) from a window's last step, over the first train rows."""
+    """Fit a ridge regression (features + 1, outputs) on the last step of the windows of the first
+    train rows."""
     size = None
     fitted = 0
     for start, stop in blocks(file):

@@ -1,4 +1,4 @@
-"""What a task brings to a run: its data opened and cut, its baselines, its sample."""
+"""Protocols that a task implements for the trainer: its data, its baselines and its samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memconsole_trainer.engine import Batch, Engine, LossSum
 
 
 class Teller(Protocol):
-    """Says what set-up is doing."""
+    """Reports what set-up is doing."""
 
     def phase(self, phase: str, detail: str = "") -> None:
         """Enter a phase. Raises `StopRequestedError`."""
@@ -24,16 +24,16 @@ class Teller(Protocol):
     def warning(self, message: str) -> None: ...
 
     def tick(self) -> None:
-        """A sign of life. Raises `StopRequestedError`."""
+        """Record that the process is alive. Raises `StopRequestedError`."""
         ...
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An evaluation in the task's own terms."""
+    """The result of an evaluation in the task's own measures."""
 
     metrics: dict[str, float] = field(default_factory=dict)
-    """The task's baselines and measures by key."""
+    """The task's baselines and measures, by key."""
     bits_per_byte: float | None = None
 
 
@@ -41,9 +41,9 @@ class TaskData(Protocol):
     """The data of one run, ready to train on."""
 
     description: str
-    """One line for a person."""
+    """One line for the log."""
     fingerprints: Mapping[str, str]
-    """Of what a resumed run must find unchanged: "data" and, for text, "tokenizer"."""
+    """Hashes of what must not change when a run is resumed: "data" and, for text, "tokenizer"."""
     validation_rows: int
 
     def rows(self) -> Rows:
@@ -51,29 +51,32 @@ class TaskData(Protocol):
         ...
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
-        """Optimizer steps of one epoch: exact, or estimated where only reading it all would tell."""
+        """Optimizer steps of one epoch; estimated if the exact number needs a pass over all
+        data."""
         ...
 
     def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
-        """The held-out rows, in the same order at every evaluation; `limit` batches unless 0."""
+        """Batches of the held-out rows, in the same order each time; at most `limit` unless it is
+        0."""
         ...
 
     def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
-        """What the sums over those batches come to."""
+        """Turn the sums over these batches into the task's measures."""
         ...
 
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
-        """A batch of `shape` in which everything counts, made of the rows of `first` where there is one."""
+        """A batch of `shape` without padding or masks, made from the rows of `first` if it is
+        given."""
         ...
 
     def sample(self, engine: Engine, step: int) -> events.Sample | None:
-        """Something that the model makes, for a person to look at; None where there is nothing."""
+        """A sample of the model's output for people to look at; None if the task has none."""
         ...
 
     def room_for_sample(self) -> bool:
-        """Whether `sample` would make something."""
+        """Whether `sample` would return something."""
         ...
 
 
 Opener = Callable[[Plan, Model, Path, Teller], TaskData]
-"""Opens the data of the run in a directory. Raises `PlanError` and `DataError`."""
+"""Opens the data of a run; the path is the run's directory. Raises `PlanError` and `DataError`."""

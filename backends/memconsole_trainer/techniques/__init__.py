@@ -1,1 +1,1 @@
-"""The optimizations as specifications that both backends follow to the bit."""
+"""Specifications of the optimizations. Both backends implement them bit for bit."""

@@ -1,13 +1,13 @@
-"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685): which there are, how they start, how they merge.
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685): where they are, how they start, how they merge.
 
-Each matrix W (out, in) of every block, attention's and the MLP's, becomes W + (alpha / r) B A with
-A (r, in) and B (out, r); alpha = 2r, so that the factor is 2 whatever the rank (§4.1 keeps alpha fixed
-likewise, so that the learning rate need not follow the rank). A starts normal with standard deviation
-1/r, B at zero: the model starts as it was.
+Each matrix W (out, in) of attention and MLP in every block becomes W + (alpha / r) B A, with A (r,
+in) and B (out, r). alpha is 2r, so the factor is 2 for every rank and the learning rate need not
+change with the rank (§4.1 fixes alpha for the same reason). A starts normal with standard deviation
+1/r and B starts at zero, so the initial model equals the base.
 
-The base is frozen. With 16-bit compute its matrices and embeddings are rounded to bf16 and stored so,
-norms in fp32; adapters are always fp32. A checkpoint holds adapters, optimizer state and the base's fingerprint: the
-base itself comes again from where it came from.
+The base is frozen. With 16-bit compute its matrices and embeddings are stored in 16 bits and its
+norms in fp32; adapters are always fp32. A checkpoint holds the adapters, the optimizer state and a
+fingerprint of the base. The base itself is loaded from its original source.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memconsole_trainer.techniques import base_storage
 SCALE = 2.0
 """alpha / r."""
 FINGERPRINT = "optimizer.base"
-"""Name of the fingerprint among a checkpoint's tensors: uint8 (32,)."""
+"""Name of the base's fingerprint in a checkpoint, uint8 (32,)."""
 
 
 def adapters(model: Model, rank: int) -> Iterator[Parameter]:
@@ -42,18 +42,20 @@ def adapters(model: Model, rank: int) -> Iterator[Parameter]:
 
 
 def trained_parameters(plan: Plan, model: Model) -> list[Parameter]:
-    """What the optimizer moves: the adapters where there are any, else every weight the loss reaches."""
+    """The parameters the optimizer updates: the adapters if there are any, else those that the task
+    trains."""
     found = list(adapters(model, plan.optimize.lora_rank))
     return found or task_of_model(model).trained(plan, model)
 
 
 def stored_narrow(plan: Plan, parameter: Parameter) -> bool:
-    """Whether a frozen weight is rounded to 16 bits, and stored so where the backend computes with them."""
+    """Whether a frozen weight is rounded to 16 bits, and stored so if the backend computes in 16
+    bits."""
     return plan.optimize.precision != "fp32" and parameter.role not in ("norm", "bias")
 
 
 class InitialAdapters:
-    """A `WeightSource` of new adapters, each drawn by the plan's seed and its own name."""
+    """A `WeightSource` of new adapters, each drawn from the plan's seed and its name."""
 
     def __init__(self, plan: Plan, model: Model) -> None:
         self._parameters = {p.name: p for p in adapters(model, plan.optimize.lora_rank)}
@@ -64,7 +66,7 @@ class InitialAdapters:
 
 
 class Fingerprinted:
-    """A `WeightSource` that remembers a hash of each tensor it handed out."""
+    """A `WeightSource` that stores a hash of each tensor it returns."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
@@ -76,7 +78,7 @@ class Fingerprinted:
         return array
 
     def fingerprint(self) -> NDArray[np.uint8]:
-        """Of all tensors handed out, whatever their order."""
+        """Hash of all tensors returned so far, independent of their order."""
         whole = hashlib.sha256()
         for name, digest in sorted(self._hashes.items()):
             whole.update(name.encode() + digest)
@@ -84,7 +86,7 @@ class Fingerprinted:
 
 
 def check_base(found: NDArray[np.uint8], stored: NDArray[np.generic]) -> None:
-    """Raise `WeightsError` unless the base is the one whose adapters a checkpoint holds."""
+    """Raise `WeightsError` unless the base's fingerprint equals the one in the checkpoint."""
     if not np.array_equal(found, stored):
         raise WeightsError(
             "the base model's weights have changed since this checkpoint: "
@@ -93,7 +95,7 @@ def check_base(found: NDArray[np.uint8], stored: NDArray[np.generic]) -> None:
 
 
 class Merged:
-    """A `WeightSource` of plain weights: the base as it was stored, with its adapters added."""
+    """A `WeightSource` of plain weights: the base in its storage precision, plus the adapters."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class Merged:
         self._parameters = {p.name: p for p in model.parameters()}
 
     def tensor(self, name: str) -> NDArray[np.generic]:
-        """fp32; nothing larger than a few copies of the tensor is allocated."""
+        """The merged tensor in fp32. Allocates no more than a few copies of it."""
         parameter = self._parameters[name]
         weight = np.asarray(self._base.tensor(name), dtype=np.float32)
         weight = base_storage.stored(self._plan, parameter, weight)
@@ -120,7 +122,8 @@ class Merged:
 
 
 def narrow_rounded(plan: Plan, array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Finite `array` as the plan's 16-bit type stores it, still in float32; in fp16 cut to its largest."""
+    """Round finite `array` to the plan's 16-bit type, still in float32. fp16 is clipped to its
+    range."""
     if plan.optimize.precision != "fp16":
         return bf16_rounded(array)
     most = np.finfo(np.float16).max
@@ -128,7 +131,7 @@ def narrow_rounded(plan: Plan, array: NDArray[np.float32]) -> NDArray[np.float32
 
 
 def bf16_rounded(array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Finite `array` rounded to bfloat16, half to even, still in float32."""
+    """Round finite `array` to bfloat16, half to even, still in float32."""
     bits = array.view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)

@@ -1,18 +1,20 @@
-"""Storage of a frozen base's matrices in 8 or 4 bits: the one specification both backends follow.
+"""Storage of a frozen base's matrices in 8 or 4 bits: the specification of both backends.
 
 After Dettmers et al. 2023, "QLoRA" (arXiv:2305.14314):
 
-- a matrix, flattened row by row, is cut into blocks of 64 elements, the last one filled with zeros; each
-  block has one fp32 scale;
-- `int8`: the scale is the block's largest magnitude over 127, a code the element over the scale, rounded
-  half to even;
-- `nf4`: the scale is the block's largest magnitude, a code the index of the nearest of 16 values (appendix E),
-  the lower one halfway. Two codes share a byte, the first in the upper four bits;
-- a weight is its code's value times its block's scale, in fp32, and then rounded to the compute precision;
-- a block whose scale or its reciprocal would be no normal number is zero.
+- A matrix, flattened row by row, is cut into blocks of 64 elements; the last block is padded with
+  zeros. Each block has one fp32 scale.
+- `int8`: the scale is the block's largest magnitude divided by 127. A code is the element divided
+  by the scale, rounded half to even.
+- `nf4`: the scale is the block's largest magnitude. A code is the index of the nearest of 16 values
+  (appendix E); a tie goes to the lower one. Two codes share a byte, the first in the upper four
+  bits.
+- A weight is its code's value times its block's scale, in fp32, then rounded to the compute
+  precision.
+- A block is zero if its scale or the reciprocal of its scale is not a normal number.
 
-Codes are made on the host, a tensor at a time, so that every backend holds the same. Double quantization of
-the scales (§3) would save another 0.05 bytes per element and is left out.
+Codes are made on the host, one tensor at a time, so that every backend holds the same codes. Double
+quantization of the scales (§3) would save another 0.05 bytes per element and is not implemented.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ from memconsole.plan.plan import BaseStorage, Plan
 BLOCK = 64
 """Elements that share a scale."""
 SCALES = "_scales"
-"""What the name of a matrix's scales ends in; its codes have the matrix's own name."""
+"""Suffix of the name of a matrix's scales. Its codes have the name of the matrix."""
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-"""Quantiles of the normal distribution, scaled to [-1, 1], zero among them (QLoRA, appendix E)."""
+"""Quantiles of the normal distribution, scaled to [-1, 1] and including zero (QLoRA, appendix
+E)."""
 _CHUNK = 1024
 """Blocks quantized at a time, so that temporaries stay in the cache."""
 _TINY = np.finfo(np.float32).tiny
@@ -44,14 +47,14 @@ Float32 = NDArray[np.float32]
 
 
 def is_quantized(plan: Plan, parameter: Parameter) -> bool:
-    """Whether a weight of the base is stored in codes: the matrices inside the blocks, never embedding, head
-    or norms."""
+    """Whether a weight of the base is stored as codes: only matrices inside the blocks are, never
+    the embedding, head or norms."""
     o = plan.optimize
     return o.lora_rank > 0 and o.base_storage != "bf16" and parameter.role == "matrix"
 
 
 def blocks_of(size: int) -> int:
-    """Blocks of a matrix of `size` elements."""
+    """Number of blocks of a matrix of `size` elements."""
     return -(-size // BLOCK)
 
 
@@ -61,7 +64,8 @@ def code_bytes(storage: BaseStorage) -> int:
 
 
 def quantize(array: NDArray[np.generic], storage: BaseStorage) -> tuple[UInt8, Float32]:
-    """Codes (blocks, bytes) and scales (blocks,) of a matrix. int8 codes are two's complement."""
+    """Quantize a matrix to codes (blocks, bytes) and scales (blocks,). int8 codes are two's
+    complement."""
     flat = array.reshape(-1)
     count = blocks_of(flat.size)
     codes, scales = np.empty((count, code_bytes(storage)), np.uint8), np.empty(count, np.float32)
@@ -78,7 +82,7 @@ def quantize(array: NDArray[np.generic], storage: BaseStorage) -> tuple[UInt8, F
 def dequantize(
     codes: UInt8, scales: Float32, shape: tuple[int, ...], storage: BaseStorage
 ) -> Float32:
-    """The fp32 matrix that codes and scales stand for."""
+    """The fp32 matrix that codes and scales represent."""
     if storage == "int8":
         values = codes.view(np.int8).astype(np.float32)
     else:
@@ -88,13 +92,13 @@ def dequantize(
 
 
 def pairs() -> Float32:
-    """The two nf4 values of every byte (256, 2)."""
+    """The two nf4 values of every byte, (256, 2)."""
     table, byte = np.array(NF4, np.float32), np.arange(256)
     return np.stack([table[byte >> 4], table[byte & 15]], axis=1)
 
 
 def stored(plan: Plan, parameter: Parameter, array: Float32) -> Float32:
-    """What remains of a frozen weight once it is stored, before it is rounded to the compute precision."""
+    """The value of a frozen weight after storage, before it is rounded to the compute precision."""
     if not is_quantized(plan, parameter):
         return array
     storage = plan.optimize.base_storage
@@ -104,7 +108,7 @@ def stored(plan: Plan, parameter: Parameter, array: Float32) -> Float32:
 def parts(
     plan: Plan, parameter: Parameter, array: NDArray[np.generic]
 ) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    """The arrays a weight of the base is stored as, by name."""
+    """The names and arrays in which a weight of the base is stored."""
     if not is_quantized(plan, parameter):
         yield parameter.name, array
         return
@@ -130,7 +134,7 @@ def _nf4(blocks: Float32) -> tuple[UInt8, Float32]:
 
 
 def _usable(scales: Float32) -> tuple[Float32, Float32]:
-    """Scales and their reciprocals, both zero where one is no normal number."""
+    """Scales and their reciprocals; both are zero if either is not a normal number."""
     usable = (scales >= _TINY) & (scales <= np.float32(1) / _TINY)
     scales = np.where(usable, scales, np.float32(0))
     return scales, np.where(usable, np.float32(1) / np.where(usable, scales, 1), np.float32(0))

@@ -1,16 +1,19 @@
-"""Block-wise 8-bit storage of optimizer moments: the one specification both backends follow.
+"""Block-wise 8-bit storage of optimizer moments: the specification of both backends.
 
 After Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization" (arXiv:2110.02861):
 
-- a tensor, flattened, is cut into blocks of 256 elements, the last one ragged; each has one fp32 scale,
-  its largest magnitude (§2.1);
-- an element times the reciprocal of its block's scale, both fp32, becomes the nearest of 256 values of the dynamic map (§1.3), signed
-  for the first moment, unsigned for the second (§2.2);
-- the nearest value is looked up by the element's upper 16 bits, rounded half away from zero: that is
-  `bfloat16`, exact enough for a map whose finest steps are 0.7 %, and a table of 64 KiB;
-- a positive second moment never becomes 0: below half of the smallest value it becomes the smallest.
-  Zero would make the update m / (sqrt(v) + eps) explode. (A scale or a share of it below 2^-126 is zero
-  on devices that flush subnormal numbers; the root of such a v is far below any eps.)
+- A tensor, flattened, is cut into blocks of 256 elements; the last block may be shorter. Each block
+  has one fp32 scale, its largest magnitude (§2.1).
+- An element times the reciprocal of its block's scale, both fp32, becomes the nearest of the 256
+  values of the dynamic map (§1.3), which is signed for the first moment and unsigned for the second
+  (§2.2).
+- The nearest value is looked up by the element's upper 16 bits, that is by `bfloat16` rounded half
+  away from zero. This is precise enough for a map whose finest steps are 0.7 %, and needs a table
+  of only 64 KiB.
+- A positive second moment never becomes 0: below half of the smallest value it becomes the
+  smallest. Zero would make the update m / (sqrt(v) + eps) explode. (Devices that flush subnormal
+  numbers turn a scale or a scaled element below 2^-126 into zero, but the root of such a v is far
+  below any eps.)
 """
 
 from __future__ import annotations
@@ -25,29 +28,30 @@ from memconsole.plan.model import TABLES, Parameter
 BLOCK = 256
 """Elements that share a scale."""
 SMALLEST = 4096
-"""Smaller tensors keep fp32 moments, which costs nothing and is exact."""
+"""Smaller tensors keep fp32 moments, which cost little and are exact."""
 DECADES = 7
 HALF = 0x8000
-"""Added to the bits of an fp32 number so that its upper 16 are rounded."""
+"""Added to the bits of an fp32 number to round its upper 16 bits."""
 OFFSET = 0x8000
-"""Row of the lookup table that holds +0; the rows before it are the negative numbers."""
+"""Row of +0 in the lookup table; the rows before it are the negative numbers."""
 
 UInt8 = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
 
 def is_quantized(optimizer: str, parameter: Parameter) -> bool:
-    """Whether a weight's moments are stored in 8 bits: matrices inside the blocks, unless small; with
-    `adamw8-all` embedding, positions and head, too.
+    """Whether a weight's moments are stored in 8 bits: those of large matrices inside the blocks
+    are, and with `adamw8-all` also those of the embedding, positions and head.
 
-    Without it they stay in 32, as norms and biases always do: 8-bit embeddings train unstably (§2.3).
+    Otherwise these keep 32 bits, because 8-bit embeddings train unstably (§2.3). Norms and biases
+    always do.
     """
     tables = TABLES if optimizer == "adamw8-all" else ()
     return parameter.role in ("matrix", *tables) and parameter.size >= SMALLEST
 
 
 def scales_of(size: int) -> int:
-    """Blocks of a tensor of `size` elements."""
+    """Number of blocks, hence scales, of a tensor of `size` elements."""
     return -(-size // BLOCK)
 
 
@@ -55,9 +59,10 @@ def scales_of(size: int) -> int:
 def values(*, signed: bool) -> Float32:
     """The dynamic map, ascending (256,).
 
-    Leading zero bits count decades below 1, the bits behind the first one divide the decade [0.1, 1)
-    evenly, and a number is the middle of its division: 2^d of them in decade d = 0 … 6, times 10^(d-6).
-    Without a sign bit there is one bit more, so twice as many. Besides, exactly 0 and 1.
+    Leading zero bits count decades below 1. The bits after the first one bit divide the decade
+    [0.1, 1) evenly, and a value is the middle of its interval: decade d = 0 … 6 has 2^d intervals,
+    scaled by 10^(d-6). The unsigned map has one more bit, so twice as many intervals. The map also
+    contains exactly 0 and 1.
     """
     magnitudes: list[float] = []
     for decade in range(DECADES):
@@ -70,9 +75,11 @@ def values(*, signed: bool) -> Float32:
 
 @functools.cache
 def lookup(*, signed: bool) -> UInt8:
-    """Codes (65536,) by the upper 16 bits of an fp32 number, counted from the most negative pattern.
+    """Table of codes (65536,), indexed by the upper 16 bits of an fp32 number as a signed integer
+    plus `OFFSET`.
 
-    Row ``((bits + HALF) >> 16) + OFFSET`` in signed 32-bit arithmetic. Halfway, the lower value is taken.
+    The row is ``((bits + HALF) >> 16) + OFFSET`` in signed 32-bit arithmetic. A tie goes to the
+    lower value.
     """
     found = values(signed=signed)
     rows = np.arange(-OFFSET, OFFSET, dtype=np.int32)
@@ -86,7 +93,8 @@ def lookup(*, signed: bool) -> UInt8:
 
 
 def quantize(array: Float32, *, signed: bool) -> tuple[UInt8, Float32]:
-    """Codes (n,) and scales (blocks,) of an array of n elements: what every backend must produce."""
+    """Codes (n,) and scales (blocks,) of an array of n elements. Every backend must produce exactly
+    these."""
     flat = array.reshape(-1)
     blocks = np.zeros((scales_of(flat.size), BLOCK), np.float32)
     blocks.reshape(-1)[: flat.size] = flat
@@ -98,5 +106,5 @@ def quantize(array: Float32, *, signed: bool) -> tuple[UInt8, Float32]:
 
 
 def dequantize(codes: UInt8, scales: Float32, *, signed: bool) -> Float32:
-    """The numbers (n,) that `codes` stand for: the map's value times the block's scale, in fp32."""
+    """The numbers (n,) that `codes` represent: the map's value times the block's scale, in fp32."""
     return values(signed=signed)[codes] * np.repeat(scales, BLOCK)[: codes.size]

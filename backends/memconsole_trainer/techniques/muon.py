@@ -1,16 +1,18 @@
-"""Muon (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982): the one specification both backends follow.
+"""Muon (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982): the specification of both backends.
 
-The matrices inside the blocks, or their adapters, take an orthogonalized momentum; everything else takes AdamW:
-embeddings, positions, head, norms and biases. For a matrix with gradient g and momentum m, both fp32:
+The matrices inside the blocks, or their adapters, are updated by an orthogonalized momentum. All
+other weights (embeddings, positions, head, norms, biases) use AdamW. For a matrix with gradient g
+and momentum m, both fp32:
 
     m = m + (1 - MOMENTUM) (g - m)
     x = g + MOMENTUM (m - g)                         Nesterov's look-ahead
-    x = x / max(|x|, EPSILON), turned so that it has no more rows than columns
+    x = x / max(|x|, EPSILON), transposed if it has more rows than columns
     x = a x + (b x xᵀ + c (x xᵀ)²) x                 STEPS times, COEFFICIENTS a, b, c
     update = 0.2 sqrt(max(rows, columns)) x
 
-The last factor gives an update the usual root mean square of AdamW's (Liu et al., eq. 4), so that one learning
-rate serves both. torch.optim.Muon with `match_rms_adamw` is the same in bfloat16; optax's corrects the bias of m.
+The last factor gives the update the typical root mean square of AdamW's (Liu et al., eq. 4), so
+that one learning rate suits both. torch.optim.Muon with `match_rms_adamw` does the same in
+bfloat16; optax's corrects the bias of m.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ EPSILON = 1e-7
 
 
 def is_orthogonalized(parameter: Parameter) -> bool:
-    """Whether a weight is one of the matrices."""
+    """Whether Muon updates this weight: block matrices and adapters."""
     return parameter.role in ("matrix", "adapter")
 
 
 def scale(shape: tuple[int, ...]) -> float:
-    """What the orthogonal matrix is multiplied by."""
+    """The factor of the orthogonalized matrix."""
     return 0.2 * float(max(shape[-2:])) ** 0.5

@@ -1,1 +1,1 @@
-"""Weights in and out: initial values, checkpoints, Hugging Face directories."""
+"""Loading and saving weights: initial values, checkpoints, Hugging Face directories."""

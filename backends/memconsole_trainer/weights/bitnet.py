@@ -1,16 +1,19 @@
-"""BitNet b1.58 weights (Ma et al. 2024, arXiv:2402.17764, §2): a model's matrices as -1, 0 and 1 with one scale each.
+"""BitNet b1.58 weights (Ma et al. 2024, arXiv:2402.17764, §2): a model's matrices as -1, 0 and 1
+with one scale each.
 
     γ = mean |W|, at least 1e-5        code = clip(round(W / γ), -1, 1)        W ≈ γ · code
 
 The format is a Hugging Face directory whose matrices inside the blocks are stored as
 
-    NAME.weight        uint8 (⌈rows/4⌉, columns): with R = ⌈rows/4⌉, the code of row r plus 1 lies in byte row r mod R,
-                       in bits 2·⌊r/R⌋ and 2·⌊r/R⌋+1, the lowest first; bits of rows that there are not are 0
+    NAME.weight        uint8 (⌈rows/4⌉, columns): with R = ⌈rows/4⌉, the code of row r plus 1 is in
+                       byte row r mod R, in bits 2·⌊r/R⌋ and 2·⌊r/R⌋+1, the lowest first; bits
+                       beyond the last row are 0
     NAME.weight_scale  fp32 (1,): γ
 
-for a stored matrix as the family lays it out (GPT-2's fused and transposed ones included); embeddings, head, norms and
-biases stay fp32. Where layers are linear modules and rows a multiple of 4, which leaves out GPT-2, transformers reads
-it (`quantization_config`), and then rounds activations to 8 bits besides.
+in the layout of the family (including GPT-2's fused and transposed matrices). Embeddings, head,
+norms and biases stay fp32. transformers can read such a directory (`quantization_config`) if layers
+are linear modules and rows a multiple of 4, which excludes GPT-2; it then also rounds activations
+to 8 bits.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import ParameterPlace, stored, taken, tensor_files
 
 SCALE = "_scale"
-"""What the name of a matrix's scale ends in."""
+"""Suffix of the name of a matrix's scale."""
 PER_BYTE = 4
 LEAST = 1e-5
 CONFIG: dict[str, Any] = {
@@ -49,7 +52,7 @@ def ternary(matrix: Array) -> tuple[NDArray[np.int8], np.float32]:
 
 
 def pack(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Codes (rows, columns) as bytes (⌈rows/4⌉, columns)."""
+    """Pack codes (rows, columns) into bytes (⌈rows/4⌉, columns)."""
     rows = -(-len(codes) // PER_BYTE)
     packed = np.zeros((rows, codes.shape[1]), np.uint8)
     for place in range(PER_BYTE):
@@ -59,13 +62,13 @@ def pack(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
 
 
 def unpack(packed: NDArray[np.uint8], rows: int) -> NDArray[np.int8]:
-    """The codes of `rows` rows."""
+    """Unpack bytes to the codes (rows, columns) of `rows` rows."""
     parts = [(packed >> np.uint8(2 * place)) & np.uint8(3) for place in range(PER_BYTE)]
     return np.concatenate(parts)[:rows].astype(np.int8) - np.int8(1)
 
 
 def matrices(architecture: Architecture) -> dict[str, int]:
-    """The tensors that are stored in codes, by Hugging Face name, and their rows."""
+    """Hugging Face names of the tensors that are stored as codes, and their numbers of rows."""
     return {
         place.name: _rows(p.shape, place)
         for p in parameters(architecture)
@@ -74,7 +77,8 @@ def matrices(architecture: Architecture) -> dict[str, int]:
 
 
 class Packing:
-    """What becomes of each tensor of an export; `codes` counts the weights that are stored in codes."""
+    """Converts each tensor of an export. `codes` counts the weights stored as codes, `zeros` the
+    zeros among them."""
 
     def __init__(self, architecture: Architecture) -> None:
         self._matrices = matrices(architecture)
@@ -92,9 +96,9 @@ class Packing:
 
 
 class BitNetWeights:
-    """A `WeightSource` over such a directory: each matrix as its codes times their scale.
+    """A `WeightSource` over such a directory: each matrix is its codes times their scale.
 
-    Raises `WeightsError` where the directory is not of this format.
+    Raises `WeightsError` if the directory is not in this format.
     """
 
     def __init__(self, directory: Path, architecture: Architecture) -> None:

@@ -1,4 +1,5 @@
-"""What a run's weights lose as BitNet b1.58 codes: the validation loss before and after, in the run's own backend."""
+"""Measures what BitNet b1.58 codes cost a run: its validation loss before and after, in the run's
+backend."""
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ REPORT = "bitnet.json"
 
 
 class NotMeasuredError(ValueError):
-    """There is nothing to measure on; the message says why."""
+    """There is no data to measure on. The message says why."""
 
 
 def export_bitnet(found: TrainedModel, out: Path) -> list[str]:
-    """Write what was trained into `out`, with `bitnet.json`, and return lines that say what it cost.
+    """Export the trained weights to `out` with `bitnet.json`, and return lines about size and
+    accuracy.
 
     Raises what `export` raises.
     """
@@ -59,7 +61,8 @@ def export_bitnet(found: TrainedModel, out: Path) -> list[str]:
 
 
 def compared(found: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
-    """Validation loss of what was trained and of `quantized`. Raises `NotMeasuredError`, `DataError`, `PlanError`."""
+    """Validation loss of the trained weights and of `quantized`. Raises `NotMeasuredError`,
+    `DataError`, `PlanError`."""
     plan = found.plan
     source = open_source(plan, found.architecture.vocab_size)
     if source.fingerprint != found.checkpoint.state["fingerprints"]["data"]:

@@ -1,9 +1,9 @@
-"""Checkpoints that exist whole or not at all: safetensors, JSON and a SHA-256 manifest, committed by rename.
+"""Atomic checkpoints: safetensors, JSON and a SHA-256 manifest, committed by rename.
 
     checkpoints/step-000000120/{model-00001.safetensors, optimizer-00001.safetensors, state.json, MANIFEST.json}
 
-Everything is written and synced under `.tmp-…` first; the rename is the commit. Whatever is read back
-was verified by size and hash before it was parsed, and nothing is ever unpickled.
+Everything is written and synced under `.tmp-…` first; the rename is the commit. Sizes and hashes
+are verified before a file is parsed, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ FORMAT = 1
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 SHARD_BYTES = 64 << 20
-"""Tensors written together; the host holds one shard at a time, or one larger tensor."""
+"""Size of a file of tensors. The host holds one such shard at a time, or one larger tensor."""
 _BLOCK = 1 << 20
 
 Named = tuple[str, NDArray[np.generic]]
 
 
 class NotFiniteError(ArithmeticError):
-    """A tensor that must not be saved as good; the message names it."""
+    """A tensor holds NaN or infinity and must not be saved. The message names it."""
 
     cause = "nan"
 
 
 class FencedError(RuntimeError):
-    """A newer attempt owns the run: nothing was committed."""
+    """A newer attempt owns the run, so nothing was committed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Saved:
 
 
 class LoadedCheckpoint:
-    """A verified checkpoint: its state and, one at a time, its tensors (a `StateSource`)."""
+    """A verified checkpoint. Implements `StateSource`: tensors are read one at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,7 +88,8 @@ class Checkpoints:
         self._last_bytes = 0
 
     def sweep(self) -> None:
-        """Remove what an interrupted save or deletion left. Only while holding the run's lock."""
+        """Remove leftovers of an interrupted save or deletion. Call only while holding the run's
+        lock."""
         for pattern in (".tmp-*", ".trash-*"):
             for path in self._directory.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
@@ -103,10 +104,10 @@ class Checkpoints:
     def newest(
         self, say: Callable[[str], None], beat: Callable[[], None], *, owned: bool = True
     ) -> LoadedCheckpoint | None:
-        """The newest checkpoint whose every byte is as it was written.
+        """The newest checkpoint that is intact, or None.
 
-        A damaged one is told through `say` and passed over; one who holds the run's lock (`owned`) renames it to
-        ``step-N.BAD``. `beat` is called while hashing.
+        A damaged one is reported through `say` and skipped. If the caller holds the run's lock
+        (`owned`), it is renamed to ``step-N.BAD``. `beat` is called while hashing.
         """
         for path in self.committed():
             problem = verify(path, beat)
@@ -130,10 +131,11 @@ class Checkpoints:
         written: Callable[[int], None],
         expected_bytes: int = 0,
     ) -> Saved:
-        """Commit a checkpoint of `step`. `written` is called with the bytes on disk as they grow.
+        """Commit a checkpoint of `step`. `written` is called with the number of bytes on disk so
+        far.
 
-        Raises `NotFiniteError`, `FencedError`, and OSError (ENOSPC before anything is written when
-        less than 1.5 times the expected size is free). Older checkpoints stay as they are.
+        Raises `NotFiniteError`, `FencedError`, and OSError; ENOSPC before anything is written if
+        less than 1.5 times the expected size is free. Older checkpoints are not touched.
         """
         started = time.monotonic()
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -169,7 +171,8 @@ class Checkpoints:
         return Saved(final, total, time.monotonic() - started)
 
     def retain(self) -> None:
-        """Delete all but the newest `keep` and the one with the lowest validation loss."""
+        """Delete all checkpoints except the newest `keep` and the one with the lowest validation
+        loss."""
         committed = self.committed()
         kept = set(committed[: self._keep])
         scored = [(loss, p) for p in committed if (loss := _validation_loss(p)) is not None]
@@ -181,7 +184,7 @@ class Checkpoints:
                     self._discard(path)
 
     def _discard(self, path: Path) -> None:
-        """Delete by renaming first, so that no half-deleted checkpoint is ever seen as one."""
+        """Rename, then delete, so that a half-deleted checkpoint is never taken for a valid one."""
         trash = path.with_name(f".trash-{path.name}-{os.getpid()}-{time.monotonic_ns()}")
         path.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
@@ -203,7 +206,7 @@ def step_of(path: Path) -> int:
 
 
 def verify(path: Path, beat: Callable[[], None] | None = None) -> str | None:
-    """What is wrong with a checkpoint, or None when every file has its size and hash."""
+    """What is wrong with a checkpoint, or None if every file matches its size and hash."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         files = dict(manifest["files"])
@@ -226,14 +229,15 @@ def verify(path: Path, beat: Callable[[], None] | None = None) -> str | None:
 
 
 def weights_digest(path: Path) -> str:
-    """One hash over the model's weights of a committed checkpoint, for comparing runs."""
+    """Hash of the model weights of a committed checkpoint, for comparing runs."""
     files = json.loads((path / MANIFEST).read_bytes())["files"]
     hashes = [e["sha256"] for name, e in sorted(files.items()) if name.startswith("model-")]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _shards(tensors: Iterable[Named]) -> Iterator[tuple[str, list[Named]]]:
-    """Files of about `SHARD_BYTES`, one kind of tensor each: the kind is the name's first word."""
+    """Group tensors into files of about `SHARD_BYTES`, each of one kind: the first word of the
+    tensor's name."""
     counts: dict[str, int] = {}
     held: dict[str, list[Named]] = {}
     for name, array in tensors:

@@ -1,4 +1,4 @@
-"""A run's weights as a Hugging Face directory."""
+"""Exports a run's weights to a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ def export(
     change: Change = _as_it_is,
     more: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Write config.json, safetensors and, if there is one, `tokenizer` into `out`; returns the names.
+    """Write config.json, safetensors and, if it exists, `tokenizer` into `out`. Returns the file
+    names.
 
-    `out` must not exist or be empty. Weights go shard by shard, so no more than `SHARD_BYTES` and one
-    tensor are in memory. `change` gives the tensors that one is stored as, `more` is added to config.json. Raises OSError, `FileExistsError` for
-    a folder that holds something.
+    `out` must not exist or be empty. Weights are written shard by shard, so no more than
+    `SHARD_BYTES` and one tensor are in memory. `change` maps a tensor to the tensors it is stored
+    as; `more` is added to config.json. Raises OSError, and `FileExistsError` if the folder is not
+    empty.
     """
     from safetensors.numpy import save_file
 

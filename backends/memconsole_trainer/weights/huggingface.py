@@ -1,6 +1,6 @@
-"""Hugging Face weights under this project's names: where each canonical parameter lies in a checkpoint.
+"""Maps canonical parameter names to tensors of Hugging Face checkpoints.
 
-The mapping is written once, for reading and for exporting, in both backends.
+Both backends use the same mapping, for reading and for exporting.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
 
 @dataclass(frozen=True)
 class ParameterPlace:
-    """Where one canonical parameter lies: rows `part` of `parts` equal ones of `name`'s outputs."""
+    """Location of one canonical parameter: part `part` of the `parts` equal parts of `name`'s
+    output rows."""
 
     name: str
     transpose: bool = False
-    """Stored (in, out), as GPT-2's Conv1D does."""
+    """Whether it is stored as (in, out), as in GPT-2's Conv1D."""
     part: int = 0
     parts: int = 1
 
@@ -68,12 +69,13 @@ _GEMMA3_LAYER = _LLAMA_LAYER | {
     "mlp_post_norm": "post_feedforward_layernorm",
 }
 _BUFFER = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
-"""Constants older checkpoints carry beside the weights."""
+"""Constants that older checkpoints hold in addition to the weights."""
 _OTHER_TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.")
 
 
 def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace | None:
-    """Where `parameter` lies in a Hugging Face checkpoint of this family; None where it never does."""
+    """Location of `parameter` in a Hugging Face checkpoint of this family; None if it is not stored
+    there."""
     if parameter.role == "auxiliary" or parameter.name.startswith("diagnostic_head"):
         return None
     stem, _, kind = parameter.name.rpartition(".")
@@ -95,10 +97,10 @@ def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace |
 
 
 class HuggingFaceWeights:
-    """A `WeightSource` over a directory of safetensors files, one or many with an index.
+    """A `WeightSource` over a directory of safetensors: one file, or several with an index.
 
-    Raises `WeightsError` when the directory holds no safetensors, lacks a weight, holds one of another
-    shape, or holds weights the architecture has no place for (its logits would be wrong).
+    Raises `WeightsError` if the directory has no safetensors, lacks a weight, has one of another
+    shape, or has weights that the architecture does not use (its logits would be wrong).
     """
 
     def __init__(self, directory: Path, architecture: Architecture) -> None:
@@ -124,7 +126,8 @@ class HuggingFaceWeights:
                 )
 
     def tensor(self, name: str) -> NDArray[np.generic]:
-        """The tensor of a canonical name, matrices (out, in), bfloat16 widened to float32."""
+        """The tensor of a canonical name. Matrices are (out, in); bfloat16 is widened to
+        float32."""
         if name not in self._places:
             parameter = self._parameters[name]
             return np.full(parameter.shape, parameter.fill, dtype=np.float32)
@@ -147,7 +150,7 @@ class HuggingFaceWeights:
 
 
 def taken(whole: NDArray[np.generic], place: ParameterPlace) -> NDArray[np.generic]:
-    """The canonical tensor at `place` of the stored tensor `whole`."""
+    """Extract the canonical tensor at `place` from the stored tensor `whole`."""
     if place.transpose:
         whole = whole.T
     rows = whole.shape[0] // place.parts
@@ -164,9 +167,9 @@ def has_weights(directory: Path) -> bool:
 def exported(
     architecture: Architecture, source: WeightSource
 ) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    """`source`'s weights under Hugging Face names and layouts, one tensor at a time.
+    """Yield `source`'s weights with Hugging Face names and layouts, one tensor at a time.
 
-    Parameters no Hugging Face model has (the auxiliary ones) are left out.
+    Parameters that no Hugging Face model has (the auxiliary ones) are left out.
     """
     fused: dict[str, list[NDArray[np.generic]]] = {}
     for parameter in parameters(architecture):
@@ -208,7 +211,8 @@ def tensor_files(directory: Path) -> list[TensorFile]:
 def _prefixes_removed(
     files: list[TensorFile], architecture: Architecture
 ) -> dict[str, tuple[TensorFile, str]]:
-    """Tensors under the names of the plain causal language model, whatever wrapper saved them."""
+    """Map names of the plain causal language model to tensors, without the prefixes of model
+    wrappers."""
     named = {}
     for file in files:
         for original in file.names():

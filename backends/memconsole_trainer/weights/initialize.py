@@ -1,4 +1,4 @@
-"""Random initial weights that are the same in every backend, on every machine, in any order."""
+"""Random initial weights, identical in every backend and on every machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from memconsole_trainer.randomness import drawn
 
 
 class InitialWeights:
-    """A `WeightSource` whose every tensor depends on the seed and its own name alone.
+    """A `WeightSource` in which each tensor depends only on the seed and its own name.
 
-    Each tensor has its own Philox counter (Salmon et al., SC 2011) keyed by (seed, name), so a
-    backend may ask in any order, and changing one layer's shape leaves the others as they were.
+    Each tensor has its own Philox generator (Salmon et al., SC 2011) keyed by (seed, name). So a
+    backend may read tensors in any order, and changing one layer's shape does not change the
+    others.
     """
 
     def __init__(self, model: Model, seed: int) -> None:
@@ -21,8 +22,8 @@ class InitialWeights:
         self._seed = seed
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """The float32 tensor of `name`; nothing larger than the tensor itself is allocated.
+        """The float32 tensor of `name`. Allocates nothing larger than the tensor itself.
 
-        Raises KeyError for a name the model does not have.
+        Raises KeyError for a name that the model does not have.
         """
         return drawn(self._parameters[name], self._seed)

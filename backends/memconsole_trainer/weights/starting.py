@@ -1,4 +1,4 @@
-"""Where a plan's weights come from before the first step."""
+"""The initial weights of a plan: from the model's directory, or random."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def weights_directory(plan: Plan) -> Path | None:
 
 
 def starting_weights(plan: Plan, model: Model) -> WeightSource:
-    """The weights of the model's directory where it holds any, else new ones of the plan's seed.
+    """The weights in the model's directory if it has any, else random ones from the plan's seed.
 
     Raises `WeightsError`.
     """

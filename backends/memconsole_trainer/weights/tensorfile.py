@@ -1,8 +1,8 @@
-"""safetensors files read and written tensor by tensor, so that memory stays bounded.
+"""Reads and writes safetensors files one tensor at a time, so that memory stays bounded.
 
-The format (huggingface/safetensors, README "Format"): 8 bytes of little-endian header length, a JSON
-header {name: {dtype, shape, data_offsets}}, then the raw little-endian data. The library's own NumPy
-interface wants every tensor of a file at once and has no bfloat16; hence this file.
+The format (huggingface/safetensors, README "Format"): 8 bytes of little-endian header length, a
+JSON header {name: {dtype, shape, data_offsets}}, then the raw little-endian data. The library's own
+NumPy interface needs all tensors of a file at once and does not support bfloat16.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _WRITE_BLOCK = 16 << 20
 
 
 class TensorFileError(ValueError):
-    """A file that is not a sound safetensors file; the message names it."""
+    """A file is not a valid safetensors file. The message names it."""
 
 
 def write(path: Path, tensors: Iterable[tuple[str, NDArray[np.generic]]]) -> tuple[int, str]:
     """Write `tensors` to `path` and fsync it. Returns its size in bytes and its SHA-256.
 
-    Raises OSError, a full disk included.
+    Raises OSError, also when the disk is full.
     """
     items = [(name, _contiguous(array)) for name, array in tensors]
     header: dict[str, Any] = {}
@@ -78,9 +78,10 @@ def write(path: Path, tensors: Iterable[tuple[str, NDArray[np.generic]]]) -> tup
 
 
 class TensorFile:
-    """One safetensors file. A tensor is mapped while its array is held: reading one costs that one and no more.
+    """One safetensors file. Each tensor is mapped from disk separately, and only while its array is
+    alive.
 
-    Raises `TensorFileError` when the file is not one.
+    Raises `TensorFileError` if the file is not valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,7 +112,8 @@ class TensorFile:
     def tensor(self, name: str, widen: bool = False) -> NDArray[np.generic]:
         """The tensor of `name`: a read-only view of the file, little-endian.
 
-        A bfloat16 tensor comes as float32 with `widen` or where NumPy has no such type.
+        A bfloat16 tensor is returned as float32 with `widen`, or if NumPy has no bfloat16 type (no
+        `ml_dtypes`).
         """
         dtype, shape, start = self._entries[name]
         count = math.prod(shape)
@@ -127,7 +129,7 @@ class TensorFile:
             return np.empty(0, np.uint8)
         first = self._data_start + start
         raw = np.asarray(np.memmap(self.path, np.uint8, "r", offset=first, shape=(size,)))
-        # A foreign file may hold data at an odd address; a view of wider elements needs alignment.
+        # Files of other programs may be unaligned; a view of wider elements needs alignment.
         return raw if first % 8 == 0 else raw.copy()
 
 
@@ -153,7 +155,7 @@ def _contiguous(array: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def _widened(raw: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """bfloat16 bits as float32: the same bits with 16 zeros below."""
+    """Widen bfloat16 bits to float32: the same bits followed by 16 zeros."""
     wide = raw.astype(np.uint32)
     wide <<= np.uint32(16)
     return wide.view(np.float32)

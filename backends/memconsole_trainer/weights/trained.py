@@ -1,4 +1,4 @@
-"""What a run has trained so far: its newest intact checkpoint, as weights to load anywhere."""
+"""The model a run has trained so far: its newest intact checkpoint as a source of weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from memconsole_trainer.weights.starting import starting_weights
 
 
 class NothingTrainedError(ValueError):
-    """A run without an intact checkpoint; the message is one line."""
+    """A run has no intact checkpoint, or no tokenizer. The message is one line."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A run's plan, model and checkpoint. Also a `WeightSource`."""
+    """A run's plan, model and checkpoint. Implements `WeightSource`."""
 
     plan: Plan
     architecture: Architecture
@@ -37,28 +37,28 @@ class TrainedModel:
 
     @property
     def adapted(self) -> bool:
-        """Whether the checkpoint holds adapters, and the rest is the model training started from."""
+        """Whether the checkpoint holds adapters of a base model that is stored elsewhere."""
         return self.plan.optimize.lora_rank > 0
 
     @property
     def averaged(self) -> bool:
-        """Whether what is taken for trained is the moving average of the weights."""
+        """Whether the moving average of the weights is used as the trained model."""
         return is_averaged(self.plan)
 
     @property
     def note(self) -> str:
-        """Which of two sets of weights this is, behind the step's number."""
+        """Text after the step's number that says if the weights are an average."""
         decay = self.plan.train.ema_decay
         return f", average of the weights (EMA, decay {decay:g})" if self.averaged else ""
 
     def tensor(self, name: str) -> NDArray[np.generic]:
-        """The trained tensor of a canonical parameter name, adapters merged."""
+        """The trained tensor of a canonical parameter name, with adapters merged."""
         if not self.adapted:
             return self._stored(name)
         return Merged(self.plan, self.architecture, self._base, self._stored).tensor(name)
 
     def check_base(self) -> None:
-        """Raise `WeightsError` if what the adapters were trained on is not there any more."""
+        """Raise `WeightsError` if the base that the adapters were trained on has changed."""
         if self.adapted:
             base = Fingerprinted(self._base)
             for parameter in parameters(self.architecture):
@@ -66,7 +66,7 @@ class TrainedModel:
             check_base(base.fingerprint(), self.checkpoint.tensor(FINGERPRINT))
 
     def build(self, engine: Engine) -> None:
-        """Make `engine` hold what was trained, as it was trained."""
+        """Build `engine` with the trained weights, with adapters and average as in training."""
         start: WeightSource = self._base if self.adapted else self
         engine.build(self.plan, self.architecture, 1, start)
         if self.adapted or self.averaged:
@@ -86,14 +86,15 @@ class TrainedModel:
         return self.checkpoint.tensor(f"model.{name}")
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the run trained with. Raises `NothingTrainedError` where there is none."""
+        """The tokenizer the run trained with. Raises `NothingTrainedError` if there is none."""
         if not self.tokenizer_file.is_file():
             raise NothingTrainedError("the run trained on rows of tokens, without a tokenizer")
         return load(self.tokenizer_file, self.architecture.vocab_size)
 
 
 def read(path: Path) -> TrainedModel:
-    """What the run at `path` has trained. Raises `NothingTrainedError`, `PlanError`."""
+    """Read the newest trained model of the run at `path`. Raises `NothingTrainedError`,
+    `PlanError`."""
     run = RunDirectory(path)
     plan = run.read_plan()
     stored = Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints).newest(
