@@ -141,7 +141,7 @@ class JaxEngine:
         self._need("weights", "optimizer", "gradients")
         found, self._gradients = self._gradients, None
         if found is None:
-            raise RuntimeError("there are no gradients to update by: call backward first")
+            raise RuntimeError("there are no gradients to update with: call backward first")
         self._trained = self._train_step.update(self._trained, found, self._rates())
         self._finish_step(found.metrics)
 
@@ -218,7 +218,7 @@ class JaxEngine:
     ) -> list[int]:
         self._need("weights")
         if self._sampler is None:
-            raise ValueError("this model continues no text")
+            raise ValueError("this model cannot generate text")
         weights = self._evaluated | self._kept
         return self._sampler(weights, prompt, tokens, temperature, top_k, seed)
 

@@ -125,7 +125,7 @@ def update_pass(
     share of the new weights in their average."""
     rounding = Rounding(plan, model)
     # An elementwise choice skips a step in place, while a branch copies whole arrays. But loops
-    # over slices overwrite the old values, which leaves nothing to choose from, so they need a branch.
+    # over slices overwrite the old values, so there is nothing to choose from: they need a branch.
     in_slices = plan.optimize.optimizer in EIGHT_BIT or is_compressed(plan)
 
     def update(state: TrainState, found: Backward, rates: Array) -> TrainState:

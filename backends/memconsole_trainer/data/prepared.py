@@ -96,7 +96,7 @@ def boundary(plan: Plan, tokenizer: Tokenizer | None) -> int | None:
             "rows of tokens need data.tokenizer" if tokenizer is None else "the tokenizer has none"
         )
         raise PlanError(
-            f"data.isolate_documents = true: an end-of-text token tells documents apart; {what}",
+            f"data.isolate_documents = true: needs an end-of-text token after documents; {what}",
             "data.isolate_documents",
         )
     return tokenizer.end_of_text
@@ -123,7 +123,7 @@ def prepare(
         if source.width < length:
             raise PlanError(
                 f"data.sequence_length = {length}: the rows of {source.path} hold {source.width} "
-                f"tokens; use {source.width - 1} (inputs and targets overlap in all but one)",
+                f"tokens; use {source.width - 1} (a row needs one token more than the sequence)",
                 "data.sequence_length",
             )
         size, row_tokens = architecture.vocab_size, min(source.width, length + 1)

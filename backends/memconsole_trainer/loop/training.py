@@ -230,7 +230,9 @@ class Trainer:
             return ""
         by = f" by more than {t.early_stopping_minimum:g}" if t.early_stopping_minimum else ""
         best = (
-            "none was finite" if p.patience_loss is None else f"it stands at {p.patience_loss:.4f}"
+            "none was finite"
+            if p.patience_loss is None
+            else f"last improvement: {p.patience_loss:.4f}"
         )
         return (
             f"stopped early at step {p.step:,} of {p.total_steps:,}: the validation loss has not improved{by} "

@@ -71,7 +71,7 @@ def compared(found: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
     tokenizer = found.tokenizer() if found.tokenizer_file.is_file() else None
     validation = held_out(plan, found.architecture, source, split, tokenizer)
     if not len(validation):
-        raise NotMeasuredError("the run's data holds nothing out")
+        raise NotMeasuredError("the run has no held-out data")
     shape = BatchShape(1, plan.evaluation_batch, plan.data.sequence_length)
     covered = validation.target_bytes(shape, plan.train.evaluation_batches)
     sums = [_evaluated(found, weights, validation, shape) for weights in (found, quantized)]
