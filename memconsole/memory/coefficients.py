@@ -1,4 +1,4 @@
-"""Measured numbers the formulas need, read once from coefficients.json; each entry names its source."""
+"""Measured numbers that the formulas need, read once from coefficients.json. Each entry names its source."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from memconsole import typed_json
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a backend costs on one kind of device apart from the plan's own tensors."""
+    """What a backend needs on one kind of device in addition to the plan's tensors."""
 
     context_bytes: int
     """Charged to the process by the driver, outside the framework's allocator."""
     workspace_bytes: int
-    """Inside the allocator and independent of the plan: matmul workspaces; on a CPU the growth of
-    thread pools, lazily loaded code and compiled programs."""
+    """Allocated by the framework, independent of the plan: matmul workspaces. On a CPU: thread pools, lazily loaded
+    code and compiled programs."""
     packed_bytes: int = 0
-    """Most that a CPU's fp32 matmuls keep of operands they repacked (MKL holds on to its buffers)."""
+    """Upper limit of the repacked operands that fp32 matmuls on a CPU keep (MKL does not free its buffers)."""
     kernels_16_bytes: int = 0
-    """What a CPU's 16-bit matmuls keep instead: oneDNN's compiled kernels, one for each shape."""
+    """What 16-bit matmuls on a CPU keep instead: oneDNN's compiled kernels, one for each shape."""
     reserve_share: float
-    """Held by the framework's allocator over the live peak, as a share of it."""
+    """What the allocator reserves above the live peak, as a share of the peak."""
     reserve_share_16: float | None = None
-    """The same where matmuls are in 16 bits; None: no other."""
+    """The same with 16-bit matmuls; None if it does not differ."""
     reserve_bytes: int = 0
-    """Held besides, whatever the peak: pages in part used."""
+    """Reserved in addition, whatever the peak: partly used pages."""
     host_bytes: int
     """Resident memory of the trainer's process tree before the model is built."""
     compiler_bytes: int = 0
-    """Host memory that torch.compile's modules and what it compiled take in the trainer."""
+    """Host memory of torch.compile in the trainer: its modules and the compiled code."""
     context_range: tuple[int, int] | None = None
-    """Least and most that drivers were seen to charge; None: the band is of them, too."""
+    """Smallest and largest driver charge that was measured; None if `band` applies to it too."""
     band: tuple[float, float]
-    """Low and high bound of the allocator's bytes, as factors."""
+    """Low and high factor that bound the allocator's bytes."""
     source: str
 
     def reserved_bytes(self, peak: int, *, sixteen_bit: bool) -> int:
@@ -46,7 +46,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return peak + int(peak * share) + self.reserve_bytes
 
     def band_bytes(self, low: float, high: float) -> tuple[int, int]:
-        """Device bytes of an allocator that holds `low` to `high`, with the driver's least and most."""
+        """Low and high device bytes: `low` and `high` bytes of the allocator plus the driver's charge."""
         least, most = self.context_range or (
             self.context_bytes * self.band[0],
             self.context_bytes * self.band[1],
@@ -55,7 +55,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of a device's peak rates a training step reaches."""
+    """The share of a device's peak rates that a training step reaches."""
 
     flops_share: float
     bandwidth_share: float
@@ -65,57 +65,57 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many copies of each temporary XLA's plan for a kind of device holds at once."""
+    """How many copies of each temporary XLA keeps alive at once on a kind of device."""
 
     logits: float
     """Whole logits, counted in fp32."""
     logits_16: float
-    """The same where matmuls are in 16 bits."""
+    """The same with 16-bit matmuls."""
     logits_16_padded: float
-    """The same where the vocabulary is padded as well."""
+    """The same with 16-bit matmuls and a padded vocabulary."""
     chunk: float
     """A chunk's logits, counted in fp32."""
     chunk_16: float
     padded_head: float
-    """The head's matrix, where its rows are padded for a GPU's matmuls."""
+    """The head's matrix, if its rows are padded for a GPU's matmuls."""
     cast_head: float
-    """The head's matrix in 16 bits, where matmuls are."""
+    """The head's matrix cast to 16 bits, with 16-bit matmuls."""
     early_blocks: float
-    """Gradients of all blocks that already have their room while the loss runs."""
+    """Gradients of all blocks: the share that is already allocated while the loss runs."""
     loss_stream: float
-    """The fp32 residual stream, while the loss runs."""
+    """The fp32 residual stream while the loss runs."""
     mlp: float
-    """The MLP's inner width, in the backward pass of a block's MLP."""
+    """A tensor of the MLP's inner width, in the backward pass of a block's MLP."""
     mlp_16: float
-    """The same where matmuls are in 16 bits."""
+    """The same with 16-bit matmuls."""
     mlp_stream: float
-    """The fp32 residual stream, there."""
+    """The fp32 residual stream, in the backward pass of a block's MLP."""
     scores: float
     """A chunk's fp32 attention scores, in the backward pass of a block's attention."""
     heads: float
-    """The queries' width, there."""
+    """A tensor of the queries' width, in the backward pass of a block's attention."""
     heads_stream: float
     again: float
-    """What a checkpointed block makes again in fp32, in its backward pass: TPUs round to 16 bits what only a
-    product reads."""
+    """What a checkpointed block recomputes in fp32, in its backward pass. TPUs round a tensor to 16 bits if only
+    matmuls read it."""
     layer: float
-    """One block's matrices, cut from their stacks, in its backward pass."""
+    """One block's matrices, sliced from the stacked weights, in its backward pass."""
     rounded_blocks: float
-    """All blocks' matrices stored in fp32, in 16 bits: a loop that reads them rounded may be given a rounded copy."""
+    """A 16-bit copy of all blocks' fp32 matrices: XLA may round them once before the loop over blocks."""
     slice: float
-    """Everything one block kept, in the backward pass of a block that is not checkpointed."""
+    """Everything one block keeps, in the backward pass of a block without checkpointing."""
     source: str
 
 
 class Certainty(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far exact numbers were found from the truth on a kind of device, as low and high factors."""
+    """Measured error of exact numbers on a kind of device, as low and high factors."""
 
     allocated: tuple[float, float]
-    """Of live bytes traced or compiled."""
+    """For live bytes, traced or compiled."""
     reserved: tuple[float, float] = (1.0, 1.0)
-    """Of the allocator's bytes, replayed for the plan itself."""
+    """For the allocator's bytes, if they were replayed for the plan itself."""
     unreplayed: tuple[float, float] = (1.0, 1.0)
-    """Of the allocator's bytes where the plan itself was not replayed."""
+    """For the allocator's bytes, if they were not replayed for the plan itself."""
     source: str
     """One phrase that follows "band:"."""
 
@@ -129,7 +129,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """By kind of device."""
     made_by: str
     exact: dict[str, dict[str, Certainty]] = {}
-    """By backend, then by kind of device; absent where nothing was measured."""
+    """By backend, then by kind of device; absent if nothing was measured."""
 
 
 @lru_cache(maxsize=1)
@@ -140,23 +140,23 @@ def coefficients() -> Coefficients:
 
 
 def runtime(backend: str, kind: str) -> Runtime:
-    """Costs of `backend` on a `kind` of device; another backend is priced as torch."""
+    """Costs of `backend` on a `kind` of device. An unknown backend gets torch's numbers."""
     kinds = coefficients().runtime.get(backend) or coefficients().runtime["torch"]
     return kinds[kind] if kind in kinds else kinds["cpu"]
 
 
 def certainty(backend: str, kind: str) -> Certainty | None:
-    """How sure exact numbers of `backend` on a `kind` of device are; None where that was not measured."""
+    """Measured error of exact numbers of `backend` on a `kind` of device; None if not measured."""
     return coefficients().exact.get(backend, {}).get(kind)
 
 
 def speed(kind: str) -> Speed:
-    """Reached shares on a `kind` of device."""
+    """The shares of the peak rates reached on a `kind` of device."""
     speeds = coefficients().speed
     return speeds[kind] if kind in speeds else speeds["cpu"]
 
 
 def xla(kind: str, device: str = "") -> Overlap:
-    """How XLA's temporaries overlap on a `kind` of device; on some devices of the catalog otherwise."""
+    """How XLA's temporaries overlap on a `kind` of device. Some catalog devices have their own numbers."""
     overlaps = coefficients().xla
     return overlaps.get(device) or overlaps.get(kind) or overlaps["gpu"]

@@ -1,6 +1,6 @@
-"""Which settings of a plan decide what a training step makes: what every cache key of a step is built from.
+"""The settings of a plan that decide which tensors a training step makes: every cache key of a step uses them.
 
-A setting is part of the key unless it says here, or in its optimization's row, that it changes no step.
+A setting is part of the key unless this file or its optimization's row excludes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMED_OTHERWISE = frozenset(
         "device.memory_fraction",
     }
 )
-"""Settings that a key holds in another form: as the backend, the architecture or the kind of device."""
+"""Settings that a key contains in another form: as the backend, the architecture or the kind of device."""
 
 OUTSIDE_THE_STEP = frozenset(
     {
@@ -58,15 +58,15 @@ OUTSIDE_THE_STEP = frozenset(
         "train.sample_tokens",
     }
 )
-"""Settings of no optimization that leave a step's tensors as they are: numbers it reads, and what happens between
-steps."""
+"""Settings that belong to no optimization and do not change a step's tensors: scalars that the step reads, and what
+happens between steps."""
 
 SWITCHES = frozenset({"train.beta1", "train.weight_decay", "train.grad_clip", "train.ema_decay"})
-"""Numbers of which a step's tensors depend on whether they are zero, and on nothing else."""
+"""Numbers that change a step's tensors only by being zero or not."""
 
 
 def _owned(reach: Reach) -> tuple[str, ...]:
-    """The settings whose values count, of rows of one reach."""
+    """The settings of all optimizations with this reach whose values go into the key unchanged."""
     rows = (row for row in OPTIMIZATIONS if row.reach is reach and row.traced is None)
     return tuple(setting for row in rows for setting in row.settings)
 
@@ -87,8 +87,8 @@ _switches = _reader(sorted(SWITCHES))
 
 
 def step_settings(plan: Plan, kind: str, *, update: bool = True) -> tuple[Any, ...]:
-    """What `plan` says of a step on a kind of device, but for its sizes, its architecture and the names of models and
-    devices; without `update`, of its forward and backward pass alone."""
+    """The values in `plan` that shape a training step on a kind of device. Sizes, the architecture, and names of models
+    and devices are left out. Without `update`, only the forward and backward pass count."""
     found = (
         *_of_step(plan),
         *(coarse(plan, kind) for coarse in _COARSE),

@@ -10,7 +10,7 @@ from memconsole.plan.budget import Budget
 
 
 class Tier(StrEnum):
-    """How a number was come by."""
+    """How a number was obtained."""
 
     FORMULA = "~"
     EXACT = "="
@@ -28,16 +28,16 @@ COMPONENTS = (
     "runtime",
 )
 BETWEEN_STEPS = ("evaluation", "checkpoint")
-"""Phases that are no part of a training step; every other phase of a table is."""
+"""Phases outside the training step. All other phases of a table belong to it."""
 
 
 class Component(msgspec.Struct, frozen=True):
-    """One row: live bytes in each phase it is live in."""
+    """One row of the table: live bytes in each phase."""
 
     name: str
     phases: dict[str, int]
     tiers: dict[str, Tier] = {}
-    """By phase, how its bytes were come by; a phase that is not here is by formula."""
+    """How the bytes of each phase were obtained. A missing phase is by formula."""
 
     def at(self, phase: str) -> int:
         return self.phases.get(phase, 0)
@@ -49,8 +49,8 @@ class Component(msgspec.Struct, frozen=True):
 class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """What one plan needs on one device.
 
-    `peak_bytes` is the maximum over phases of the sum over components (allocated); `reserved_bytes`
-    adds what the framework's allocator holds, `device_bytes` what the driver charges the process.
+    `peak_bytes` is the maximum over phases of the sum over components (allocated bytes). `reserved_bytes`
+    adds the allocator's overhead, and `device_bytes` also adds what the driver charges the process.
     """
 
     backend: str
@@ -66,30 +66,30 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     band_bytes: tuple[int, int]
     """Low and high bound of `device_bytes`."""
     phase_tiers: dict[str, Tier] = {}
-    """By phase, how its total was come by; a phase that is not here is by formula."""
+    """How the total of each phase was obtained. A missing phase is by formula."""
     reserved_tier: Tier = Tier.FORMULA
     device_tier: Tier = Tier.FORMULA
     host_tier: Tier = Tier.FORMULA
     band_from: str = ""
     """Where the band's width comes from, as one phrase."""
     source: str = ""
-    """What traced or compiled the plan, with versions; empty where nothing did."""
+    """The tracer or compiler with its version; empty for a table by formula alone."""
     caveat: str = ""
     """What may differ on the real device, in one sentence."""
     least_bytes: int | None = None
-    """The smallest allocator capacity in which the step completes; None where not searched."""
+    """The smallest allocator capacity in which the step completes; None if not searched."""
     out_of_memory: bool = False
-    """The compiler refused the program for this device."""
+    """True if the compiler refused the program because the device has too little memory."""
     formula: MemoryTable | None = None
-    """The same plan by formula alone, where this table is sharper."""
+    """The same plan by formula alone, if this table has exact numbers."""
 
     @property
     def step_phases(self) -> tuple[str, ...]:
-        """Its phases that are part of a training step."""
+        """The phases that belong to a training step."""
         return tuple(phase for phase in self.phases if phase not in BETWEEN_STEPS)
 
     def phase_tier(self, phase: str) -> Tier:
-        """How the total of `phase` was come by."""
+        """How the total of `phase` was obtained."""
         return self.phase_tiers.get(phase, Tier.FORMULA)
 
     @property
@@ -103,21 +103,21 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
-    """What changing one toggle to one value would do to the whole estimate."""
+    """What setting one toggle to one value would do to the whole estimate."""
 
     key: str
     value: str | int | bool | None
-    """None where the setting may be left out, as the rows of an evaluation batch may."""
+    """None for a setting that may be left out, such as the rows of an evaluation batch."""
     saves_bytes: int
-    """Device bytes of this plan less those of the changed plan; negative when it costs."""
+    """Device bytes of this plan minus those of the changed plan; negative if the change costs memory."""
     time_factor: float
     """Step seconds of the changed plan over those of this plan, per token."""
     reason: str
-    """Why nothing is saved, or why it cannot be launched; empty otherwise."""
+    """Why nothing is saved, or why the changed plan cannot be launched; empty otherwise."""
     available: bool = True
     """Whether the plan's backend can train with it on this kind of device."""
     tier: Tier = Tier.FORMULA
-    """Of `saves_bytes`: exact only where both plans are."""
+    """The tier of `saves_bytes`: exact only if both plans are."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +130,6 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float
     tokens_per_second: float
     peak_tokens_per_second: float
-    """At the device's dense peak: measured tokens per second over these are the model FLOPs utilization."""
+    """The rate at the device's dense peak. Measured tokens per second divided by it is the model FLOPs utilization."""
     epoch_minutes: float | None
-    """None when the dataset's size is not known before the run."""
+    """None if the dataset's size is not known before the run."""

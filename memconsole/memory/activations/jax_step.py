@@ -1,8 +1,8 @@
-"""A JAX training step as a sequence of moments: what XLA's one program holds when, in bytes.
+"""A JAX training step as a sequence of moments, with the bytes that are live at each.
 
-Follows `backends/memconsole_jax`: arguments (weights, state, batch) are exact; donated ones become the outputs.
-XLA decides which temporaries coexist: how many copies of each overlap was measured (coefficients.json, `xla`).
-In comments T tokens, V vocabulary, h hidden, f intermediate.
+Follows `backends/memconsole_jax`. Sizes of the arguments (weights, state, batch) are exact; outputs reuse donated
+arguments. XLA decides which temporaries are alive together: the number of copies of each was measured
+(coefficients.json, `xla`). Symbols in comments: T tokens, V vocabulary, h hidden, f intermediate.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ CPU_SCORE_BYTES = 8 * 2**20
 FEWEST_ROWS = 64
 """`memconsole_jax.models.attention.FEWEST_ROWS`."""
 PACKED = 2 * 296
-"""Elements summed over that are packed at a time."""
+"""How many of the summed elements a CPU matmul packs at a time (two slices of 296)."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.techniques.fused_loss.ALIGNED_ROWS`."""
 
 
 class Reductions(msgspec.Struct, frozen=True):
-    """What reductions of attention's scores take on a CPU beside XLA's plan."""
+    """Memory that reductions over attention scores take on a CPU, in addition to what XLA plans."""
 
     few_queries: int
-    """Of a chunk in all rows, up to which they are split."""
+    """Chunks of at most this many queries are split."""
     copies: float
-    """Of the chunk, where they are."""
+    """How many copies of the chunk's scores a split reduction takes."""
 
 
 REDUCTIONS = {True: Reductions(768, 3.5), False: Reductions(1024, 1.0)}
-"""With vectors of 512 bits and without, as measured (tests/training/memory/test_jax_library_memory.py)."""
+"""Measured values, by whether vectors have 512 bits (tests/training/memory/test_jax_library_memory.py)."""
 SPLIT_BYTES = 64 * 2**20
-"""Most that is counted for them; more was not measured."""
+"""Upper limit of the bytes counted for these copies; larger values were not measured."""
 
 
 def moments(step: StepSizes) -> Iterator[Moment]:
-    """Every moment of a step, an evaluation and a checkpoint that can be the largest of its phase."""
+    """Every moment of a step, an evaluation and a checkpoint that can be the peak of its phase."""
     a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
     overlap = xla(step.kind, step.plan.device.name)
     block = jax_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
@@ -56,7 +56,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     one_kept = block.kept * t
     one_kept += _own_rotations(step) if o.gradient_checkpointing == "none" else 0
     kept = one_kept * s.layers
-    if o.activation_offload:  # but on a CPU, the next block's is on its way
+    if (
+        o.activation_offload
+    ):  # except on a CPU, the next block's activations are already being copied
         kept = one_kept * min(s.layers, 1 if step.kind == "cpu" else 2)
     kept += _rotations(step, t)
     standing, resident = step.standing, step.state.resident
@@ -65,7 +67,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     head = 0 if step.frozen else step.gradient * step.head
     looked_up = 0 if step.frozen else step.gradient * s.embedding
     blocks = max(0, step.gradients - (head + (looked_up if s.head else 0)) // step.shards)
-    if step.accumulates and not o.lora_rank:  # added to their sum inside the backward pass
+    if step.accumulates and not o.lora_rank:  # the backward pass adds each to the accumulated sum
         blocks //= s.layers
         head = made_head = 0
 
@@ -79,7 +81,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     yield at("forward", standing, kept + stream, 0, passing)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
     yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream)
-    # A block without checkpointing has some of what it kept twice: the slice that is worked on.
+    # Without checkpointing, the slice of a block in work exists twice: in the stack and as a copy.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
     inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
     again = overlap.again if c == 4 else 1.0
@@ -127,8 +129,8 @@ def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
 
 
 def _rotations(step: StepSizes, tokens: int) -> int:
-    """fp32 cosines and sines of every token of so many, of global layers and of local ones: positions begin anew in
-    each row where documents are isolated."""
+    """Bytes of the fp32 cosines and sines of `tokens` tokens, for global and local layers. They exist per token only if
+    documents are isolated, because positions then restart inside each row."""
     a = step.architecture
     if a.positions != "rope" or not step.plan.data.isolate_documents:
         return 0
@@ -136,12 +138,13 @@ def _rotations(step: StepSizes, tokens: int) -> int:
 
 
 def _own_rotations(step: StepSizes) -> int:
-    """The same, chosen by each layer for itself where there are two kinds, which it keeps."""
+    """Bytes of the cosines and sines that each layer keeps for itself if there are global and local layers."""
     return 0 if step.architecture.sliding_window is None else _rotations(step, step.tokens) // 2
 
 
 def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
-    """Bytes of the logits with what else the head needs, and of its gradient while the blocks run backwards."""
+    """Two byte counts: the logits and what else the head needs during the loss; and the head's gradient during the
+    backward pass of the blocks."""
     a, t = step.architecture, step.tokens
     narrow = step.compute == 2 and step.kind != "cpu"
     cast = overlap.cast_head * 2 * step.head if narrow and not step.rounded else 0
@@ -149,7 +152,8 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     chunked = step.plan.optimize.fused_loss
     if step.kind == "cpu":
         cast = 4 * step.head if step.compute == 2 else 0
-        # The gradient exists before it is added to what chunks summed, or while the states' own is being made.
+        # The head's gradient is a separate tensor until it is added to the sum over chunks, or while the gradient of
+        # the hidden states is computed.
         cast += gradient if not chunked or _chunk(step, t) < t else 0
     if chunked:
         copies = overlap.chunk_16 if narrow else overlap.chunk
@@ -164,11 +168,11 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
 
 
 def library_bytes(step: StepSizes) -> int:
-    """What XLA's matrix libraries on a CPU take for themselves at most, beside what XLA plans.
+    """Upper limit of the bytes that XLA's CPU matrix libraries allocate in addition to what XLA plans.
 
-    Eigen packs slices of both operands of a product, two of up to 296 of the elements that are summed over
-    (TensorContractionThreadPool.h): most for the gradient of the head's matrix, or of what it reads. YNNPACK's reductions
-    of attention's scores split what has few rows, and then take copies of a chunk of them, more where vectors are wide.
+    Eigen packs slices of both operands of a matmul, two slices of up to 296 summed elements
+    (TensorContractionThreadPool.h). This is largest for the gradients of the head's matrix or of its input. YNNPACK
+    splits reductions over attention scores with few rows; it then copies a chunk of scores, more often with wide vectors.
     """
     if step.kind != "cpu":
         return 0
@@ -187,14 +191,14 @@ def library_bytes(step: StepSizes) -> int:
 
 
 def _score_copies(step: StepSizes, overlap: Overlap, rows: int) -> float:
-    """Bytes of scores, shares, their gradients and what of them is turned: on a CPU a single row, which gives
-    products one axis less, has its gradients turned both ways."""
+    """Bytes of attention scores, probabilities, their gradients and transposed copies. On a CPU a batch of one row needs
+    one copy more, because its gradients are transposed for both products."""
     once_more = step.kind == "cpu" and rows == 1
     return (overlap.scores + once_more) * score_bytes(step, rows)
 
 
 def score_bytes(step: StepSizes, rows: int) -> int:
-    """fp32 attention scores of one chunk of queries of so many rows; none where cuDNN's fused attention takes them."""
+    """Bytes of the fp32 attention scores of one chunk of queries over `rows` rows; 0 if cuDNN's fused attention runs."""
     a, length = step.architecture, step.sequence
     masked = a.windowed(length) or step.plan.data.isolate_documents
     fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not masked
@@ -208,7 +212,7 @@ def score_bytes(step: StepSizes, rows: int) -> int:
 
 
 def _chunk(step: StepSizes, tokens: int) -> int:
-    """Tokens whose logits exist at a time: equal chunks of at most so many."""
+    """Tokens whose logits exist at a time. Chunks have equal size, at most `CHUNK_TOKENS` (CPU: `CPU_CHUNK_TOKENS`)."""
     most = CPU_CHUNK_TOKENS if step.kind == "cpu" else CHUNK_TOKENS
     chunks = -(-tokens // most)
     return -(-tokens // chunks)

@@ -1,8 +1,8 @@
-"""The operations that the torch decoder's block is made of, on a tape that counts bytes.
+"""The operations of the torch decoder's block, on a tape that counts bytes.
 
-Mirrors `memconsole_torch`: decoder.py operation by operation and variable by variable, lora.py and
-autocast's cache of 16-bit weights; `torch_program` puts them together. Widths are elements per token: h hidden, q heads × head_size, k
-kv_heads × head_size, f intermediate; c bytes of a compute element.
+Mirrors `memconsole_torch`: decoder.py operation by operation and variable by variable, lora.py, and autocast's cache
+of 16-bit weights. `torch_block` combines the operations. Widths are elements per token: h hidden, q heads × head_size,
+k kv_heads × head_size, f intermediate. c is the bytes of a compute element.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides which operations a block runs, apart from its sizes."""
+    """The settings, apart from sizes, that decide which operations a block runs."""
 
     compute: int
     """Bytes of an element in matmuls."""
     kind: str
     checkpointing: str
     rank: int = 0
-    """Of adapters beside the matrices; 0: none."""
+    """Rank of the adapters; 0 without adapters."""
     frozen: bool = False
     """Whether only adapters are trained."""
     rounded: bool = False
-    """Whether weights are stored in bf16 alone."""
+    """Whether weights are stored in bf16 only, without an fp32 copy."""
     summed: bool = False
-    """Whether their gradients are summed in fp32 all the same."""
+    """Whether gradients of bf16 weights are still accumulated in fp32."""
     storage: str = "bf16"
-    """Of a frozen base's matrices: other than bf16, each is decoded for one product at a time."""
+    """Storage type of a frozen base's matrices. If it is not bf16, each matrix is decoded for each matmul."""
     masked: bool = False
-    """Whether attention gets an additive mask (a sliding window that cuts)."""
+    """Whether attention gets an additive mask (rows are longer than the sliding window)."""
     padded: bool = False
-    """Whether CUDA's kernel wants a copy of a whole batch's mask with longer rows; counted without what they are
-    longer by."""
+    """Whether CUDA's kernel needs a copy of the whole batch's mask with padded rows. The padding itself is not
+    counted."""
     stepping: str = ""
-    """The optimizer that updates each weight as soon as its gradient is there; empty where none does."""
+    """The optimizer, if each weight is updated as soon as its gradient is computed; else empty."""
     visiting: bool = False
-    """Whether its state comes from host memory for each update."""
+    """Whether the optimizer's state is copied from host memory for each update."""
     compressed: bool = False
-    """Whether it waits in bf16."""
+    """Whether the optimizer's moments are stored in bf16."""
     first: bool = False
-    """The first block of a frozen base: nothing below it wants a gradient."""
+    """Whether this is the first block of a frozen base: its input needs no gradient."""
 
 
 def updating_bytes(k: Kernels, shape: tuple[int, ...], *, outside: bool = False) -> int:
-    """Short-lived bytes of updating a weight inside the backward pass. `outside`: of the blocks."""
+    """Temporary bytes of updating a weight inside the backward pass. `outside`: the weight is not part of a block."""
     return update_bytes(
         k.kind,
         k.stepping,
@@ -86,15 +86,15 @@ class Operations:
         self.architecture, self.kernels = architecture, kernels
         self.tape = Tape()
         self.casts: list[Storage] = []
-        """Autocast's cache: 16-bit copies of weights until the forward context ends."""
+        """Autocast's cache: 16-bit copies of weights, freed when the forward context ends."""
         self.gradients: list[Storage] = []
-        """Gradients of weights, once they are made."""
+        """Completed gradients of weights."""
         self.outputs: list[Storage] | None = None
-        """What checkpointing by outputs keeps, in the order in which it is made."""
+        """The tensors that checkpointing of outputs keeps, in the order they are computed."""
         self.taking = False
 
     def norm(self, x: Tensor, groups: int = 1) -> Tensor:
-        """fp32 statistics; the result in the compute precision."""
+        """A norm with fp32 statistics and its result in the compute precision."""
         a, c, tape, n = self.architecture, self.kernels.compute, self.tape, x.width
         of_heads = n != a.hidden_size or groups > 1
         centered = a.norm == "layernorm" and not of_heads
@@ -148,7 +148,7 @@ class Operations:
             normed = tape.new(fp32(n))
             del wide
             widened = tape.new(fp32(n)) if c != FP32 else None
-            tape.new(fp32(n))  # the product that is summed to the weight's gradient
+            tape.new(fp32(n))  # the product whose sum is the weight's gradient
             self._stays(tape.new(Size(weight)), (weight // 4,))
             inner = tape.new(fp32(n))
             tape.new(fp32(n))
@@ -166,7 +166,7 @@ class Operations:
             tape.record(slot, lambda gradient: [(inner_slot, tape.new(fp32(n)))])
 
     def project(self, x: Tensor, out: int) -> Tensor:
-        """A linear layer, with its adapter where there is one."""
+        """A linear layer, with its adapter if there is one."""
         if not self.kernels.rank:
             return self.linear(x, out, frozen=self.kernels.frozen)
         low = self.scale(self.linear(x, self.kernels.rank))
@@ -212,7 +212,7 @@ class Operations:
         return result
 
     def _decode(self, elements: int) -> Storage:
-        """A matrix made of its codes, and the fp32 values, in nf4 also the rows, of a slice of it."""
+        """A matrix decoded from its codes, slice by slice. A slice needs its fp32 values and, for nf4, table rows."""
         kernels = self.kernels
         blocks = -(-elements // STORAGE_BLOCK)
         whole = self.tape.new(Size(kernels.compute * blocks * STORAGE_BLOCK), WORKSPACE)
@@ -224,7 +224,7 @@ class Operations:
     def _weight_gradient(
         self, gradient: Storage, elements: int, shape: tuple[int, ...]
     ) -> list[Contribution]:
-        """Cast to the type it is kept in, then kept, added to what is there, or used up."""
+        """Cast a weight's gradient to the type it is stored in, then store it or update the weight with it."""
         k = self.kernels
         if k.compute != FP32 and (k.summed or not k.rounded):
             gradient = self.tape.new(Size(FP32 * elements))
@@ -232,7 +232,7 @@ class Operations:
         return []
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Two products for each half of each head; the tables are what the backward pass reads."""
+        """Rotary embedding: two products for each half of each head. The backward pass reads only the tables."""
         c, tape, n, below = self.kernels.compute, self.tape, x.width, x.slot
         half = Size(token=2 * n)
         wide = tape.new(fp32(n)) if c != FP32 else x.storage
@@ -257,7 +257,7 @@ class Operations:
             products.pop()
             found = tape.new(fp32(n))
             products.clear()
-            # The projection reads a gradient laid out by tokens: that of the narrow type, if there is one.
+            # The projection needs its gradient contiguous by tokens, in the compute type.
             found = tape.new(Size(token=c * n))
             return [(target, found)]
 
@@ -306,7 +306,7 @@ class Operations:
         return Tensor(self.tape.new(size), x.width, x.element, slot)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """The fp32 residual stream and a branch; the branch's gradient is cast to its own type."""
+        """Add a branch to the fp32 residual stream. The branch's gradient is cast to the branch's type."""
         tape, stream, branch = self.tape, x.slot, y.slot
         narrow = Size(token=y.element * y.width)
         slot = Slot(fp32(x.width))
@@ -327,7 +327,7 @@ class Operations:
         return self.kernels.kind in ("gpu", "rocm")
 
     def _stays(self, gradient: Storage, shape: tuple[int, ...]) -> None:
-        """A weight's gradient is complete: it waits for the step, or the weight is updated now."""
+        """Handle a complete weight gradient: keep it for the optimizer step, or update the weight now."""
         k = self.kernels
         if k.stepping:
             self.tape.new(Size(updating_bytes(k, shape)))
@@ -336,7 +336,7 @@ class Operations:
         self.gradients.append(gradient)
 
     def _again(self, width: int, out: int) -> bool:
-        """Whether checkpointing by outputs does not keep this product: `memconsole_torch.techniques.checkpointing`."""
+        """Whether checkpointing of outputs recomputes this matmul (`memconsole_torch.techniques.checkpointing`)."""
         a = self.architecture
         if self.kernels.checkpointing == "attention":
             return True
@@ -345,8 +345,8 @@ class Operations:
         return not a.post_norms and (width, out) == (a.intermediate_size, a.hidden_size)
 
     def output(self, per_token: int, *, again: bool = False) -> Storage:
-        """What a matmul or attention makes: kept, or taken from what was kept, by checkpointing, or made
-        `again` all the same."""
+        """The output of a matmul or of attention. With checkpointing of outputs, the first run keeps it and the second
+        run reuses it, unless `again` says that it is recomputed."""
         if again or self.outputs is None or self.tape.stopped:
             return self.tape.new(Size(token=per_token))
         if self.taking:

@@ -1,4 +1,4 @@
-"""Puts what a trace or a compiler found into a formula's memory table, each number with its own tier."""
+"""Replaces numbers of a formula's memory table by traced or compiled ones, and records the tier of each number."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _COMPILED = "without torch.compile, whose effect is the formula's"
 
 
 class KnownExact(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known exactly of one plan."""
+    """The exact numbers of one plan."""
 
     exact: Exact
     replayed: bool = True
-    """Whether `exact.reserved_bytes` was found for this very plan; otherwise it is the allocator's share
-    at another micro-batch or length."""
+    """Whether `exact.reserved_bytes` comes from a replay of this plan itself. Otherwise it is scaled from another
+    micro-batch size or length."""
 
 
 def sharpened(table: MemoryTable, known: KnownExact) -> MemoryTable:
-    """`table`, which is by formula, with the numbers of `known` in place of its own."""
+    """The formula's `table` with the exact numbers of `known` filled in."""
     exact = known.exact
     costs = runtime(table.backend, table.budget.kind)
     totals, rows, tiers = dict(table.phases), _rows(table), dict[str, Tier]()
@@ -36,7 +36,7 @@ def sharpened(table: MemoryTable, known: KnownExact) -> MemoryTable:
     for name, found in exact.phases.items():
         phase = name
         if name == exact.program_phase:
-            # Where in its step a whole program needs most, only the formula tells.
+            # The compiler gives one number per step; the formula decides which phase is the peak.
             phase = max(table.step_phases, key=table.phases.__getitem__)
             _spread_program(totals, rows, table.step_phases, phase, found, own)
         else:
@@ -82,8 +82,8 @@ def sharpened(table: MemoryTable, known: KnownExact) -> MemoryTable:
 
 
 def compiled(table: MemoryTable, traced: MemoryTable) -> MemoryTable:
-    """`table`, by formula and of a plan with torch.compile, with the bytes that `traced` has of the same plan without it:
-    what the compiler changes is by formula, the rest is not."""
+    """The table of a plan with torch.compile, from the trace of the same plan without it. `table` is the formula's
+    table with torch.compile. The result is `traced` plus the difference that the formula expects from the compiler."""
     plain = traced.formula
     assert plain is not None
     costs = runtime(table.backend, table.budget.kind)
@@ -94,7 +94,7 @@ def compiled(table: MemoryTable, traced: MemoryTable) -> MemoryTable:
             c.name: max(0, c.at(phase) + _at(traced, c.name, phase) - _at(plain, c.name, phase))
             for c in table.components
         }
-        # What the compiler is thought to save of a part may be more than was traced.
+        # A part is clipped at 0 if the formula expects to save more than was traced; keep the total.
         parts[max(parts, key=parts.__getitem__)] += totals[phase] - sum(parts.values())
         for name, size in parts.items():
             rows[name][phase] = (size, Tier.FORMULA)
@@ -124,21 +124,21 @@ def _at(table: MemoryTable, name: str, phase: str) -> int:
 
 
 def alike(now: MemoryTable, before: MemoryTable) -> tuple[MemoryTable, MemoryTable]:
-    """Both tables as exact as the less exact one, so that their difference is one of the plans."""
+    """Both tables at the tier of the less exact one, so that their difference comes from the plans alone."""
     if (now.formula is None) == (before.formula is None):
         return now, before
     return now.formula or now, before.formula or before
 
 
 def saved(now: MemoryTable, after: MemoryTable) -> tuple[int, Tier]:
-    """Device bytes that `after` needs less than `now`, comparing like with like, and their tier."""
+    """Device bytes that `after` saves compared with `now`, both at the same tier; and that tier."""
     a, b = alike(now, after)
     if a.formula is None or b.formula is None:
         return a.device_bytes - b.device_bytes, Tier.FORMULA
     if a.reserved_tier == b.reserved_tier:
         exact = a.tier == b.tier == a.reserved_tier == Tier.EXACT
         return a.device_bytes - b.device_bytes, Tier.EXACT if exact else Tier.FORMULA
-    # One allocator was replayed, the other's share is of other sizes: hold both to the known share.
+    # Only one of the two was replayed: use its reserved share for both.
     known = a if a.reserved_tier == Tier.EXACT else b
     share = known.reserved_bytes / max(1, known.peak_bytes)
     return int((a.peak_bytes - b.peak_bytes) * share), Tier.FORMULA
@@ -158,7 +158,7 @@ def _rows(table: MemoryTable) -> Rows:
 def _put(
     totals: dict[str, int], rows: Rows, phase: str, found: ExactPhase, runtime_bytes: int
 ) -> None:
-    """One phase's total and its parts. What was not told apart is shared out as the formula has it."""
+    """Set one phase's total and parts. Bytes without a known component are split in the formula's proportions."""
     total, exact = found.total_bytes, dict(found.components)
     if _RUNTIME not in exact:
         total += runtime_bytes
@@ -191,7 +191,7 @@ def _spread_program(
     found: ExactPhase,
     runtime_bytes: int,
 ) -> None:
-    """The one number of a whole program, whose phases are `step`, stands in its phase; no other is above it."""
+    """Put the number of a program compiled as a whole into its peak phase, and cap the step's other phases at it."""
     _put(totals, rows, phase, found, runtime_bytes)
     for other in step:
         if other == phase or totals[other] <= totals[phase]:
@@ -203,7 +203,7 @@ def _spread_program(
 
 
 def _shared(total: int, weights: dict[str, int]) -> dict[str, int]:
-    """`total` split in proportion to `weights`, to the byte; all to the workspace where none weighs."""
+    """Split `total` in proportion to `weights`, exact to the byte. If all weights are zero, workspace gets it all."""
     weight = sum(weights.values())
     if total <= 0 or not weights:
         return {}
@@ -235,7 +235,7 @@ def _band(
     sure: Certainty | None,
     replayed: bool,
 ) -> tuple[tuple[int, int], str]:
-    """The band of the device bytes, from how far traced, replayed and driver bytes were found off."""
+    """The uncertainty band of the device bytes, from measured errors of traced, replayed and driver bytes."""
     if sure is None:
         low, high = costs.band
         why = "as wide as the formula's: not yet measured for exact numbers on this kind of device"

@@ -1,4 +1,4 @@
-"""What a trace or a compiler found out about a plan's memory: the records a tracer sends to the console."""
+"""Exact memory of a plan, as a trace or a compiler found it: the records a tracer sends to the console."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ import msgspec
 
 
 class ExactPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """Live bytes at the largest moment of one phase."""
+    """Live bytes at the moment of one phase when most are live."""
 
     total_bytes: int
     components: dict[str, int] = {}
-    """Bytes of the components that were told apart, by their names in `table.COMPONENTS`; what is left
-    of the total is theirs whom the tracer could not tell apart."""
+    """Bytes of each component that the tracer could identify, by its name in `table.COMPONENTS`. The rest of
+    `total_bytes` belongs to the other components together."""
 
 
 class Exact(msgspec.Struct, frozen=True, kw_only=True):
     """Traced or compiled memory of one plan on one kind of device."""
 
     phases: dict[str, ExactPhase]
-    """By the names of the table's phases. A program compiled as a whole has one number for its whole training
-    step: it stands under `program_phase`, and no other phase of the step is here."""
+    """By phase name, as in the memory table. If the training step was compiled as one program, there is one number for
+    the whole step. It is stored under `program_phase`, and the step's other phases are absent."""
     program_phase: str = ""
     reserved_bytes: int | None = None
-    """What the framework's allocator would hold; None where nothing replayed it."""
+    """What the framework's allocator would reserve; None if the allocator was not replayed."""
     least_bytes: int | None = None
-    """The smallest allocator capacity in which the step completes; None where not searched."""
+    """The smallest allocator capacity in which the step completes; None if not searched."""
     host_bytes: int = 0
     """Bytes the program keeps in host memory (offloaded state and activations)."""
     source: str
-    """What found this, with versions: "torch 2.13.0, traced" or "XLA 0.10.2 for TPU v5e"."""
+    """The tracer or compiler with its version: "torch 2.13.0, traced" or "XLA 0.10.2 for TPU v5e"."""
     caveat: str = ""
     """What may differ on the real device, in one sentence."""
     out_of_memory: bool = False
-    """The compiler refused the program for this device; the total is what it said it needs."""
+    """True if the compiler refused the program because it needs more memory than the device has. The total is the
+    size the compiler reported."""
     seconds: float = 0.0
-    """What finding it took."""
+    """How long the trace or the compilation took."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """Live bytes at one moment of a phase, each a sum of coefficients times the sizes in `affine.TERMS`."""
+    """Live bytes at one moment of a phase. Each tuple holds one coefficient for each size in `affine.TERMS`; the
+    bytes are the sum of the products."""
 
     total: tuple[int, ...]
     components: dict[str, tuple[int, ...]]
@@ -46,16 +48,17 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Every moment of a plan's step that can be its phase's largest, for any batch and length that
-    `affine.covers`; `affine.evaluate` makes an `Exact` of it."""
+    """Every moment of a plan's step that can be the peak of its phase, at any batch size and length that
+    `affine.covers` accepts. `affine.evaluate` turns it into an `Exact`."""
 
     key: str
-    """`affine.structure_key` of the plans that it speaks for."""
+    """`affine.structure_key` of the plans it is valid for."""
     phases: dict[str, tuple[Moment, ...]]
     only: tuple[int, int] | None = None
-    """The one micro-batch and length it holds for, where sizes could not be told apart."""
+    """(micro-batch, length) if the timeline is valid for these sizes alone, because the trace could not tell which
+    size a tensor depends on; else None."""
     reserved_share: float | None = None
-    """The allocator's bytes over the live peak, as replayed at the sizes that were asked for."""
+    """Reserved bytes divided by the live peak, from a replay of the allocator at the traced sizes."""
     source: str
     caveat: str = ""
 
@@ -69,9 +72,9 @@ class TracerQuestion(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """cpu | gpu | rocm | apple | tpu"""
     target: str = ""
-    """The catalog device compiled for, as its name in the catalog; empty for this machine's own."""
+    """Catalog name of the device to compile for; empty for this machine's own device."""
     urgent: bool = True
-    """False for neighbours of the present plan: they wait, and a newer urgent question drops them."""
+    """False for plans one key press away from the present plan. They wait, and a newer urgent question cancels them."""
 
 
 class TracerAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,6 @@ class TracerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     exact: Exact | None = None
     timeline: Timeline | None = None
-    """The same for other batches and lengths, from tracers that know."""
+    """The same for other batch sizes and lengths, if the tracer can derive them."""
     problem: str = ""
-    """Why there is none, in one sentence that says what to install or change."""
+    """Why there is no result, in one sentence that says what to install or change."""

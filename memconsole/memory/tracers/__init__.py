@@ -1,1 +1,1 @@
-"""Asks a backend's tracer for exact numbers, in a process of its own, and keeps the answers."""
+"""Runs a backend's tracer in a separate process to get exact numbers, and caches its answers."""

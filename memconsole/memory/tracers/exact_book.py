@@ -1,6 +1,6 @@
-"""The exact tier: looks up what is known of a plan at once, and has the backend's tracer find out the rest.
+"""The exact tier: returns known exact numbers of a plan at once, and asks the backend's tracer for missing ones.
 
-Nothing is traced in this process: a `TracerThread` minds the tracers and the store on disk.
+Nothing is traced in this process. A `TracerThread` manages the tracer processes and the store on disk.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from memconsole.plan.plan import Plan, PlanError
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the exact numbers of one plan are."""
+    """Whether exact numbers of one plan are being computed, and for how long."""
 
     pending: bool = False
     seconds: float = 0.0
-    """Since it was asked for."""
+    """Time since the request."""
     problem: str = ""
-    """Why there will be none, in one sentence."""
+    """Why there will be no exact numbers, in one sentence."""
 
 
 class ExactCache:
-    """What was found out, in memory. Read from any thread, written by the tracers' thread."""
+    """Answers kept in memory. Any thread reads them; only the tracer thread writes them."""
 
     def __init__(self) -> None:
         self._points: dict[str, Exact] = {}
@@ -44,7 +44,7 @@ class ExactCache:
         """By `TracedPlan.key`."""
 
     def keep(self, traced: TracedPlan, exact: Exact | None, timeline: Timeline | None) -> None:
-        """Remember an answer, or what the store had of one."""
+        """Add a tracer's answer, or one read from the store."""
         if timeline is not None:
             self._timelines[traced.structure, timeline.only] = timeline
             self._evaluated = {}
@@ -52,7 +52,7 @@ class ExactCache:
             self._points[traced.key] = exact
 
     def known(self, traced: TracedPlan) -> KnownExact | None:
-        """Its own answer, else one of its structure's timeline."""
+        """The plan's own answer, else one evaluated from a timeline of its structure."""
         exact = self._points.get(traced.key)
         if exact is not None:
             return KnownExact(exact=exact)
@@ -73,7 +73,7 @@ class ExactCache:
         return None
 
     def settled(self, traced: TracedPlan, *, loosely: bool = False) -> bool:
-        """Whether there is nothing more to find out; `loosely`: but for the allocator's share."""
+        """Whether nothing is left to compute. With `loosely`, the allocator's share may still be missing."""
         if traced.key in self._points or traced.key in self.problems:
             return True
         known = self.known(traced)
@@ -81,10 +81,10 @@ class ExactCache:
 
 
 class ExactBook:
-    """Exact numbers of plans: those known, and the asking for those that are not.
+    """Looks up exact numbers of plans, and requests the missing ones.
 
-    `lookup` and `progress` return at once. `on_news` is called, on a thread of this book, when either would
-    answer differently.
+    `lookup` and `progress` return at once. `on_news` is called on the tracer thread whenever their result may have
+    changed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ExactBook:
         environment: Mapping[str, str] | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """`folder` holds the store; None is the person's cache folder. `environment` is the tracers'."""
+        """`folder` holds the store; None means the user's cache folder. `environment` is for the tracer processes."""
         self._on_news = on_news
         self._cache = ExactCache()
         self._tracing = TracerThread(
@@ -112,7 +112,7 @@ class ExactBook:
         self._news = 0
 
     def lookup(self, plan: Plan, budget: Budget) -> KnownExact | None:
-        """What is known exactly of `plan` on the device of `budget`."""
+        """The known exact numbers of `plan` on the device of `budget`, or None."""
         try:
             return self._cache.known(traced_plan(plan, budget))
         except PlanError:
@@ -121,10 +121,10 @@ class ExactBook:
     def ask(
         self, plan: Plan, budget: Budget, neighbours: Iterable[Plan] = (), *, trace: bool = True
     ) -> None:
-        """From now on find out about `plan`, then about `neighbours` in their order; older requests end.
+        """Request exact numbers for `plan`, then for `neighbours` in order. This replaces older requests.
 
-        `neighbours` are made on the book's thread. Without `trace` only the store is read, and what a tracer
-        is at work on goes on.
+        The tracer thread iterates over `neighbours`. Without `trace` only the store is read, and running
+        tracers continue.
         """
         try:
             traced = traced_plan(plan, budget)
@@ -140,7 +140,7 @@ class ExactBook:
         self._tracing.take(self._request)
 
     def progress(self, plan: Plan, budget: Budget) -> Progress:
-        """How far `plan` is, of what was asked last."""
+        """The progress of `plan`, if it was the last plan requested."""
         try:
             traced = traced_plan(plan, budget)
         except PlanError:
@@ -154,17 +154,17 @@ class ExactBook:
         return Progress(pending=True, seconds=time.monotonic() - request.since)
 
     def forget_problems(self) -> None:
-        """Let what went wrong be asked again."""
+        """Allow failed plans to be requested again."""
         self._cache.problems.clear()
 
     def rest(self) -> None:
-        """End the tracers until the next `ask`."""
+        """Stop the tracers until the next `ask`."""
         self._request = None
         if self._tracing.running:
             self._tracing.rest()
 
     def wait(self, timeout_seconds: float) -> None:
-        """Until there is news since the last wait, or for so long."""
+        """Block until there is news since the last wait, or until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._news > 0, timeout_seconds)
             self._news = 0

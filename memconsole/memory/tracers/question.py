@@ -1,4 +1,4 @@
-"""What a tracer is asked about: a plan on a device, the keys that name its answer, and its neighbours."""
+"""The plan that a tracer is asked about, the cache keys of its answer, and the plans one key press away."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     kind: str
     target: str
-    """The catalog device, empty for this machine's own."""
+    """Name of the catalog device; empty for this machine's own device."""
     key: str
-    """Plans of one key have one answer."""
+    """Plans with the same key have the same answer."""
     structure: str
-    """Plans of one structure may share a timeline."""
+    """Plans with the same structure may share a timeline."""
 
 
 def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
-    """What to ask about `plan` on the device of `budget`: as it runs without torch.compile. Raises `PlanError`."""
+    """The question for `plan` on the device of `budget`, with torch.compile switched off. Raises `PlanError`."""
     plan = uncompiled(plan)
     model = model_of(plan)
     structure = f"{plan.backend} {affine.structure_key(plan, model, budget.kind)}"
@@ -56,9 +56,10 @@ def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
 
 
 def neighbours(plan: Plan, first: str = "") -> Iterator[Plan]:
-    """The plans that one key press makes of `plan` and that can be trained, most likely first.
+    """The trainable plans that are one key press away from `plan`, most likely first.
 
-    `first` is the key of the selected optimization: its next value, then every row's, then its other values.
+    `first` is the key of the selected optimization. The order is: its next value, the next value of every other row,
+    then its remaining values.
     """
     chosen = BY_KEY.get(first)
     presses: list[tuple[Optimization, object]] = []

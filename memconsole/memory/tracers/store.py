@@ -1,7 +1,7 @@
-"""What was traced or compiled, kept on disk for as long as the code and the frameworks it came from stay.
+"""Keeps tracer answers on disk; they are valid until the code or the frameworks change.
 
-A file stands for one question, or for one timeline. Its name is a hash of what it answers, in a folder named by
-a hash of everything else the answer depends on. Files can be deleted at any time; damaged ones are ignored.
+Each file holds one answer or one timeline. The file name is a hash of its key; the folder name is a hash of the
+code and versions it depends on. Files can be deleted at any time; damaged ones are ignored.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from memconsole import typed_json
 from memconsole.memory.exact.timeline import Exact, Timeline
 
 MOST_BYTES = 64 << 20
-"""The store is cut to three quarters of this when it grows beyond; what was read last stays longest."""
+"""When the store grows beyond this, the least recently used files are deleted until three quarters of it remain."""
 FILE_BYTES = 4 << 20
 _SWEEP_EVERY = 64
-"""Writes between looks at the size."""
+"""Number of writes between two checks of the store's size."""
 _DISTRIBUTIONS = (
     "torch", "transformers", "jax", "jaxlib", "flax", "optax", "numpy", "libtpu", "libtpu-nightly",
     "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt",
     "jax-rocm7-plugin", "jax-rocm7-pjrt", "jax-rocm60-plugin", "jax-rocm60-pjrt",
     "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
 )  # fmt: skip
-"""Packages whose versions decide what a step needs."""
+"""Packages whose versions change how much memory a step needs."""
 _SHARED = ("memconsole_trainer",)
 
 
@@ -45,7 +45,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fingerprint(module: str) -> str:
-    """A hash of a tracer's package, of the trainer's and of ours, and of the frameworks' versions."""
+    """A hash of the source of the tracer's package, the trainer and memconsole, and of the frameworks' versions."""
     found = hashlib.sha256()
     found.update(f"{sys.version_info[:2]} {platform.system()} {platform.machine()}\n".encode())
     for name in _DISTRIBUTIONS:
@@ -65,7 +65,7 @@ def fingerprint(module: str) -> str:
 
 
 def _folders(package: str) -> list[Path]:
-    """Where a top-level package lies; it is not imported."""
+    """The folders of a top-level package, found without importing it."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -78,7 +78,7 @@ def _folders(package: str) -> list[Path]:
 
 
 class ExactStore:
-    """The files of one fingerprint under `root`. Nothing here raises `OSError`: a cache may fail."""
+    """The files of one fingerprint under `root`. No method raises `OSError`, because a cache may fail."""
 
     def __init__(self, root: Path, fingerprint: str, most_bytes: int = MOST_BYTES) -> None:
         self._root = root
@@ -87,7 +87,7 @@ class ExactStore:
         self._writes = 0
 
     def read(self, key: str) -> StoredAnswer | None:
-        """What was stored under `key`; None where nothing is, or it is damaged."""
+        """The answer stored under `key`; None if there is none or the file is damaged."""
         path = self._path(key)
         try:
             if path.stat().st_size > FILE_BYTES:
@@ -101,7 +101,7 @@ class ExactStore:
         return stored
 
     def write(self, stored: StoredAnswer) -> None:
-        """Replace what is stored under the key, whole or not at all."""
+        """Store an answer under its key, atomically."""
         content = msgspec.json.encode(stored)
         if len(content) > FILE_BYTES:
             return
@@ -122,7 +122,7 @@ class ExactStore:
             self.sweep()
 
     def sweep(self) -> None:
-        """Delete what was used longest ago, of any fingerprint, where all is too large."""
+        """If the store is too large, delete the least recently used files of all fingerprints."""
         files = []
         for path in self._root.glob("*/*"):
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""The thread that asks tracers: one question at a time, the present plan's first, its neighbours' when idle.
+"""The thread that questions tracers one plan at a time: first the present plan, then its neighbours when idle.
 
-It sleeps while there is nothing to do. Everything here but `start`, `take` and `close` runs on it.
+It sleeps while there is nothing to do. Everything except `start`, `take`, `rest` and `close` runs on this thread.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 
 TRIES = 2
-"""A question of which the tracer died is asked so often in all."""
+"""How often a question is asked in all if the tracer dies of it."""
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things may take, in seconds."""
+    """Time limits in seconds."""
 
     superseded: float = 1.0
-    """A tracer still busy with an older question after so long is killed,"""
+    """A tracer that is still busy with an outdated question after this time is killed."""
     starting: float = 8.0
-    """unless it is so young and has not answered yet: frameworks take seconds to import."""
+    """A tracer that has not answered yet is not killed before this age, because importing a framework takes seconds."""
     idle: float = 60.0
-    """A tracer that nobody asked anything for so long is closed."""
+    """A tracer that was idle for this long is stopped."""
     longest: float = 900.0
-    """A question that takes longer is given up."""
+    """A question that takes longer than this is abandoned."""
     neighbours: float = 120.0
-    """No further neighbour of a plan is asked for after it."""
+    """Neighbours of a plan are traced for at most this long after its request."""
 
 
 class ExactRequest(msgspec.Struct, frozen=True):
-    """What a person looks at."""
+    """A request for exact numbers of the plan on screen and of its neighbours."""
 
     traced: TracedPlan
     budget: Budget
     neighbours: Iterable[Plan]
     trace: bool
-    """False: only what the store has is looked up."""
+    """If False, only the store is read."""
     since: float
 
 
 class Found(Protocol):
-    """What is known already, and where answers go (see `exact_book.ExactCache`)."""
+    """The cache that answers are read from and written to (`exact_book.ExactCache`)."""
 
     problems: dict[str, str]
 
@@ -64,26 +64,26 @@ class Found(Protocol):
 
 
 class _Asked(msgspec.Struct):
-    """A question that a tracer has and has not answered."""
+    """A question that was sent to a tracer and is not answered yet."""
 
     traced: TracedPlan
     tracer: Tracer
     at: float
     superseded_at: float | None = None
     doubtful: bool = False
-    """It was superseded once: the tracer may drop it."""
+    """True once it was superseded: the tracer may then skip it."""
 
 
 class _Stop:
-    """The end of the thread."""
+    """Message that ends the thread."""
 
 
 class _Rest:
-    """The end of all tracers, until the next request."""
+    """Message that stops all tracers until the next request."""
 
 
 class TracerThread:
-    """Minds one tracer process per backend, and the store."""
+    """Manages one tracer process per backend, and the store."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TracerThread:
         environment: Mapping[str, str] | None,
         patience: Patience,
     ) -> None:
-        """`tell` is called when something was found out. `tracers` gives modules by backend."""
+        """`tell` is called after each new result. `tracers` returns the tracer modules by backend."""
         self._found = found
         self._tell = tell
         self._folder = folder
@@ -129,11 +129,11 @@ class TracerThread:
         self._thread.start()
 
     def take(self, request: ExactRequest) -> None:
-        """Work on this from now on."""
+        """Replace the current request by this one."""
         self._inbox.put(request)
 
     def rest(self) -> None:
-        """Work on nothing, and end the tracers."""
+        """Drop the current request and stop the tracers."""
         self._inbox.put(_Rest())
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class TracerThread:
             self._asked.clear()
 
     def _attend(self) -> bool:
-        """Take in what came, at least one thing unless it is time to look again; False at the end."""
+        """Handle all messages in the inbox; wait for one, but not longer than `_rest` allows. False ends the thread."""
         try:
             items = [self._inbox.get(timeout=self._rest(time.monotonic()))]
         except queue.Empty:
@@ -180,7 +180,7 @@ class TracerThread:
         return True
 
     def _rest(self, now: float) -> float | None:
-        """Seconds until something must be done unasked; None: never."""
+        """Seconds until the next time limit expires; None if no limit is running."""
         moments = [asked.at + self._patience.longest for asked in self._asked.values()]
         moments += [self._too_long(a) for a in self._asked.values() if a.superseded_at is not None]
         if not self._asked and self._tracers:
@@ -188,14 +188,14 @@ class TracerThread:
         return max(0.01, min(moments) - now) if moments else None
 
     def _too_long(self, asked: _Asked) -> float:
-        """When a superseded question's tracer is to be killed."""
+        """The time at which the tracer of a superseded question is to be killed."""
         end = (asked.superseded_at or 0.0) + self._patience.superseded
         if not asked.tracer.answered:
             end = max(end, asked.tracer.started_at + self._patience.starting)
         return end
 
     def _recall(self, request: ExactRequest) -> None:
-        """Make a request's neighbours, and read what the store has of all."""
+        """Build the request's neighbours, and read all stored answers for them and for the plan."""
         around = []
         for neighbour in request.neighbours:
             try:
@@ -216,7 +216,7 @@ class TracerThread:
             self._tell()
 
     def _hear(self, tracer: Tracer, heard: TracerAnswer | Ended) -> None:
-        """An answer, or a tracer's end."""
+        """Handle an answer or the end of a tracer process."""
         self._busy_at = time.monotonic()
         if isinstance(heard, Ended):
             self._bury(tracer, heard.reason)
@@ -243,7 +243,7 @@ class TracerThread:
             store.write(StoredAnswer(key=traced.structure, timeline=answer.timeline))
 
     def _bury(self, tracer: Tracer, reason: str) -> None:
-        """A tracer ended by itself: what it was asked is asked once more, then given up."""
+        """Handle a tracer that ended by itself. Its questions are asked again until `TRIES` is reached."""
         if self._tracers.get(tracer.backend) is tracer:
             del self._tracers[tracer.backend]
         for asked in self._forget(tracer):
@@ -257,7 +257,7 @@ class TracerThread:
                 self._tell()
 
     def _step(self, now: float) -> None:
-        """End what takes too long, and ask what is to be asked next."""
+        """Abandon questions that take too long, and send the next one."""
         for asked in list(self._asked.values()):
             if now - asked.at >= self._patience.longest:
                 self._kill(asked.tracer)
@@ -277,13 +277,13 @@ class TracerThread:
             return
         if urgent:
             self._make_way(wanted, now)
-        # A neighbour that is being traced when its key is pressed goes on as the present plan.
+        # If the wanted plan is already being traced as a neighbour, that trace continues.
         present = any(asked.traced.key == wanted.key for asked in self._asked.values())
         if not present and (urgent or not self._asked):
             self._send(wanted, urgent, now)
 
     def _make_way(self, wanted: TracedPlan, now: float) -> None:
-        """Mark what is in the way of an urgent question, and kill what has been for too long."""
+        """Mark the questions that block an urgent one as superseded, and kill tracers that overran their limit."""
         for asked in list(self._asked.values()):
             if asked.traced.key == wanted.key:
                 asked.superseded_at = None
@@ -295,7 +295,7 @@ class TracerThread:
     def _next_neighbour(self, request: ExactRequest, now: float) -> TracedPlan | None:
         if now - request.since > self._patience.neighbours:
             return None
-        for loosely in (True, False):  # What is quite unknown comes before the allocator's share.
+        for loosely in (True, False):  # First plans with no answer, then those that lack a replay.
             for traced in self._neighbours:
                 if not self._found.settled(traced, loosely=loosely):
                     return traced
@@ -321,7 +321,7 @@ class TracerThread:
         )
 
     def _start(self, traced: TracedPlan) -> Tracer | None:
-        """The tracer of the plan's backend, started; None with the problem noted where it cannot be."""
+        """Start the tracer of the plan's backend. If that fails, record the problem and return None."""
         backend = traced.plan.backend
         module = self._module(backend)
         problem = f"no tracer is installed for the {backend} backend"
@@ -338,14 +338,14 @@ class TracerThread:
         self._inbox.put((tracer, heard))
 
     def _kill(self, tracer: Tracer) -> None:
-        """End a tracer; what it was asked counts as not asked."""
+        """Kill a tracer and forget the questions it was asked."""
         tracer.kill()
         if self._tracers.get(tracer.backend) is tracer:
             del self._tracers[tracer.backend]
         self._forget(tracer)
 
     def _forget(self, tracer: Tracer) -> list[_Asked]:
-        """Take away what a tracer was asked."""
+        """Remove and return the unanswered questions of a tracer."""
         numbers = [number for number, asked in self._asked.items() if asked.tracer is tracer]
         return [self._asked.pop(number) for number in numbers]
 
@@ -355,7 +355,7 @@ class TracerThread:
         return self._modules.get(backend)
 
     def _store(self, backend: str) -> ExactStore | None:
-        """The backend's part of the store; None where nothing traces for it."""
+        """The backend's part of the store; None if no tracer is installed for the backend."""
         module = self._module(backend)
         if module is not None and backend not in self._stores:
             root = self._folder or cache_folder() / "exact"

@@ -1,4 +1,4 @@
-"""One tracer process: started niced in a session of its own, spoken to by lines, killed with its group."""
+"""One tracer process: runs at low priority in its own session, exchanges JSON lines, is killed with its group."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ GROUP = "memconsole.tracers"
 """Entry points: a backend's name and the module that ``python -m`` runs as its tracer."""
 NICENESS = 10
 LINE_BYTES = 16 << 20
-"""No answer is longer."""
+"""Longest answer that is accepted, in bytes."""
 STDERR_BYTES = 8 << 10
-"""Kept of the end of what a tracer says on standard error."""
+"""How many of the last bytes of a tracer's standard error are kept."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A tracer process that is no more."""
+    """Message: a tracer process has ended."""
 
     reason: str
     """One sentence."""
@@ -43,7 +43,7 @@ def tracer_modules() -> dict[str, str]:
 
 
 class Tracer:
-    """Runs ``python -m module``. What it answers, and its end, are told to `hear` on threads of their own."""
+    """Runs ``python -m module``. Calls `hear` from a reader thread with each answer and when the process ends."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Tracer:
         self._said = bytearray()
         self._closed = False
         self.answered = False
-        """Whether it ever said anything."""
+        """Whether it has sent any answer."""
         self.started_at = time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
@@ -80,7 +80,7 @@ class Tracer:
         self._answers.start()
 
     def ask(self, question: TracerQuestion) -> None:
-        """Send a question. A tracer that has gone is heard of by `hear`, not here."""
+        """Send a question. If the process is dead, `hear` reports it; this method does not raise."""
         pipe = self._process.stdin
         assert pipe is not None
         with contextlib.suppress(OSError, ValueError):
@@ -88,16 +88,16 @@ class Tracer:
             pipe.flush()
 
     def kill(self) -> None:
-        """End the process and its group; nothing is heard of it any more."""
+        """Kill the process and its group. `hear` is not called again."""
         self._closed = True
-        # The group stays ours to name until the leader has been waited for.
+        # The group id cannot be reused by another process until the leader has been waited for.
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the threads that listen."""
+        """Wait for the reader threads."""
         for thread in (self._answers, self._errors):
             if thread is not threading.current_thread():
                 thread.join(timeout_seconds)
@@ -126,7 +126,7 @@ class Tracer:
             self._hear(self, Ended(reason or self._why(status)))
 
     def _bury_group(self) -> None:
-        """End what a tracer that has ended left running. Until it is waited for its group's name is its own."""
+        """Kill the children that an ended tracer left running. This must precede `wait`, which frees the group id."""
         if hasattr(os, "waitid"):
             with contextlib.suppress(OSError):
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
@@ -143,7 +143,7 @@ class Tracer:
                 del self._said[:-STDERR_BYTES]
 
     def _why(self, status: int) -> str:
-        """How the process ended, with its own last words where it has some."""
+        """How the process ended, with the last line of its standard error if there is one."""
         if status < 0:
             try:
                 how = f"was ended by {signal.Signals(-status).name}"
