@@ -76,7 +76,7 @@ def alone(rows: list[list[np.ndarray]], micro_batches: int = 3) -> Batch:
 
 def test_a_batch_numbers_its_documents_and_masks_what_follows_them() -> None:
     batch = packed(documents(), 1)
-    assert batch["documents"] is not None
+    assert "documents" in batch.arrays
     own, targets, inputs = batch["documents"][0], batch["targets"][0], batch["inputs"][0]
     assert own[0].tolist() == [0] * 7 + [1] * 5 + [2] * 12
     assert own[2].tolist() == [0] + [1] * 20 + [2] * 3
@@ -160,7 +160,7 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
             Plan(),
             {
                 "backend": backend, "device.name": "cpu", "data.sequence_length": LENGTH,
-                "data.isolate_documents": batch["documents"] is not None, "train.batch_size": rows,
+                "data.isolate_documents": "documents" in batch.arrays, "train.batch_size": rows,
                 "optimize.accumulation_steps": micro_batches, "train.warmup_steps": 1,
                 "train.learning_rate": 1e-2, "train.sample_tokens": 0, **changes,
             },
@@ -174,7 +174,7 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
             language_batch(
                 batch["inputs"][i : i + 1],
                 batch["targets"][i : i + 1],
-                None if batch["documents"] is None else batch["documents"][i : i + 1],
+                None if "documents" not in batch.arrays else batch["documents"][i : i + 1],
             )
             for i in range(micro_batches)
         )
