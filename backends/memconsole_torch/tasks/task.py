@@ -40,3 +40,7 @@ class Task(Protocol):
     def sums(self, module: nn.Module, rows: Rows) -> Tensor:
         """The summed loss of a micro-batch and the sums of the task's measures, fp32 (1 + measures,)."""
         ...
+
+    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+        """The model's outputs for a micro-batch, fp32."""
+        ...
