@@ -1,24 +1,31 @@
-"""Computes logits and gradients of a decoder on the CPU, for comparing backends."""
+"""Outputs and gradients of a model on the CPU, for comparing backends."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
+from memconsole.plan.plan import Plan
+from memconsole_torch import tasks
 from memconsole_torch.models import pretrained
-from memconsole_torch.models.decoder import Decoder
-from memconsole_torch.techniques import fused_loss
-from memconsole_trainer.engine import Batch, WeightSource
+from memconsole_torch.tasks.task import Rows, Task
+from memconsole_trainer.engine import Array, Batch, WeightSource
+
+Floats = NDArray[np.float32]
 
 
-def _decoder(architecture: Architecture, weights: WeightSource) -> Decoder:
-    make = partial(Decoder, architecture)
-    return pretrained.load(architecture, make, weights, torch.device("cpu"))
+def outputs(model: Model, weights: WeightSource, arrays: Mapping[str, Array]) -> Floats:
+    """The model's fp32 outputs for the arrays of one micro-batch."""
+    task, module = _made(model, weights)
+    with torch.no_grad():
+        found: Floats = task.outputs(module, _rows(arrays)).numpy()
+    return found
 
 
 def logits(
@@ -26,28 +33,25 @@ def logits(
     weights: WeightSource,
     tokens: NDArray[np.int32],
     documents: NDArray[np.int32] | None = None,
-) -> NDArray[np.float32]:
-    """fp32 logits (B, T, V) of `tokens` (B, T) on the CPU."""
-    decoder = _decoder(architecture, weights)
-    own = None if documents is None else torch.from_numpy(documents)
-    with torch.no_grad():
-        result: Any = decoder.logits(torch.from_numpy(tokens), own).numpy()
-    return np.asarray(result, dtype=np.float32)
+) -> Floats:
+    """fp32 logits (B, T, V) of `tokens` (B, T)."""
+    arrays = {"inputs": tokens} | ({} if documents is None else {"documents": documents})
+    return outputs(architecture, weights, arrays)
 
 
-def gradients(
-    architecture: Architecture, weights: WeightSource, batch: Batch
-) -> dict[str, NDArray[np.float32]]:
-    """fp32 gradients of the mean nats per unmasked target on the CPU, by canonical name.
-
-    Parameters that the loss does not depend on are left out.
-    """
-    decoder = _decoder(architecture, weights)
+def gradients(model: Model, weights: WeightSource, batch: Batch) -> dict[str, Floats]:
+    """fp32 gradients of the batch's mean loss, by canonical name. Weights that no term of it reaches are left out."""
+    task, module = _made(model, weights)
     for arrays in batch.micro_batches():
-        rows = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        hidden = decoder(rows["inputs"], rows.get("documents"))
-        nats = fused_loss.whole(hidden, decoder.head_weight, rows["targets"])
-        (nats / batch.weight).backward()
-    own = dict(decoder.named_parameters())
-    used = (p for p in architecture.parameters() if p.used)
-    return {p.name: own[p.name].grad.numpy() for p in used}
+        task.loss(module, _rows(arrays), 1 / batch.weight).backward()
+    own = dict(module.named_parameters())
+    return {p.name: own[p.name].grad.numpy() for p in model.parameters() if p.used}
+
+
+def _made(model: Model, weights: WeightSource) -> tuple[Task, nn.Module]:
+    task = tasks.of(Plan(), model)
+    return task, pretrained.load(model, task.module, weights, torch.device("cpu"))
+
+
+def _rows(arrays: Mapping[str, Array]) -> Rows:
+    return Rows(arrays, torch.from_numpy)

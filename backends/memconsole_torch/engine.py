@@ -19,6 +19,7 @@ from memconsole.plan.plan import Plan
 from memconsole_torch import devices, tasks
 from memconsole_torch.held import Held
 from memconsole_torch.models import pretrained
+from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
 from memconsole_torch.profiling import Recording
 from memconsole_torch.tasks.task import Rows
@@ -27,6 +28,7 @@ from memconsole_torch.techniques import (
     checkpointing,
     compilation,
     lora,
+    offload,
     optimizers,
     precision,
     rounding,
@@ -76,6 +78,8 @@ class TorchEngine:
         self._device = device
         self._memory = devices.DeviceMemory(device)
         self._metrics: list[tuple[int, float, Tensor]] = []
+        self._pending: tuple[float, Tensor, Tensor | float] | None = None
+        """Learning rate, loss and loss scale of the gradients that wait for an update."""
         self._step = 0
         self.device = devices.facts(device)
         self.versions = {"python": platform.python_version(), "torch": torch.__version__}
@@ -131,7 +135,8 @@ class TorchEngine:
             activation_offload.apply(self.module, self._run_directory)
         if plan.optimize.compile:
             compilation.apply(self.module)
-        self._held = Held(self.module, self._optimizer)
+        moves = not offload.same_memory(self._device)
+        self._held = Held(self._device, self._tensors, moves=moves)
         whole = (*model.parameters(), *adapters.adapters(model, o.lora_rank))
         self.parameters = sum(p.size for p in whole)
         self.trainable_parameters = sum(p.numel() for p in self._trained)
@@ -149,6 +154,9 @@ class TorchEngine:
         micro-batches with padding or masks contribute in proportion to their weight. With the
         optimizer inside the backward pass, the weights are updated here.
         """
+        inside = self._in_backward is not None
+        self._held.need("weights", *(("optimizer",) if inside else ()))
+        self._drop_gradients()
         rate = learning_rate(self._step, self._plan, self._total_steps)
         optimizers.set_learning_rate(self._optimizer, rate)
         if isinstance(self._optimizer, rounding.Rounded):
@@ -166,8 +174,11 @@ class TorchEngine:
         self._pending = rate, loss, scale
 
     def update(self) -> None:
-        """Update the weights with the gradients of the last `backward`, and free the gradients."""
-        rate, loss, scale = self._pending
+        """Move the weights by the gradients of the last `backward`, and let go of them."""
+        self._held.need("weights", "optimizer", "gradients")
+        if self._pending is None:
+            raise RuntimeError("there are no gradients to update by: call backward first")
+        (rate, loss, scale), self._pending = self._pending, None
         norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
         if self._average is not None:
             live = None if self._scale is None else torch.isfinite(norm).float()
@@ -178,8 +189,8 @@ class TorchEngine:
 
     @torch.no_grad()
     def assign(self, weights: WeightSource) -> None:
-        """Overwrite the trained weights, one tensor at a time. Optimizer state and step do not
-        change."""
+        """Overwrite the trained weights; optimizer state and step stay. One tensor passes through at a time."""
+        self._held.need("weights")
         for name, tensor in self.module.named_parameters():
             if tensor.requires_grad:
                 pretrained.copy_into(tensor, weights.tensor(name), name)
@@ -222,8 +233,8 @@ class TorchEngine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        """Sum the loss over `batches` without gradients; the result is read back once at the
-        end."""
+        """Summed loss over `batches` without gradients; one read-back at the end."""
+        self._held.need("weights")
         sums: list[Tensor] = []
         weight = 0.0
         with self._evaluated():
@@ -240,8 +251,10 @@ class TorchEngine:
     def generate(
         self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
     ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`. The context is at most one training
-        row."""
+        """`tokens` sampled continuations of `prompt`; the model sees at most a training row."""
+        self._held.need("weights")
+        if not isinstance(self.module, Decoder):
+            raise ValueError("this model continues no text")
         with (
             self._evaluated(),
             compilation.paused(),
@@ -266,7 +279,7 @@ class TorchEngine:
         """
         self.synchronize()  # copies of offloaded state to the host may still be running
         for name, tensor in self._named_state():
-            yield name, pretrained.on_host(tensor)
+            yield name, pretrained.on_host(self._held.shown(tensor))
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
         yield STEP, np.asarray(self._step, dtype=np.int64)
@@ -274,6 +287,9 @@ class TorchEngine:
     def load_state(self, source: StateSource) -> None:
         """Continue from `state()`, loading one tensor at a time."""
         self.synchronize()
+        self._drop_gradients()
+        self.restore("weights")
+        self.restore("optimizer")
         mine = dict(self._named_state())
         base = () if self._base is None else (adapters.FINGERPRINT,)
         check_names(source, (*mine, STEP, *base))
@@ -298,6 +314,25 @@ class TorchEngine:
     def profile(self, folder: Path) -> Recording:
         return Recording(folder, self._device)
 
+    def _drop_gradients(self) -> None:
+        self._pending = None
+        self._held.forget("gradients")
+        for p in self._trained:
+            p.grad = None
+        if self._in_backward is not None:
+            self._in_backward.drop_norms()
+
+    def _tensors(self, part: Part) -> Iterator[Tensor]:
+        """Those of a part that can be put away."""
+        if part == "gradients":
+            yield from (p.grad for p in self._trained if p.grad is not None)
+        elif part == "optimizer":
+            yield from (tensor for _, tensor in optimizers.slots(self._optimizer, self.module))
+        else:
+            yield from self.module.parameters()
+            yield from self.module.buffers()
+            yield from (a for _, a in self._average.named()) if self._average is not None else ()
+
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.module.named_parameters():
             if self._base is None or tensor.requires_grad:
@@ -310,8 +345,7 @@ class TorchEngine:
             yield loss_scale.NAME, self._scale.state
 
     def _evaluated(self) -> AbstractContextManager[None]:
-        """A context in which the model has the weights to evaluate: their average if there is
-        one."""
+        """The module has the weights to evaluate: their average where there is one."""
         return nullcontext() if self._average is None else self._average.shown()
 
     def _to_device(self, array: Array) -> Tensor:

@@ -2,47 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from memconsole_torch.techniques.optimizers import Updating
 from memconsole_trainer.engine import Part
 
 
 class Held:
-    """Frees the storages of a part's tensors and fills them again. The tensor objects stay the
-    same, so references to them remain valid."""
+    """Frees the memory of a part and fills it again. The tensors stay the same objects, so that whoever refers to
+    them need not know.
 
-    def __init__(self, module: nn.Module, optimizer: Updating) -> None:
-        self._module, self._optimizer = module, optimizer
-        self._away: dict[Part, list[tuple[torch.UntypedStorage, torch.UntypedStorage]]] = {}
+    `tensors` gives those of a part. Nothing `moves` where the device's memory is the host's, and tensors that are not
+    on the device stay where they are.
+    """
+
+    def __init__(
+        self, device: torch.device, tensors: Callable[[Part], Iterable[Tensor]], *, moves: bool
+    ) -> None:
+        self._device, self._tensors, self._moves = device, tensors, moves
+        self._away: dict[Part, list[torch.UntypedStorage]] = {}
+        self._kept: dict[int, torch.UntypedStorage] = {}
+        """What released storages hold, by their place."""
 
     def release(self, part: Part) -> None:
         """Move the storages of `part` to the host. Does nothing if they are there already."""
         if part in self._away:
             return
-        found = {
-            s.data_ptr(): s for t in self._tensors(part) if (s := t.untyped_storage()).nbytes()
-        }
         self._away[part] = []
-        for storage in found.values():
-            self._away[part].append((storage, storage.cpu().clone()))
-            storage.resize_(0)
+        for tensor in self._tensors(part) if self._moves else ():
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and storage.device.type == self._device.type:
+                self._kept[storage._cdata] = _on_host(storage)
+                self._away[part].append(storage)
+                storage.resize_(0)
 
     def restore(self, part: Part) -> None:
-        """Bring `part` back to the device, bit for bit. Does nothing if it was not released."""
-        for storage, kept in self._away.pop(part, []):
+        """Bring `part` back, bit for bit. Nothing happens where it was not released."""
+        for storage in self._away.pop(part, []):
+            kept = self._kept.pop(storage._cdata)
             storage.resize_(kept.nbytes())
             storage.copy_(kept)
 
-    def _tensors(self, part: Part) -> Iterator[Tensor]:
-        if part == "weights":
-            yield from self._module.parameters()
-            yield from self._module.buffers()
-        elif part == "gradients":
-            yield from (p.grad for p in self._module.parameters() if p.grad is not None)
-        else:
-            for state in self._optimizer.state.values():
-                yield from (v for v in state.values() if isinstance(v, Tensor) and v.dim())
+    def forget(self, part: Part) -> None:
+        """Let go of a released `part` for good."""
+        for storage in self._away.pop(part, []):
+            del self._kept[storage._cdata]
+
+    def need(self, *parts: Part) -> None:
+        """Raise `RuntimeError` where one of `parts` is released."""
+        for part in parts:
+            if part in self._away:
+                raise RuntimeError(f"{part} of the model are released: restore them first")
+
+    def shown(self, tensor: Tensor) -> Tensor:
+        """`tensor`, or its values on the host where it is released."""
+        kept = self._kept.get(tensor.untyped_storage()._cdata)
+        if kept is None:
+            return tensor
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage.clone() if storage.device.type == "cpu" else storage.cpu()

@@ -55,19 +55,28 @@ class Decoder(nn.Module):
         return self.embedding.weight if tied else self.head.weight  # (V, H)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision. `documents`
-        (B, T) holds each token's document number if documents of a row are isolated."""
+        """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision. `documents` (B, T) number
+        the documents of a row, which do not see one another."""
+        return self.body(self.embed(tokens, documents), documents)
+
+    def embed(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Input of the first block, fp32 (B, T, H)."""
         a = self.architecture
-        length = tokens.shape[1]
         x = self.embedding(tokens).float()  # (B, T, H)
         if a.scale_embeddings:
             x = x * a.hidden_size**0.5  # rounded to the embedding's fp32, as transformers does
         if a.positions == "learned":
             own = documents is not None
             x = x + (
-                self.positions(restarted(documents)) if own else self.positions.weight[:length]
+                self.positions(restarted(documents))
+                if own
+                else self.positions.weight[: tokens.shape[1]]
             )
+        return x
 
+    def body(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """The input of the first block, fp32 (B, T, H), to final hidden states in the compute precision."""
+        a, length = self.architecture, x.shape[1]
         wide = rotation(a, length, local=False, device=x.device)
         near = rotation(a, length, local=True, device=x.device)
         whole, window = None, None

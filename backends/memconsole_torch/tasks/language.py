@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.architecture import Architecture
@@ -41,6 +42,10 @@ class Language:
         hidden = _hidden(module, rows)
         head: Tensor = module.head_weight  # type: ignore[assignment,unused-ignore]
         return fused_loss.chunked(hidden, head, rows["targets"]).view(1)
+
+    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+        """Logits (B, T, V)."""
+        return F.linear(_hidden(module, rows), module.head_weight)  # type: ignore[arg-type,unused-ignore]
 
 
 def _hidden(module: nn.Module, rows: Rows) -> Tensor:

@@ -25,14 +25,19 @@ class Regression:
         return Regressor(self._model)
 
     def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
-        outputs = module(rows["windows"])
+        outputs = self.outputs(module, rows)
         return self.criterion(outputs, rows["targets"], rows["mask"]) * share
 
     def sums(self, module: nn.Module, rows: Rows) -> Tensor:
-        """Summed squared and absolute error of the unmasked outputs."""
-        outputs, targets, mask = module(rows["windows"]), rows["targets"], rows["mask"]
+        """Squared and absolute error of the outputs that count."""
+        outputs, targets, mask = self.outputs(module, rows), rows["targets"], rows["mask"]
         absolute = (mask * (outputs - targets).abs()).sum()
         return torch.stack([squared_error(outputs, targets, mask), absolute])
+
+    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+        """(B, outputs)."""
+        found: Tensor = module(rows["windows"])
+        return found
 
 
 def squared_error(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:

@@ -42,3 +42,7 @@ class Task(Protocol):
         """The summed loss of a micro-batch, then the sums of the task's measures, fp32 (1 +
         measures,)."""
         ...
+
+    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+        """The model's outputs for a micro-batch, fp32."""
+        ...

@@ -18,7 +18,7 @@ from memconsole_torch.techniques.rounding import norm_of
 
 
 class InBackward:
-    """The hooks of one model's weights. Each weight has its own optimizer."""
+    """The hooks of one model's weights, each of which has an optimizer of its own."""
 
     def __init__(self, optimizer: CombinedOptimizer) -> None:
         self._optimizer = optimizer
@@ -37,3 +37,7 @@ class InBackward:
         """The global norm of the gradients since the last call, a device scalar."""
         norms, self._norms = self._norms, []
         return torch.linalg.vector_norm(torch.stack(norms))
+
+    def drop_norms(self) -> None:
+        """Forget the gradients since the last call of `take_norm`."""
+        self._norms.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def test_a_saved_hugging_face_model_gives_transformers_logits(
     assert (len(files) > 1) == (shard == "20KB")
     architecture = tiny_models.ARCHITECTURES[kind]
     weights = HuggingFaceWeights(tmp_path, architecture)
-    decoder = pretrained.load(architecture, weights, CPU)
+    decoder = pretrained.load(architecture, partial(Decoder, architecture), weights, CPU)
     tokens = torch.from_numpy(tiny_models.tokens())
     with torch.no_grad():
         expected = oracle(input_ids=tokens.long()).logits
@@ -86,7 +87,9 @@ def test_no_mask_is_made_where_the_window_cuts_nothing() -> None:
 
 def test_later_tokens_never_change_earlier_predictions() -> None:
     for kind, architecture in tiny_models.ARCHITECTURES.items():
-        decoder = pretrained.load(architecture, InitialWeights(architecture, 0), CPU)
+        decoder = pretrained.load(
+            architecture, partial(Decoder, architecture), InitialWeights(architecture, 0), CPU
+        )
         tokens = torch.from_numpy(tiny_models.tokens(rows=1, length=12))
         changed = tokens.clone()
         changed[0, 8:] = (changed[0, 8:] + 1) % 96
@@ -132,4 +135,4 @@ def test_a_weight_of_another_shape_is_refused_by_name() -> None:
             return np.zeros((3, 3), np.float32)
 
     with pytest.raises(WeightsError, match=r"embedding\.weight: shape \(3, 3\)"):
-        pretrained.load(architecture, Wrong(), CPU)
+        pretrained.load(architecture, partial(Decoder, architecture), Wrong(), CPU)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,7 +29,9 @@ RATE = 3e-2
 
 def a_decoder(layers: int = 3) -> Decoder:
     architecture = msgspec.structs.replace(tiny_models.ARCHITECTURES["llama"], layers=layers)
-    return pretrained.load(architecture, InitialWeights(architecture, 1), CPU)
+    return pretrained.load(
+        architecture, partial(Decoder, architecture), InitialWeights(architecture, 1), CPU
+    )
 
 
 def some_gradients(decoder: Decoder, step: int) -> dict[str, np.ndarray]:

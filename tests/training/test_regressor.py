@@ -1,0 +1,388 @@
+"""The regression transformer in both engines: they agree, and a step's parts, weights and state can be handled apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memconsole.plan.model import Model, Parameter
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.regressor import Regressor
+from memconsole.plan.tasks import REGRESSION
+from memconsole_jax import comparison as jax_comparison
+from memconsole_jax import engine as jax_engine
+from memconsole_torch import comparison as torch_comparison
+from memconsole_torch import engine as torch_engine
+from memconsole_torch.techniques import offload
+from memconsole_trainer.engine import Batch, Engine, Part, WeightsError
+from memconsole_trainer.weights.initialize import InitialWeights
+
+torch.set_num_threads(1)
+
+BACKENDS = ("torch", "jax")
+LENGTH, ROWS = 8, 4
+MODEL = Regressor(
+    features=3,
+    outputs=2,
+    hidden_size=16,
+    layers=2,
+    heads=2,
+    intermediate_size=24,
+    max_positions=9,
+)
+PARTS: tuple[Part, ...] = ("weights", "optimizer", "gradients")
+CREATE: dict[str, Callable[[Plan, None], Engine]] = {
+    "torch": torch_engine.create,
+    "jax": jax_engine.create,
+}
+
+
+def built(backend: str, **settings: Any) -> Engine:
+    plan = replace(
+        Plan(),
+        {
+            "backend": backend,
+            "model.name": "lqr",
+            "data.source": "windows.h5",
+            "device.name": "cpu",
+            "data.sequence_length": LENGTH,
+            "train.batch_size": ROWS,
+            "train.warmup_steps": 0,
+            "train.learning_rate": 1e-2,
+            **{key.replace("__", "."): value for key, value in settings.items()},
+        },
+    )
+    engine = CREATE[backend](plan, None)
+    engine.build(plan, MODEL, 100, InitialWeights(MODEL, 0))
+    return engine
+
+
+def batch(micro_batches: int = 1, rows: int = ROWS, seed: int = 0) -> Batch:
+    """Random windows; a third of the targets does not count."""
+    draw = np.random.default_rng(seed)
+    mask = draw.random((micro_batches, rows, MODEL.outputs)) > 1 / 3
+    arrays = {
+        "windows": draw.normal(size=(micro_batches, rows, LENGTH, MODEL.features)),
+        "targets": draw.normal(size=mask.shape),
+        "mask": mask,
+    }
+    return Batch({n: a.astype(np.float32) for n, a in arrays.items()}, float(mask.sum()))
+
+
+def joined(parts: Batch) -> Batch:
+    """The same rows in one micro-batch."""
+    return Batch({n: a.reshape(1, -1, *a.shape[2:]) for n, a in parts.arrays.items()}, parts.weight)
+
+
+class Weights:
+    """A `WeightSource`: random in every tensor, norms and biases included."""
+
+    def __init__(self, seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        self.tensors = {
+            p.name: (p.fill + 0.3 * draw.normal(size=p.shape)).astype(np.float32)
+            for p in MODEL.parameters()
+        }
+
+    def tensor(self, name: str) -> Any:
+        return self.tensors[name]
+
+
+class State:
+    """A `StateSource`: a copy of an engine's state."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.tensors = {name: np.array(tensor) for name, tensor in engine.state()}
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def tensor(self, name: str) -> Any:
+        return self.tensors[name]
+
+
+def assert_same(engine: Engine, expected: State, tolerance: float = 0.0) -> None:
+    found = State(engine).tensors
+    assert list(found) == list(expected.tensors)
+    for name, tensor in expected.tensors.items():
+        if tolerance:
+            wide = (np.asarray(x, np.float64) for x in (found[name], tensor))
+            np.testing.assert_allclose(*wide, rtol=tolerance, atol=tolerance, err_msg=name)
+        else:
+            assert found[name].tobytes() == tensor.tobytes(), name
+
+
+def assert_close(found: Any, expected: Any, name: str = "") -> None:
+    assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max()), name
+
+
+def test_both_backends_give_the_same_outputs_and_gradients() -> None:
+    weights, rows = Weights(1), batch(micro_batches=2)
+    windows = dict(next(rows.micro_batches()))
+    found = torch_comparison.outputs(MODEL, weights, windows)
+    assert found.shape == (ROWS, MODEL.outputs)
+    assert_close(found, jax_comparison.outputs(MODEL, weights, windows))
+    gradients = torch_comparison.gradients(MODEL, weights, rows)
+    others = jax_comparison.gradients(MODEL, weights, rows)
+    assert gradients.keys() == others.keys() == {p.name for p in MODEL.parameters()}
+    for name, gradient in gradients.items():
+        assert_close(gradient, others[name], name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimize__accumulation_steps": 2, "train__ema_decay": 0.9},
+        {"optimize__precision": "bf16-sr", "optimize__optimizer": "muon"},
+    ],
+    ids=lambda s: " ".join(map(str, s.values())) or "plain",
+)
+def test_both_backends_take_the_same_steps(settings: dict[str, Any]) -> None:
+    told = []
+    for backend in BACKENDS:
+        engine = built(backend, **settings)
+        many = settings.get("optimize__accumulation_steps", 1)
+        for step in range(6):
+            engine.train_step(batch(many, seed=step % 2))
+        metrics = engine.take_metrics()
+        total = engine.evaluate([batch(seed=9)])
+        told.append([m.loss for m in metrics] + [total.mean, *total.measures])
+    tolerance = 2e-2 if "optimize__precision" in settings else 1e-3
+    assert told[0] == pytest.approx(told[1], rel=tolerance)
+    assert told[0][4] < told[0][0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_micro_batches_equal_one_large_batch_and_padding_counts_nothing(backend: str) -> None:
+    """The second micro-batch counts one target; rows of the large batch that only fill it up are far off."""
+    parts = batch(micro_batches=2)
+    parts["mask"][1] = 0
+    parts["mask"][1, 0, 0] = 1
+    parts = Batch(parts.arrays, float(parts["mask"].sum()))
+    filled = joined(parts)
+    more = {n: np.concatenate([a, np.full_like(a, 50.0)], axis=1) for n, a in filled.arrays.items()}
+    more["mask"][:, 2 * ROWS :] = 0
+    told = []
+    for rows, settings in (
+        (parts, {"optimize__accumulation_steps": 2}),
+        (filled, {"train__batch_size": 2 * ROWS}),
+        (Batch(more, parts.weight), {"train__batch_size": 4 * ROWS}),
+    ):
+        engine = built(backend, optimize__optimizer="sgd", train__beta1=0.0, **settings)
+        engine.train_step(rows)
+        (metrics,) = engine.take_metrics()
+        told.append((metrics, State(engine)))
+        assert engine.evaluate([rows]).weight == parts.weight
+    for metrics, state in told[1:]:
+        assert metrics.loss == pytest.approx(told[0][0].loss, rel=1e-5)
+        assert metrics.gradient_norm == pytest.approx(told[0][0].gradient_norm, rel=1e-5)
+        for name, tensor in state.tensors.items():
+            assert_close(tensor, told[0][1].tensors[name], name)
+
+
+HALVES: dict[str, dict[str, Any]] = {
+    "8-bit and average": {"optimize__optimizer": "adamw-8bit", "train__ema_decay": 0.9},
+    "fp16, accumulated": {"optimize__precision": "fp16", "optimize__accumulation_steps": 2},
+    "bf16-sr": {"optimize__precision": "bf16-sr"},
+    "compressed": {"optimize__optimizer_offload": "compressed"},
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "case"), [*(("torch", case) for case in HALVES), ("jax", "8-bit and average")]
+)
+def test_backward_and_update_are_a_step_and_parts_come_back_bit_for_bit(
+    backend: str, case: str
+) -> None:
+    engine = built(backend, **HALVES[case])
+    many = HALVES[case].get("optimize__accumulation_steps", 1)
+    start = State(engine)
+    for step in range(3):
+        engine.train_step(batch(many, seed=step))
+    whole, expected = State(engine), engine.take_metrics()
+    engine.load_state(start)
+    for step in range(3):
+        engine.backward(batch(many, seed=99))  # replaced by the next one
+        engine.backward(batch(many, seed=step))
+        before = State(engine)
+        for part in PARTS:
+            engine.release(part)
+            assert_same(engine, before)
+        for part in PARTS:
+            engine.restore(part)
+        assert_same(engine, before)
+        engine.update()
+    # JAX compiles the halves apart from the whole: the last bits may differ, and with them an 8-bit code.
+    assert_same(engine, whole, 0.0 if backend == "torch" else 2.0 if "8" in case else 1e-5)
+    for one, other in zip(engine.take_metrics(), expected, strict=True):
+        assert (one.step, one.learning_rate) == (other.step, other.learning_rate)
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_released_is_missed_by_name_until_it_is_restored(backend: str) -> None:
+    engine = built(backend, train__ema_decay=0.9)
+    start = State(engine)
+    with pytest.raises(RuntimeError, match="backward"):
+        engine.update()
+    engine.backward(batch())
+    for part in PARTS:
+        engine.release(part)
+        engine.release(part)
+        with pytest.raises(RuntimeError, match=part):
+            engine.update()
+        engine.restore(part)
+        engine.restore(part)
+    engine.release("weights")
+    unable: list[Callable[[], Any]] = [
+        lambda: engine.train_step(batch()),
+        lambda: engine.evaluate([batch()]),
+        lambda: engine.assign(Weights(1)),
+    ]
+    for call in unable:
+        with pytest.raises(RuntimeError, match="weights"):
+            call()
+    engine.restore("weights")
+    engine.release("optimizer")
+    engine.backward(batch())
+    engine.release("weights")
+    engine.load_state(start)
+    assert_same(engine, start)
+    with pytest.raises(RuntimeError, match="backward"):
+        engine.update()  # the gradients of the weights before are gone
+    engine.train_step(batch())
+    assert engine.take_metrics()[0].step == 1
+
+
+def test_torch_frees_the_memory_of_what_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "same_memory", lambda device: False)
+    engine = built("torch", train__ema_decay=0.9, optimize__optimizer="adamw-8bit")
+    assert isinstance(engine, torch_engine.TorchEngine)
+    engine.train_step(batch())
+    engine.backward(batch())
+    size = sum(p.size for p in MODEL.parameters())
+    for part in PARTS:
+        tensors = list(engine._tensors(part))
+        before = [t.detach().clone() for t in tensors]
+        assert sum(t.numel() for t in tensors) >= (1 if part == "gradients" else 2) * size
+        engine.release(part)
+        assert not any(t.untyped_storage().nbytes() for t in tensors)
+        held = [engine._held.shown(t) for t in tensors]
+        assert all(map(torch.equal, held, before))
+        engine.restore(part)
+        assert all(map(torch.equal, tensors, before))
+    engine.update()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_assigning_replaces_the_weights_and_nothing_else(backend: str) -> None:
+    engine, new = built(backend, train__ema_decay=0.9), Weights(2)
+    engine.train_step(batch())
+    before = State(engine).tensors
+    engine.assign(new)
+    for name, tensor in State(engine).tensors.items():
+        own = name.startswith("model.")
+        np.testing.assert_array_equal(
+            tensor, new.tensor(name.removeprefix("model.")) if own else before[name], err_msg=name
+        )
+    new.tensors["head.bias"] = new.tensors["head.bias"][:1]
+    with pytest.raises(WeightsError, match=r"head\.bias"):
+        engine.assign(new)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_regressor_continues_no_text(backend: str) -> None:
+    with pytest.raises(ValueError, match="no text"):
+        built(backend).generate([1], 1, 1.0, 1, 0)
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "attention", "selective"])
+def test_checkpointed_blocks_compute_the_same_in_torch(checkpointing: str) -> None:
+    engine = built("torch", optimize__gradient_checkpointing=checkpointing)
+    engine.train_step(batch())
+    (found,) = engine.take_metrics()
+    gradients = torch_comparison.gradients(MODEL, InitialWeights(MODEL, 0), batch())
+    norm = float(np.sqrt(sum((g**2).sum() for g in gradients.values())))
+    assert found.gradient_norm == pytest.approx(norm, rel=1e-5)
+
+
+def only(*wanted: str) -> Callable[[Any, Plan, Model], list[Parameter]]:
+    """A task's `trained` that trains the weights whose names begin so."""
+    return lambda self, plan, model: [p for p in model.parameters() if p.name.startswith(wanted)]
+
+
+FROZEN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"optimize__accumulation_steps": 2},
+    "8-bit and average": {"optimize__optimizer": "adamw-8bit", "train__ema_decay": 0.9},
+    "checkpointed": {"optimize__gradient_checkpointing": "full"},
+    "fp16": {"optimize__precision": "fp16"},
+    "bf16-sr": {"optimize__precision": "bf16-sr"},
+    "muon, compressed": {
+        "optimize__optimizer": "muon",
+        "optimize__optimizer_offload": "compressed",
+    },
+}
+FROZEN_JAX = ("accumulated", "8-bit and average")
+
+
+@pytest.mark.parametrize(
+    ("backend", "case"), [*(("torch", case) for case in FROZEN), *(("jax", c) for c in FROZEN_JAX)]
+)
+def test_trained_parts_below_frozen_blocks(
+    backend: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only they change, by the gradients that they have when all is trained, and only they have optimizer state."""
+    monkeypatch.setattr(type(REGRESSION), "trained", only("input."))
+    engine = built(backend, train__grad_clip=0.0, **FROZEN[case])
+    rows = batch(FROZEN[case].get("optimize__accumulation_steps", 1))
+    assert engine.trainable_parameters == 3 * 16 + 16
+    assert engine.parameters == sum(p.size for p in MODEL.parameters())
+    before = State(engine).tensors
+    engine.train_step(rows)
+    (metrics,) = engine.take_metrics()
+    expected = torch_comparison.gradients(MODEL, InitialWeights(MODEL, 0), rows)
+    own = [g for name, g in expected.items() if name.startswith("input.")]
+    norm = float(np.sqrt(sum((g**2).sum() for g in own)))
+    assert metrics.gradient_norm == pytest.approx(norm, rel=3e-2 if "16" in case else 1e-4)
+    after = State(engine)
+    for name, tensor in after.tensors.items():
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            assert np.array_equal(tensor, before[name]) == (not rest.startswith("input.")), name
+        elif kind == "average" or (kind == "optimizer" and "." in rest):
+            assert rest.startswith("input."), name
+    engine.release("weights")
+    engine.restore("weights")
+    engine.train_step(rows)
+    engine.load_state(after)
+    assert_same(engine, after)
+    weights = Weights(3)
+    engine.assign(weights)
+    for name, tensor in State(engine).tensors.items():
+        if name.startswith("model."):
+            given = np.array_equal(tensor, weights.tensor(name.removeprefix("model.")))
+            assert given == (name.startswith("model.input.") and case != "bf16-sr"), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_some_weights_of_every_block_may_be_trained(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms = tuple(f"layers.{i}.{name}_norm." for i in range(2) for name in ("attention", "mlp"))
+    monkeypatch.setattr(type(REGRESSION), "trained", only("head.", *norms))
+    engine = built(backend, train__grad_clip=0.0, optimize__accumulation_steps=2)
+    before = State(engine).tensors
+    engine.train_step(batch(2))
+    after = State(engine).tensors
+    moved = {
+        n for n in before if n.startswith("model.") and not np.array_equal(before[n], after[n])
+    }
+    assert moved == {
+        f"model.{p.name}" for p in MODEL.parameters() if p.name.startswith(("head.", *norms))
+    }
