@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from memconsole.plan.architecture import parameters
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
+from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.pretrained import load
 from memconsole_trainer.data.prepared import held_out
 from memconsole_trainer.data.sources import open_source
@@ -117,7 +119,8 @@ def loss_of(run: Any, weights: Any) -> float:
     source = open_source(found.plan, found.architecture.vocab_size)
     split = split_of(source, found.plan.data.validation_fraction)
     rows = held_out(found.plan, found.architecture, source, split, found.tokenizer())
-    decoder = load(found.architecture, weights, torch.device("cpu"))
+    make = partial(Decoder, found.architecture)
+    decoder = load(found.architecture, make, weights, torch.device("cpu"))
     nats = tokens = 0.0
     with torch.no_grad():
         for batch in rows.batches(BatchShape(1, 1, found.plan.data.sequence_length), 0):
