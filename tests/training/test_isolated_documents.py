@@ -160,7 +160,7 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
             Plan(),
             {
                 "backend": backend, "device.name": "cpu", "data.sequence_length": LENGTH,
-                "data.isolate_documents": batch["documents"] is not None, "train.batch_size": rows,
+                "data.isolate_documents": "documents" in batch.arrays, "train.batch_size": rows,
                 "optimize.accumulation_steps": micro_batches, "train.warmup_steps": 1,
                 "train.learning_rate": 1e-2, "train.sample_tokens": 0, **changes,
             },
@@ -171,11 +171,7 @@ def test_training_with_other_optimizations_is_that_of_separate_rows(
             engine.train_step(batch)
         found = [m.loss for m in engine.take_metrics()]
         evaluated = engine.evaluate(
-            language_batch(
-                batch["inputs"][i : i + 1],
-                batch["targets"][i : i + 1],
-                None if batch["documents"] is None else batch["documents"][i : i + 1],
-            )
+            language_batch(**{name: array[i : i + 1] for name, array in batch.arrays.items()})
             for i in range(micro_batches)
         )
         losses.append([*found, evaluated.mean])
