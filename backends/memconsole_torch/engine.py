@@ -167,6 +167,7 @@ class TorchEngine:
     def update(self) -> None:
         """Move the weights by the gradients of the last `backward`, and let go of them."""
         rate, loss, scale = self._pending
+        del self._pending
         norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
         if self._average is not None:
             live = None if self._scale is None else torch.isfinite(norm).float()
