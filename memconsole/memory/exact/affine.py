@@ -77,7 +77,7 @@ def evaluate(
     timeline: Timeline, batch: int, length: int, evaluation_batch: int | None = None
 ) -> Exact:
     """Every phase's peak at `batch` rows of `length` tokens, which the timeline must cover. An evaluation has
-    `evaluation_batch` rows.
+    `evaluation_batch` rows, or `batch` if that is None.
 
     Reserved bytes are the live peak times the share from the replay at the traced sizes.
     """
