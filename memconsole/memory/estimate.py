@@ -28,11 +28,11 @@ from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, uncom
 from memconsole.plan.tasks import task_of_model
 
 Lookup = Callable[[Plan, Budget], KnownExact | None]
-"""What is known exactly of a plan on a device, at once; None where nothing is."""
+"""Returns the known exact numbers of a plan on a device without waiting; None if there are none."""
 
 
 def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estimate:
-    """Price `plan` on the device of `budget`, and every other value of every toggle. Raises `PlanError`."""
+    """Price `plan` and every other value of every toggle on the device of `budget`. Raises `PlanError`."""
     model = model_of(plan)
     table = table_of(plan, budget, lookup)
     seconds = step_seconds(plan, model, budget)
@@ -57,13 +57,13 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
 
 
 def model_of(plan: Plan) -> Model:
-    """The catalog's model for a plan, remembered: a key press prices one model dozens of times."""
+    """The catalog's model for a plan. It is cached, because a key press prices one model dozens of times."""
     d = plan.data
     return _model(plan.model, d.sequence_length, d.vocab_size, d.tokenizer)
 
 
 def architecture_of(plan: Plan) -> Architecture:
-    """The same of a language plan. Raises `PlanError` for another one."""
+    """The architecture of a language plan. Raises `PlanError` for other plans."""
     model = model_of(plan)
     return model if isinstance(model, Architecture) else catalog.architecture(plan)
 
@@ -79,8 +79,8 @@ def _model(
 def table_of(
     plan: Plan, budget: Budget, lookup: Lookup | None = None, *, parts: bool = True
 ) -> MemoryTable:
-    """The memory table alone, as exact as `lookup` can make it; its components only where `parts` are asked for or
-    something exact is known. Raises `PlanError`."""
+    """The memory table alone, with the exact numbers that `lookup` returns. Without `parts`, components are filled in
+    only if there are exact numbers. Raises `PlanError`."""
     model = model_of(plan)
     known = lookup(plan, budget) if lookup is not None else None
     if known is None:
@@ -153,6 +153,6 @@ def _unavailable(row: Optimization, value: Any, reason: str) -> Saving:
 
 
 def _epoch_minutes(plan: Plan, model: Model, units_per_second: float) -> float | None:
-    """Minutes per pass over the training rows; None where the dataset's size is unknown."""
+    """Minutes per pass over the training rows; None if the dataset's size is unknown."""
     units = training_units(plan, model)
     return None if units is None else units / units_per_second / 60

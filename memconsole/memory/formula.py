@@ -1,7 +1,7 @@
 """From a plan to its memory table: every component's bytes at every moment of a training step.
 
-A step is a sequence of moments; a component's live bytes are sums of products of sizes at each, and the peak
-is the largest moment, never a sum of largest components. Each phase of the table is its largest moment.
+A step is a sequence of moments. The peak is the largest moment, never a sum of each component's largest value. Each
+phase of the table shows the largest moment of that phase.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 
 PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
-"""What a plain training step passes through, and what comes between steps, in the order of a table."""
+"""The phases of a plain training step and those between steps, in the order of a table."""
 
 
 def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True) -> MemoryTable:
-    """Price `plan` for `model` on the device of `budget`, from formulas alone. `parts`: by component, not in
-    total alone."""
+    """Price `plan` for `model` on the device of `budget`, from formulas alone. Without `parts` only totals are filled
+    in, no components."""
     costs = runtime(plan.backend, budget.kind)
     step = step_of(plan, model, budget.kind)
     largest: dict[str, Moment] = {}
@@ -67,7 +67,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
 
 
 def _moments(step: StepSizes) -> Iterator[Moment]:
-    """The formulas of a decoder in the plan's backend; another model's are the general rule's."""
+    """The moments of a step: a decoder has formulas for each backend, other models use the general rule."""
     if not isinstance(step.model, Architecture):
         return general.moments(step)
     if step.plan.backend == "jax":

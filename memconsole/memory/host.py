@@ -1,4 +1,4 @@
-"""Host memory of the trainer's process tree: framework, data, and what was moved off the device."""
+"""Host memory of the trainer's process tree: framework, data, and what is offloaded from the device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from memconsole.plan.plan import Plan
 
 
 def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
-    """The framework's own bytes beside tensors: its workspace, what XLA's libraries take on a CPU, and what torch's fp32
-    matmuls keep of the largest operand they repacked, or 16-bit ones of their kernels."""
+    """The framework's own bytes in addition to tensors: its workspace, XLA's libraries on a CPU, and what torch's
+    matmuls keep (fp32: the largest repacked operand; 16 bits: compiled kernels)."""
     if not isinstance(step.model, Architecture):
         return costs.workspace_bytes + _libraries_in_general(step, costs)
     if step.plan.backend == "jax":
@@ -34,7 +34,7 @@ def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
 
 
 def _libraries_in_general(step: StepSizes, costs: Runtime) -> int:
-    """The same of a model without formulas, from its widest matrix."""
+    """The libraries' bytes for a model without formulas, from its widest matrix."""
     tokens = max(step.tokens, step.evaluation_tokens)
     widest = general.block_of(step.model).widest
     if step.plan.backend == "jax":
@@ -45,7 +45,7 @@ def _libraries_in_general(step: StepSizes, costs: Runtime) -> int:
 
 
 def compiler_bytes(plan: Plan, costs: Runtime) -> int:
-    """Of torch.compile, in the trainer's host memory."""
+    """Host bytes that torch.compile takes in the trainer."""
     return costs.compiler_bytes if plan.optimize.compile else 0
 
 
@@ -54,8 +54,8 @@ SHARD_BYTES = 64 * 2**20
 
 
 def saved_bytes(step: StepSizes) -> int:
-    """Host copies of device tensors while a checkpoint is written: a shard of weights, one of the optimizer's
-    state, one of the weights' average. On a CPU the tensors themselves are written."""
+    """Bytes of host copies while a checkpoint is written: one shard each of weights, optimizer state and averaged
+    weights. On a CPU the tensors are written without a copy."""
     if step.kind == "cpu":
         return 0
     weights = 4 * step.trained.elements if step.frozen else step.weights
@@ -64,11 +64,11 @@ def saved_bytes(step: StepSizes) -> int:
 
 
 def host_bytes(step: StepSizes, costs: Runtime, on_host: int) -> int:
-    """Peak resident bytes: the idle trainer, its data, offloaded optimizer state, and `on_host` tensors
-    where the device is the CPU."""
+    """Peak resident bytes: the idle trainer, its data, offloaded optimizer state, and `on_host` bytes of tensors if the
+    device is the CPU."""
     if isinstance(step.model, Architecture):
         data = data_bytes(step.plan, step.model.vocab_size)
-    else:  # the step's rows and the next one's; the file stays on disk
+    else:  # the rows of this step and the next one; the file stays on disk
         rows = step.plan.train.batch_size * step.plan.optimize.accumulation_steps
         data = 2 * rows * row_bytes(step.plan, step.model)
     return costs.host_bytes + data + step.state.host + on_host

@@ -18,7 +18,7 @@ PHASE_WORDS = {
 
 
 def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: MemoryTable) -> str:
-    """The reason `after` is no smaller than `before`."""
+    """The reason why `after` is not smaller than `before`."""
     specific = row.saves_nothing and row.saves_nothing(changed, before.budget.kind)
     if specific:
         return specific
@@ -37,7 +37,7 @@ def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: 
 
 
 def phase_words(phase: str) -> str:
-    """The phase as a sentence names it."""
+    """The name of a phase for use in a sentence."""
     return PHASE_WORDS.get(phase, f"the phase {phase}")
 
 

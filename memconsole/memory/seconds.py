@@ -25,31 +25,31 @@ from memconsole.plan.sections import EIGHT_BIT, Checkpointing
 from memconsole.plan.tasks import task_of_model
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
-"""Bytes per second of a device that does not tell."""
+"""Bytes per second of a device whose bandwidth is unknown."""
 GENERIC_FLOPS = {"gpu": 2e13, "rocm": 1.3e13, "apple": 3.5e12, "tpu": 1e14}
 HOST_LINK = 12e9
 """Bytes per second between host and device (PCIe 4 x16 at half its peak, pageable memory)."""
 PINNED_LINK = 24e9
 """The same from pinned memory."""
 DISK = 1e9
-"""Bytes per second to and from a file, most of it in the kernel's cache."""
+"""Bytes per second to and from a file that is mostly in the page cache."""
 SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16": 24.0}}
-"""How much slower torch's 16-bit arithmetic is on a CPU without instructions for it, with vectors of 512 bits and without
+"""Slowdown of torch's 16-bit arithmetic on a CPU without instructions for it, by whether vectors have 512 bits
 (`tests/bench/optimizations.py`)."""
 VECTOR_SHARES = {"bf16": 0.29, "fp16": 0.40}
-"""What torch reaches of the doubled peak where a CPU has vector instructions for 16 bits and no matrix unit, beside
-its share in fp32: it trains at 0.58 and 0.80 of fp32's speed there (`tests/bench/optimizations.py`)."""
+"""On a CPU with 16-bit vector instructions but no matrix unit: the share of the doubled peak that torch reaches,
+relative to its share in fp32. It trains at 0.58 and 0.80 of fp32's speed there (`tests/bench/optimizations.py`)."""
 
 
 def forward_flops_per_token(a: Architecture, sequence: int) -> int:
-    """Multiply-adds count two: matrices, head, and attention scores with their values (Kaplan et al. 2020, table 1)."""
+    """Forward FLOPs of the matrices, the head and attention (Kaplan et al. 2020, table 1). A multiply-add counts as two."""
     s = sizes(a)
     matrices = 2 * (s.block_matrices * s.layers + s.head_matrix)
     return matrices + attention_flops_per_token(a, sequence)
 
 
 def attention_flops_per_token(a: Architecture, sequence: int) -> int:
-    """Of those, the scores' and their values', of the keys that a query sees on average."""
+    """The attention part of these FLOPs: scores and weighted values, with the average number of visible keys."""
     attended = sequence
     if a.sliding_window is not None:
         local = a.local_layers
@@ -59,7 +59,7 @@ def attention_flops_per_token(a: Architecture, sequence: int) -> int:
 
 
 def step_flops(plan: Plan, model: Model) -> float:
-    """Operations of one optimizer step on one device, recomputation included."""
+    """FLOPs of one optimizer step on one device, recomputation included."""
     if not isinstance(model, Architecture):
         return _step_flops_in_general(plan, model)
     o, architecture = plan.optimize, model
@@ -79,7 +79,7 @@ def step_flops(plan: Plan, model: Model) -> float:
 
 
 def _step_flops_in_general(plan: Plan, model: Model) -> float:
-    """The same from the task's operations of one row: recomputed matmuls are not told from attention."""
+    """The same from the task's FLOPs per row. Recomputed matmuls and attention are not distinguished."""
     o = plan.optimize
     again = {"none": 0.0, "selective": 0.05}.get(o.gradient_checkpointing, 1.0)
     rows = plan.train.batch_size * o.accumulation_steps
@@ -87,15 +87,14 @@ def _step_flops_in_general(plan: Plan, model: Model) -> float:
 
 
 def _passes(plan: Plan) -> float:
-    """Forward and backward pass over a forward pass alone: no weight gradients of a frozen base."""
+    """FLOPs of forward and backward pass, divided by the forward pass. A frozen base has no weight gradients."""
     o = plan.optimize
     return 2.0 if o.freeze_base or o.lora_rank else 3.0
 
 
 def peak_units_per_second(plan: Plan, model: Model, budget: Budget) -> float:
-    """Tokens, or what else the task counts, per second at the dense peak of one device, the model's own operations
-    alone: what the estimated rate is divided by for model FLOPs utilization (Chowdhery et al. 2022, appendix B).
-    Recomputation does not count."""
+    """Tokens (or the task's units) per second at the dense peak of one device, without recomputation. The estimated
+    rate divided by this is the model FLOPs utilization (Chowdhery et al. 2022, appendix B)."""
     if isinstance(model, Architecture):
         forward: float = forward_flops_per_token(model, plan.data.sequence_length)
     else:
@@ -126,7 +125,7 @@ def peak_flops(budget: Budget, precision: str, backend: str = "torch") -> float:
 
 @lru_cache(maxsize=2)
 def _speedup(width: str) -> float:
-    """Of a 16-bit type over fp32 on this machine's processor."""
+    """Speedup of a 16-bit type over fp32 on this machine's processor."""
     return 1 / SOFT_FACTORS[wide_vectors()][width] if missing_instructions(width) else 2.0
 
 
@@ -137,7 +136,7 @@ def _vector_share(precision: str) -> float:
 
 @lru_cache(maxsize=1)
 def _cpu_peak() -> float:
-    """FLOP/s in fp32 of this machine: cores × Hz × 2 FMA × lanes × 2."""
+    """fp32 FLOP/s of this machine: cores × Hz × 2 FMA × lanes × 2."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     hertz, flags = 2.5e9, ""
     try:
@@ -157,7 +156,7 @@ def _cpu_peak() -> float:
 
 
 def _traffic(plan: Plan, model: Model, kind: str) -> float:
-    """Bytes a step moves through device memory besides matmul operands: activations, logits, weights, state."""
+    """Bytes a step moves through device memory for activations, logits, weights and state, without matmul operands."""
     o = plan.optimize
     s = sizes(model)
     per_token = s.layers * _kept_per_token(plan, model, "none", kind)
@@ -202,7 +201,7 @@ def _transfers(plan: Plan, model: Model) -> float:
 
 
 def _moving(plan: Plan, model: Model, kind: str) -> float:
-    """Seconds of moving activations off the device and back: to disk, where the host's memory is the device's own."""
+    """Seconds of moving activations off the device and back. They go to disk if host and device share memory."""
     if not plan.optimize.activation_offload:
         return 0.0
     if kind in ("cpu", "apple"):
@@ -211,7 +210,7 @@ def _moving(plan: Plan, model: Model, kind: str) -> float:
 
 
 def _moved_bytes(plan: Plan, model: Model, kind: str) -> float:
-    """Activations that go off the device and back in a step."""
+    """Bytes of activations moved off the device and back in a step."""
     o = plan.optimize
     kept = _kept_per_token(plan, model, o.gradient_checkpointing, kind) * model.layers
     return 2.0 * kept * plan.micro_batch_tokens * o.accumulation_steps
@@ -219,7 +218,8 @@ def _moved_bytes(plan: Plan, model: Model, kind: str) -> float:
 
 @lru_cache(maxsize=256)
 def _orthogonalizing_flops(model: Model, rank: int) -> float:
-    """Muon's five steps over every matrix: two products with the whole, one of the short side (m, m)."""
+    """FLOPs of Muon's five steps for every matrix: two products with the whole matrix, and one of its short side
+    (m, m)."""
     found = 0
     for p in model.parameters():
         if p.role == "matrix" and p.layer == 0:
@@ -255,5 +255,5 @@ def step_seconds(plan: Plan, model: Model, budget: Budget) -> float:
 
 
 def seconds_per_unit(plan: Plan, model: Model, budget: Budget) -> float:
-    """Estimated seconds of a step over its tokens, or what else its task counts."""
+    """Estimated seconds of a step, divided by its tokens (or the task's units)."""
     return step_seconds(plan, model, budget) / units_per_step(plan, model)

@@ -1,9 +1,8 @@
-"""A training step of any model as a sequence of moments: activations by a general rule, the rest exact.
+"""A training step of any model as a sequence of moments: activations follow a general rule, the rest is exact.
 
-For models that have no formulas of their own, until a trace or the compiler has found the exact bytes. The rule:
-the backward pass of ``y = x @ W.T`` reads x, and what follows reads y, so each matrix `(out, in)` of a block keeps
-`in + out` numbers per position. What it does not count, attention's scores and shared inputs, is what `LOW` and
-`HIGH` are for.
+Used for models without their own formulas, until a trace or the compiler gives the exact bytes. The rule: the
+backward pass of ``y = x @ W.T`` reads x, and the next operation reads y, so each matrix `(out, in)` of a block keeps
+`in + out` numbers per position. The rule ignores attention scores and shared inputs; `LOW` and `HIGH` bound that error.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from memconsole.plan.sections import Checkpointing
 from memconsole.plan.tasks import task_of_model
 
 LOW, HIGH = 0.5, 2.0
-"""Factors within which the rule's bytes lie (`tests/training/test_general_memory.py` traces both ends)."""
+"""Factors that bound the error of the rule's bytes (`tests/training/test_general_memory.py` traces both ends)."""
 WHERE_FROM = "the activations follow a general rule that may be off by a factor of two"
 OFFLOADED_BLOCKS = {"cpu": 1, "apple": 1}
-"""Blocks whose activations are on the device while the others' wait elsewhere: one in use, and one on its way (2)
-where copies run beside the computation."""
+"""Blocks whose activations are on the device under activation offload: the one in use, and a second one on devices
+that copy and compute at the same time (the default, 2)."""
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Numbers per position that one block makes of its input."""
+    """Sizes of one block, in numbers per position."""
 
     width: int
-    """Of its input."""
+    """The block's input."""
     outputs: int
-    """Of all of its matrices."""
+    """Outputs of all its matrices."""
     kept: int
-    """Inputs and outputs of all of its matrices."""
+    """Inputs and outputs of all its matrices."""
     widest: int
-    """Input and output of the largest of them."""
+    """Input and output of its largest matrix."""
     outside: int
     """Inputs and outputs of the projections before the blocks."""
 
 
 @lru_cache(maxsize=256)
 def block_of(model: Model) -> Block:
-    """What the rule reads of a model's weights."""
+    """The sizes that the rule needs, from a model's weights."""
     weights = tuple(model.parameters())
     shapes = [p.shape for p in weights if p.layer == 0 and p.role == "matrix"]
     before = [p.shape for p in weights if p.role == "input"]
@@ -66,7 +65,7 @@ def kept_bytes(model: Model, checkpointing: Checkpointing, compute: int) -> int:
 
 
 def loss_bytes(step: StepSizes, rows: int) -> int:
-    """Outputs, errors and their gradients: as large as the arrays of a batch beside its first, three times over."""
+    """Bytes of outputs, errors and their gradients: three times the arrays of a batch, without its first array."""
     targets = task_of_model(step.model).inputs(step.plan, step.model)[1:]
     return 3 * rows * sum(array.row_bytes for array in targets)
 
@@ -94,7 +93,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         "backward", weights, standing, resident, kept + again, loss, copies + 2 * passing, data
     )
     gradients, largest = step.gradients, step.gradient * step.trained.largest
-    # The first block comes last: its own gradients are not there yet, unless those of a micro-batch before are.
+    # The first block runs last. Its gradients do not exist yet, except with accumulation after the first micro-batch.
     made = gradients
     if o.optimizer_in_backward:
         gradients = made = largest
@@ -125,7 +124,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 
 
 def bounds(moments: Iterator[Moment] | tuple[Moment, ...], own: int) -> tuple[float, float]:
-    """How far the peak may be off, as factors of it: only what the rule counts is uncertain."""
+    """Low and high factor that bound the error of the peak. Only what the rule counts is uncertain."""
     totals = []
     for m in moments:
         ruled = m.activations + m.logits + m.workspace

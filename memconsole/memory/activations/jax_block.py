@@ -1,7 +1,7 @@
 """What one block of the JAX decoder keeps for its backward pass, tensor by tensor, in bytes per token.
 
-Follows the decoder operation by operation. Widths in the comments are elements per
-token: h hidden, q heads × head_size, k kv_heads × head_size, f intermediate; c bytes of a compute element.
+Follows the decoder operation by operation. Widths in comments are elements per token: h hidden, q heads × head_size,
+k kv_heads × head_size, f intermediate. c is the bytes of a compute element.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per token of one block."""
 
     element: int
-    """Of one element of the tensors between matmuls."""
+    """Bytes of one element of the tensors between matmuls."""
     kept: int
-    """Kept from forward to backward under the plan's checkpointing."""
+    """Kept from the forward to the backward pass under the plan's checkpointing."""
     attention: int
-    """Of it, what the attention half keeps without checkpointing."""
+    """What the attention half keeps without checkpointing."""
     mlp: int
     attention_again: int
-    """What the backward pass makes again of the attention half under the plan's checkpointing."""
+    """What the backward pass recomputes of the attention half under the plan's checkpointing."""
     mlp_again: int
     passing: int
-    """Short-lived at the widest point of a forward pass that keeps nothing."""
+    """Temporaries at the peak of a forward pass that keeps nothing."""
 
 
 def _matrices(a: Architecture) -> int:
@@ -35,7 +35,7 @@ def _matrices(a: Architecture) -> int:
 
 
 def _adapter_outputs(a: Architecture, rank: int) -> int:
-    """Elements per token of everything that adapters' matrices make (Hu et al. 2021): A x and B A x."""
+    """Elements per token of all outputs of adapter matrices, A x and B A x (Hu et al. 2021)."""
     if not rank:
         return 0
     outputs = a.query_width + 2 * a.key_width + 2 * a.hidden_size
@@ -44,11 +44,11 @@ def _adapter_outputs(a: Architecture, rank: int) -> int:
 
 @lru_cache(maxsize=1024)
 def jax_block(a: Architecture, precision: str, checkpointing: str, kind: str, rank: int) -> Block:
-    """A block of the JAX decoder under scan. Scores exist for one chunk of queries at a time, see
-    `jax_step.score_bytes`. XLA on a CPU computes 16-bit types in fp32 and stores them so."""
+    """A block of the JAX decoder under scan. Attention scores exist for one chunk of queries at a time
+    (`jax_step.score_bytes`). XLA on a CPU computes and stores 16-bit types in fp32."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
     c = 4 if precision == "fp32" or kind == "cpu" else 2
-    norm = 4 * h + c * h  # its input, recomputed from; its output, the next matmuls' input
+    norm = 4 * h + c * h  # its input, to recompute from; its output, which the next matmuls read
     matmuls = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
     attention = norm + matmuls + ((4 + c) * (q + k) if a.query_key_norm else 0)
     gates = c * f * (2 if a.gated_mlp else 1)

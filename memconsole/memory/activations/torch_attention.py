@@ -1,5 +1,5 @@
-"""Attention of the torch decoder on a tape: by the kernels that each kind of device has, or composed where none
-has a backward pass. Widths as in `torch_operations`."""
+"""Attention of the torch decoder on the tape: the fused kernel of each kind of device, or matmuls and a softmax if no
+kernel has a backward pass. Widths as in `torch_operations`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memconsole.memory.activations.torch_tape import Contribution, Size, Slot, S
 
 
 class AttentionOperations(Operations):
-    """A block's operations with those of attention."""
+    """A block's operations, including attention."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         a, c, tape = self.architecture, self.kernels.compute, self.tape
@@ -38,9 +38,9 @@ class AttentionOperations(Operations):
         return Tensor(out, q.width, c, slot)
 
     def _compose(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of products and a softmax, where no kernel has a backward pass
-        (`at::_scaled_dot_product_attention_math`): fp32 but for what autocast narrows for a product. Products
-        want heads in a row: a copy of what lies by tokens."""
+        """Attention from matmuls and a softmax, used if no fused kernel has a backward pass
+        (`at::_scaled_dot_product_attention_math`). It runs in fp32; autocast narrows only the inputs of matmuls. The
+        matmuls need each head contiguous, so tensors laid out by tokens are copied."""
         a, c, tape, width = self.architecture, self.kernels.compute, self.tape, q.width
         narrow, rope, shared = c != FP32, a.positions == "rope", a.heads > a.kv_heads
         wide, read = Size(score=FP32 * a.heads), Size(score=c * a.heads)
@@ -104,9 +104,9 @@ class AttentionOperations(Operations):
         return Tensor(out, width, c, slot)
 
     def _inside_attention_backward(self, width: int, flash: bool, grouped: bool) -> int:
-        """Bytes per token that CUDA's kernels allocate: the queries' gradient summed in fp32 and its row
-        sums; flash besides gradients of shared keys and values per query head, and a copy of its output
-        by tokens; the memory-efficient kernel, in fp32, the product that it sums."""
+        """Bytes per token that CUDA's kernels allocate inside their backward pass. Both: the queries' gradient summed in
+        fp32, and row sums. Flash also: gradients of shared keys and values per query head, and a copy of its output
+        laid out by tokens. Memory-efficient, in fp32, also: the product that it sums."""
         a, c = self.architecture, self.kernels.compute
         if not self.cuda:
             return 0
@@ -118,7 +118,7 @@ class AttentionOperations(Operations):
         return summed + 4 * heads + relaid + (2 * c * width if grouped else 0)
 
     def repeat(self, x: Tensor) -> Tensor:
-        """Keys or values once per query head."""
+        """Repeat keys or values for each query head."""
         c, tape, below = self.kernels.compute, self.tape, x.slot
         width = self.architecture.query_width
         slot = Slot(Size(token=c * width)) if below is not None else None
@@ -128,8 +128,8 @@ class AttentionOperations(Operations):
         return Tensor(tape.new(Size(token=c * width)), width, c, slot)
 
     def relay(self, x: Tensor) -> Tensor:
-        """Attention's result as the output projection reads it: a copy where the kernel laid it out as it
-        found rotated queries."""
+        """Attention's result in the layout that the output projection reads. This is a copy if the kernel wrote its
+        result in the layout of the rotated queries."""
         a = self.architecture
         copied = a.positions == "rope" and (
             self.kernels.kind == "cpu" or (self.kernels.compute != FP32 and not self.kernels.masked)

@@ -1,4 +1,4 @@
-"""The torch decoder's block and final norm as programs of bytes: what each holds at its widest moments.
+"""The torch decoder's block and final norm as programs on the tape: the bytes each holds at its peak moments.
 
 Mirrors `memconsole_torch`: decoder.py, whose operations are in `torch_operations`, and checkpointing.py.
 """
@@ -18,20 +18,20 @@ from memconsole.plan.plan import OptimizeChoice
 
 
 class Program(msgspec.Struct, frozen=True):
-    """Live bytes around one block, its input counted from its forward to its backward pass."""
+    """Live bytes of one block. Its input counts from the forward to the backward pass."""
 
     forward: tuple[Live, ...]
-    """Widest moments of the forward pass; the output is there in the last."""
+    """Peak moments of the forward pass. The last one includes the output."""
     kept: Live
-    """Between the forward and the backward pass."""
+    """Bytes kept between the forward and the backward pass."""
     cast: int
-    """Bytes of weight copies besides, until the forward context ends."""
+    """Additional bytes of weight copies, until the forward context ends."""
     backward: tuple[Live, ...]
-    """Widest moments of the backward pass, what was kept and the gradient of the output counted in."""
+    """Peak moments of the backward pass, including kept activations and the gradient of the output."""
     adding: tuple[Live, ...]
-    """The same where the weights' gradients are added to those of an earlier micro-batch."""
+    """The same if gradients of weights are added to those of an earlier micro-batch."""
     gradients: int
-    """Bytes of gradients that stay."""
+    """Bytes of the weights' gradients that remain after the backward pass."""
 
 
 @lru_cache(maxsize=2048)
@@ -42,13 +42,13 @@ def block_program(a: Architecture, kernels: Kernels) -> Program:
 
 @lru_cache(maxsize=2048)
 def final_norm_program(a: Architecture, kernels: Kernels) -> Program:
-    """The norm before the head; never checkpointed."""
+    """The norm before the head, which is never checkpointed."""
     return _run(AttentionOperations(a, kernels), _norm)
 
 
 @lru_cache(maxsize=2048)
 def evaluated_block(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
-    """Widest moments of a block that no gradient will be asked of."""
+    """Peak moments of a block that needs no gradient."""
     return _evaluated(AttentionOperations(a, kernels), _block)
 
 
@@ -159,9 +159,9 @@ def _run(o: AttentionOperations, body: Body) -> Program:
 
 
 def _recompute(o: AttentionOperations, body: Body, x: Tensor) -> Slot | None:
-    """Run a checkpointed block's forward pass again, up to the last tensor that was to be saved."""
+    """Rerun a checkpointed block's forward pass, up to the last tensor that is saved."""
     tape, h, c = o.tape, o.architecture.hidden_size, o.kernels.compute
-    # The output's gradient, cast for the branch below the residual sum, is there already.
+    # The output's gradient has already been cast for the branch that enters the residual sum.
     waiting = tape.new(Size(token=c * h), WORKSPACE) if c != FP32 else None
     tape.most_saves, tape.saves, o.taking = tape.saves, 0, True
     y = body(o, x)

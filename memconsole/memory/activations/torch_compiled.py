@@ -1,11 +1,10 @@
-"""The torch decoder's block as torch.compile runs it: what it holds at its widest moments.
+"""The torch decoder's block as torch.compile runs it: the bytes it holds at its peak moments.
 
-One graph of a whole block: norms and elementwise operations run inside one another, so that a tensor exists only
-where a product or attention makes or reads it, or where the backward pass starts from it (the partitioner that
-makes again what is cheap: PyTorch, torch/_functorch/partitioners.py); a buffer nobody reads any more is written
-again (torch/_inductor/codegen/wrapper.py). Gradients of weights are results of the graph, so that none goes before
-the block's backward pass is over. Widths as in `torch_operations`. Held to what the profiler counts of compiled blocks by
-tests/training/memory/test_compiled_memory.py.
+A whole block is one graph. Norms and elementwise operations are fused, so a tensor exists only if a matmul or
+attention writes or reads it, or if the backward pass starts from it (the partitioner recomputes what is cheap:
+PyTorch, torch/_functorch/partitioners.py). Dead buffers are reused (torch/_inductor/codegen/wrapper.py). Gradients of
+weights are outputs of the graph, so all of them live until the block's backward pass ends. Widths as in
+`torch_operations`. tests/training/memory/test_compiled_memory.py compares these bytes with the profiler's.
 """
 
 from __future__ import annotations
@@ -40,34 +39,36 @@ def compiled_block(a: Architecture, kernels: Kernels) -> Program:
 
 @lru_cache(maxsize=2048)
 def compiled_evaluation(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
-    """The widest moment of a block that no gradient will be asked of."""
+    """The peak moment of a block that needs no gradient."""
     stream = Size(token=FP32 * a.hidden_size)
     return (_held(_more(stream, _inner(a, kernels)), copies=_cast(a, kernels)),)
 
 
 def _made_again(a: Architecture, kernels: Kernels) -> int:
-    """Bytes per token that a block keeps uncompiled: the gate's activation, and the stream behind attention, which
-    is the block's input and what attention gave; the latter is kept in the compute precision."""
+    """Bytes per token that an uncompiled block keeps and a compiled one recomputes: the gate's activation, and the
+    residual stream after attention. Instead of that stream, the compiled block keeps attention's output in the compute
+    precision."""
     h, c = a.hidden_size, kernels.compute
     stream = FP32 * h if a.post_norms else (FP32 - c) * h
     return stream + (c * a.intermediate_size if a.gated_mlp else 0)
 
 
 def _inner(a: Architecture, kernels: Kernels) -> int:
-    """What attention gave, its norm, and what the MLP's first products make, an adapter's apart, per token."""
+    """Bytes per token of attention's output, its norm, and the outputs of the MLP's first matmuls. An adapter's outputs
+    are separate tensors."""
     products = (2 if a.gated_mlp else 1) * (2 if kernels.rank else 1)
     return kernels.compute * (2 * a.hidden_size + products * a.intermediate_size)
 
 
 def _cast(a: Architecture, kernels: Kernels) -> int:
-    """A 16-bit copy of one of the MLP's matrices: each is made when it is read."""
+    """Bytes of a 16-bit copy of one MLP matrix: each copy is made when it is needed."""
     if kernels.compute == FP32 or kernels.frozen:
         return 0
     return 2 * a.hidden_size * a.intermediate_size
 
 
 def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
-    """The widest moment of the forward pass, the output in it."""
+    """The peak moment of the forward pass, including the block's output."""
     h, f, c, mode = a.hidden_size, a.intermediate_size, kernels.compute, kernels.checkpointing
     if mode in ("full", "attention"):
         return _held(_more(kept.activations, _inner(a, kernels)), copies=_cast(a, kernels))
@@ -75,7 +76,7 @@ def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
     if mode == "selective":
         output += c * f * (2 if kernels.rank and a.gated_mlp else 1)
         if a.post_norms:
-            output -= c * h  # the stream is written where the branch was
+            output -= c * h  # the stream overwrites the branch's buffer
     else:
         output += c * h if c != FP32 or kernels.rank else 0
         output += c * f * (2 if c == FP32 else 1) if kernels.rank else 0
@@ -83,21 +84,22 @@ def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
 
 
 def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) -> tuple[Live, ...]:
-    """The MLP's activation, and the end, where every gradient is. `adding`: to those of earlier micro-batches."""
+    """Two candidates for the peak of the backward pass: at the MLP's activation, and at the end, when every gradient is
+    live. `adding`: gradients are added to those of earlier micro-batches."""
     down, whole = _gradients(a, kernels)
     mode = kernels.checkpointing
     uncompiled = block_program(a, kernels)
     if mode in (
         "full",
         "attention",
-    ):  # of "attention" too much by a tenth to a fifth: its half is made again by itself
+    ):  # 10 to 20 % too high for "attention", which recomputes only the attention half
         again = _recomputed(a, kernels)
         moments = uncompiled.adding if adding else uncompiled.backward
         inner = [
             _held(_more(m.activations, again), m.workspace, m.gradients, m.copies) for m in moments
         ]
     else:
-        # Where attention is composed, its scores are as they are uncompiled.
+        # Without an attention kernel, scores take the same bytes as in an uncompiled block.
         inner = [m for m in uncompiled.backward if m.total.score]
         made = down if mode == "none" else 0
         inner.append(_ended(kept, _turning(a, kernels), made, adding=adding))
@@ -112,8 +114,8 @@ def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) ->
 
 
 def _turning(a: Architecture, kernels: Kernels) -> int:
-    """Bytes per token beside what was kept, in the backward pass of the MLP's activation: the gradient of the output, that of
-    the inner width, and with selective checkpointing all that was made again of it."""
+    """Bytes per token in addition to kept activations, in the backward pass of the MLP's activation: the gradients of
+    the output and of the inner width, and with selective checkpointing also the recomputed tensors."""
     h, f, c = a.hidden_size, a.intermediate_size, kernels.compute
     narrow = c * h if c != FP32 else 0
     work = FP32 * h
@@ -124,14 +126,14 @@ def _turning(a: Architecture, kernels: Kernels) -> int:
         return work + c * f * widths + (0 if a.post_norms else narrow)
     if a.post_norms:
         work -= c * h
-    if a.biases:  # a bias's gradient reads that of the output once more, later
+    if a.biases:  # the bias's gradient reads the output's gradient again later
         work += narrow
     return work + c * f * (2 if kernels.rank and a.gated_mlp else 1)
 
 
 def _recomputed(a: Architecture, kernels: Kernels) -> int:
-    """Bytes per token that a fully checkpointed block, which makes all again before it goes back, holds beyond
-    what it does uncompiled."""
+    """Bytes per token that a fully checkpointed block holds more than when it is not compiled. Compiled, it recomputes
+    everything before its backward pass starts."""
     h, f, c = a.hidden_size, a.intermediate_size, kernels.compute
     if kernels.rank:
         return c * ((3 if a.gated_mlp else 1) * f + h)
@@ -142,7 +144,7 @@ def _recomputed(a: Architecture, kernels: Kernels) -> int:
 
 
 def _gradients(a: Architecture, kernels: Kernels) -> tuple[int, int]:
-    """Bytes of the gradient of the MLP's last matrix, and of all of a block's."""
+    """Bytes of the gradient of the MLP's last matrix, and of all gradients of a block."""
     block = sizes(a).block
     if kernels.frozen:
         return 0, FP32 * kernels.rank * block.adapter_width
@@ -151,7 +153,8 @@ def _gradients(a: Architecture, kernels: Kernels) -> tuple[int, int]:
 
 
 def _ended(live: Live, work: int, gradients: int, *, adding: bool) -> Live:
-    """`live` with `work` bytes per token and so many bytes of gradients, which count apart where none are there yet."""
+    """`live` plus `work` bytes per token and `gradients` bytes. The gradients count as workspace if they are added to
+    existing ones, else as gradients."""
     return _held(
         live.activations,
         Size(gradients if adding else 0, work),
@@ -161,7 +164,7 @@ def _ended(live: Live, work: int, gradients: int, *, adding: bool) -> Live:
 
 
 def _more(size: Size, token: int) -> Size:
-    """`size` and so many bytes per token; not less than nothing."""
+    """`size` with `token` bytes per token added, but at least 0."""
     return size._replace(token=max(0, size.token + token))
 
 

@@ -90,7 +90,7 @@ class Operations:
         self.gradients: list[Storage] = []
         """Completed gradients of weights."""
         self.outputs: list[Storage] | None = None
-        """The tensors that checkpointing of outputs keeps, in the order they are computed."""
+        """The tensors that selective checkpointing keeps, in the order they are computed."""
         self.taking = False
 
     def norm(self, x: Tensor, groups: int = 1) -> Tensor:
@@ -336,7 +336,7 @@ class Operations:
         self.gradients.append(gradient)
 
     def _again(self, width: int, out: int) -> bool:
-        """Whether checkpointing of outputs recomputes this matmul (`memconsole_torch.techniques.checkpointing`)."""
+        """Whether selective checkpointing recomputes this matmul (`memconsole_torch.techniques.checkpointing`)."""
         a = self.architecture
         if self.kernels.checkpointing == "attention":
             return True
@@ -345,7 +345,7 @@ class Operations:
         return not a.post_norms and (width, out) == (a.intermediate_size, a.hidden_size)
 
     def output(self, per_token: int, *, again: bool = False) -> Storage:
-        """The output of a matmul or of attention. With checkpointing of outputs, the first run keeps it and the second
+        """The output of a matmul or of attention. With selective checkpointing, the first run keeps it and the second
         run reuses it, unless `again` says that it is recomputed."""
         if again or self.outputs is None or self.tape.stopped:
             return self.tape.new(Size(token=per_token))

@@ -1,9 +1,8 @@
-"""A torch training step as a sequence of moments: what is live when, in bytes.
+"""A torch training step as a sequence of moments, with the bytes that are live at each.
 
-`torch_program` tells what a block and the final norm hold; this module puts them in the order of
-`memconsole_torch`: engine.py for the step, fused_loss.py for the logits. In comments T tokens, V
-vocabulary, h hidden, c bytes of a compute element. Checked against a trace of the engine by
-`tests/accuracy/torch_formula.py`.
+`torch_block` computes what a block and the final norm hold. This module arranges them in the order of
+`memconsole_torch`: engine.py for the step, fused_loss.py for the logits. `tests/accuracy/torch_formula.py` compares
+it with a trace of the engine. Symbols in comments: T tokens, V vocabulary, h hidden, c bytes of a compute element.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ CHUNK_TOKENS = 512
 MASK_ALIGNMENT = 16
 """Elements to which CUDA's memory-efficient attention pads a mask's rows (PyTorch, attention.cpp: pad_bias)."""
 EMBEDDING_ROWS = 10
-"""Rows that a thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
+"""Rows that one thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
 NORM_CHUNK = 65_536
-"""Elements that a block of CUDA's gradient norm reduces (MultiTensorApply.cuh, kChunkSize)."""
+"""Elements that one thread block of CUDA's gradient norm reduces (MultiTensorApply.cuh, kChunkSize)."""
 
 
 class _Blocks:
-    """So many blocks that run the same program, and its bytes at one batch and length."""
+    """A number of blocks that run the same program, with its bytes at one batch size and length."""
 
     def __init__(self, step: StepSizes, kernels: Kernels, count: int) -> None:
         a, tokens = step.architecture, step.tokens
@@ -81,7 +80,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 
 
 def _update(step: StepSizes) -> Moment:
-    """The step behind the backward pass."""
+    """The optimizer step after the backward pass."""
     return Moment(
         "optimizer step",
         weights=step.weights,
@@ -93,7 +92,7 @@ def _update(step: StepSizes) -> Moment:
 
 
 def prepare(step: StepSizes) -> None:
-    """Make what `moments` would have to make first, so that it is remembered."""
+    """Fill the cache that `moments` reads."""
     _remembered(step)
 
 
@@ -102,7 +101,8 @@ MOST_REMEMBERED = 8192
 
 
 def structure(step: StepSizes) -> tuple[object, ...]:
-    """What decides every moment that the optimizer takes no part in, but for weights, state and data."""
+    """The cache key of `_remembered`: everything that decides the phases without the optimizer, apart from stored
+    weights, optimizer state and data."""
     return (
         step.architecture,
         step.tokens,
@@ -114,8 +114,8 @@ def structure(step: StepSizes) -> tuple[object, ...]:
 
 
 def _remembered(step: StepSizes) -> tuple[Moment, ...]:
-    """The phases that the optimizer takes no part in, without weights, state and data: those are the same in
-    all of their moments, and many toggles change nothing else."""
+    """The largest moments of the phases without the optimizer, cached. Weights, state and data are left out: they
+    are constant over these phases, and many toggles change only them."""
     key = structure(step)
     found = _moments.get(key)
     if found is None:
@@ -131,7 +131,7 @@ def _remembered(step: StepSizes) -> tuple[Moment, ...]:
 
 
 class _Timeline:
-    """The sizes around the blocks of one plan, and its moments without stored weights, state and data."""
+    """The moments of one plan, without stored weights, optimizer state and data."""
 
     def __init__(self, step: StepSizes) -> None:
         self.step = step
@@ -148,7 +148,7 @@ class _Timeline:
         self.norm = final_norm_program(a, _of_norm(kernels))
         self.evaluated_norm = evaluated_norm(a, _evaluating(kernels))
         self.copies = sum(b.count * b.copies for b in self.blocks)
-        """16-bit copies of all blocks' weights: in autocast's cache while the forward context lasts."""
+        """16-bit copies of all blocks' weights in autocast's cache, until the forward context ends."""
         self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
         trained = not step.frozen
         self.head_gradient = step.gradient * step.head if trained else 0
@@ -159,19 +159,19 @@ class _Timeline:
         self.tables, self.tables_kept = _tables(step, step.tokens)
         self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
         self.kept = sum(b.count * b.kept for b in self.blocks)
-        """Activations of all blocks, between their forward and their backward pass."""
+        """Activations of all blocks that are kept from the forward to the backward pass."""
         o = step.plan.optimize
         if step.frozen and a.layers > 1 and o.gradient_checkpointing == "none" and not o.compile:
-            # The first block's input and its norm's statistics are of no use where nothing below is trained.
+            # The first block's input needs no gradient, so its norm keeps neither its input nor its statistics.
             self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
         self.between = self.kept
-        """The same while no block runs."""
+        """The part of `kept` on the device while no block runs."""
         self.kept_below = self.kept
-        """The same while a block runs its backward pass, its own included."""
+        """The part of `kept` on the device while a block runs its backward pass, including that block's own."""
         self.ahead = False
-        """Whether a block's backward pass has the block below's activations beside its own."""
+        """Whether the activations of the next block are already on the device during a block's backward pass."""
         if o.activation_offload:
-            # Forward, one block's wait to be written; backward, on a GPU the next block's are on their way.
+            # Forward: one block's activations wait to be copied out. Backward: a GPU already copies the next block's in.
             most = max(b.kept for b in self.blocks)
             self.ahead = step.kind in ("gpu", "rocm") and a.layers > 1
             self.between, self.kept = 0, min(self.kept, most)
@@ -198,19 +198,20 @@ class _Timeline:
 
     @property
     def _before_head(self) -> int:
-        """Activations between the forward and the backward pass, but for the hidden states the head reads."""
+        """Activations kept between the forward and the backward pass, without the hidden states that the head reads."""
         return self.between + self.tables_kept + self.norm.kept.activations.token * self.tokens
 
     def _whole_loss(self) -> Iterator[Moment]:
-        """fp32 logits and their log-softmax (8TV); backward, that, the gradient of the picked entries and of
-        the logits (12TV); then the gradient in the compute precision, and both gradients it makes."""
+        """The loss over whole logits. Forward: fp32 logits and their log-softmax (8TV). Backward: the log-softmax, its
+        gradient and the gradient of the logits (12TV); then that gradient in the compute precision, with the
+        gradients of the hidden states and of the head."""
         step, c = self.step, self.step.compute
         n, standing = self.tokens * step.architecture.vocab_size, step.standing
         copies = self.copies + self.head_cast
         live = self._before_head + self.hidden
         yield self._at("loss", standing, live, copies, 8 * n + self.labels)
         if step.frozen:
-            live -= self.hidden  # nothing keeps what a frozen head read
+            live -= self.hidden  # a frozen head does not keep its input
         copies = self.kept_copies + self.head_cast
         yield self._at("backward", standing, live, copies, 12 * n)
         made = c * step.head if self.head_gradient else 0
@@ -222,8 +223,8 @@ class _Timeline:
             )
 
     def _chunked_loss(self) -> Iterator[Moment]:
-        """A chunk's logits, which become their gradient, and what that makes; the gradients by the hidden states and, in
-        fp32, by the head from the first chunk on."""
+        """The loss in chunks. Live are one chunk's logits, which their gradient overwrites, and what is computed from
+        it. The gradients of the hidden states and (in fp32) of the head are live from the first chunk on."""
         step, c, a = self.step, self.step.compute, self.step.architecture
         rows = min(self.tokens, CHUNK_TOKENS)
         n = rows * a.vocab_size
@@ -238,14 +239,14 @@ class _Timeline:
             self.copies + self.head_cast,
             chunk + self.hidden + self.labels,
         )
-        if trained and step.gradient == 2:  # stored as the weight is, from the fp32 sum
+        if trained and step.gradient == 2:  # the fp32 sum is cast to the weight's type
             live = self._before_head + self.hidden
             yield self._at("backward", step.standing, live, self.kept_copies, 0, 6 * step.head)
 
     def _backward(self) -> Iterator[Moment]:
         step = self.step
         standing, shards = step.standing, step.shards
-        # A tied head's gradient waits in autograd's buffer until the embedding's joins it.
+        # A tied head's gradient waits in autograd's buffer until the embedding's gradient is added.
         if not self.tied and self.head_gradient:
             a, read = step.architecture, self._before_head + self.hidden
             yield self._stepped((a.vocab_size, a.hidden_size), read, self.kept_copies)
@@ -258,7 +259,7 @@ class _Timeline:
         reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen else 0
         made = 0 if standing else self.block_gradients
         for b in self.blocks:
-            # Live bytes are linear in the block's place, so that the top and the bottom are the widest.
+            # Live bytes are linear in the block's position, so the peak is at the top or the bottom block.
             above = max(0, self.kept_below - b.kept) + self.tables_kept
             others = max(0, self.kept_copies - b.kept_copies)
             if self.ahead:
@@ -272,7 +273,8 @@ class _Timeline:
             yield from self._embedding_backward(early + -(-made // shards))
 
     def _embedding_backward(self, gradients: int) -> Iterator[Moment]:
-        """The dense gradient of the embedding; a tied one's and the head's are added into a third."""
+        """The dense gradient of the embedding. If the head is tied, its gradient and the embedding's are summed into a
+        third tensor."""
         step, a = self.step, self.step.architecture
         table = 4 * step.sizes.embedding
         work = self.stream
@@ -294,7 +296,7 @@ class _Timeline:
         yield self._stepped((a.vocab_size, a.hidden_size), 0)
 
     def _stepped(self, shape: tuple[int, int], live: int, copies: int = 0) -> Moment:
-        """A weight outside the blocks is updated inside the backward pass: its gradient is still there."""
+        """The update of a weight outside the blocks inside the backward pass, while its gradient is live."""
         if not self.stepping:
             return self._at("backward", 0, 0)
         update = updating_bytes(self.kernels, shape, outside=True)
@@ -302,7 +304,7 @@ class _Timeline:
         return self._at("backward", gradient, live, copies, 0, update)
 
     def _embedding_workspace(self) -> int:
-        """CUDA sorts the tokens, and sums rows in fp32 by parts and by distinct tokens."""
+        """Workspace of CUDA's embedding backward: sorted tokens, and fp32 sums per part and per distinct token."""
         step = self.step
         if step.kind not in ("gpu", "rocm"):
             return 0
@@ -311,14 +313,14 @@ class _Timeline:
         return 16 * self.tokens + wide * (self.tokens // EMBEDDING_ROWS + distinct)
 
     def _evaluation(self) -> Iterator[Moment]:
-        """No gradients and nothing kept but the last batch's hidden states; the head in chunks."""
+        """An evaluation: no gradients, only the last batch's hidden states are kept, and the head runs in chunks."""
         step, a = self.step, self.step.architecture
         tokens = step.evaluation_tokens
         hidden = step.compute * a.hidden_size * tokens
         tables, _ = _tables(step, tokens)
         below = tables + hidden
         making = 4 * a.hidden_size * tokens + _mask_making(step, tokens)
-        # The fp32 average is evaluated, of which autocast keeps no copies: it asks for no gradient.
+        # Evaluation uses the fp32 average. Autocast caches no copies of it, because it needs no gradient.
         averaged = step.state.average > 0 and step.compute == 2 and not step.frozen
         yield self._at("evaluation", 0, below + making)
         for b in self.blocks:
@@ -355,19 +357,19 @@ class _Timeline:
 
 
 def _logits(compute: int, count: int) -> int:
-    """Bytes of so many fp32 logits that a product in a type of `compute` bytes has just made."""
+    """Bytes of `count` fp32 logits right after a matmul in a type of `compute` bytes."""
     return (4 if compute == 4 else 4 + compute) * count
 
 
 def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
-    """The largest of a program's moments at one batch and length."""
+    """The largest of a program's moments at one batch size and length."""
     if len(moments) == 1:
         return moments[0]
     return max(moments, key=lambda live: live.total.bytes(tokens, scores))
 
 
 def kernels_of(step: StepSizes) -> Kernels:
-    """What decides the operations of a plan's blocks."""
+    """The kernel settings of a plan's blocks."""
     o = step.plan.optimize
     return Kernels(
         compute=step.compute,
@@ -387,7 +389,7 @@ def kernels_of(step: StepSizes) -> Kernels:
 
 @lru_cache(maxsize=256)
 def _of_norm(kernels: Kernels) -> Kernels:
-    """What decides the final norm's program."""
+    """The kernel settings of the final norm."""
     return msgspec.structs.replace(
         kernels,
         checkpointing="none",
@@ -402,15 +404,15 @@ def _of_norm(kernels: Kernels) -> Kernels:
 
 @lru_cache(maxsize=256)
 def _evaluating(kernels: Kernels) -> Kernels:
-    """What decides a program that saves nothing."""
+    """The kernel settings of an evaluation, which saves nothing."""
     return msgspec.structs.replace(
         kernels, checkpointing="none", first=False, summed=False, stepping="", visiting=False
     )
 
 
 def _blocks(step: StepSizes, kernels: Kernels) -> list[_Blocks]:
-    """The kinds of blocks: those behind a mask and the others. Where nothing below the first is trained it keeps
-    less, see `_Timeline`: only where it is the only one is it a kind of its own."""
+    """The blocks grouped by whether attention gets a mask. With a frozen base the first block keeps less: `_Timeline`
+    subtracts that, unless the model has one block, which then gets `Kernels.first`."""
     a = step.architecture
     masked = a.local_layers if a.windowed(step.sequence) else 0
     if step.plan.data.isolate_documents:
@@ -428,8 +430,8 @@ def _blocks(step: StepSizes, kernels: Kernels) -> list[_Blocks]:
 
 
 def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
-    """Rotary cosines and sines of global and of local layers, and additive masks, of `tokens` tokens: in the forward
-    pass, and what of it layers keep."""
+    """Bytes of the rotary cosines and sines (of global and local layers) and of the additive masks for `tokens`
+    tokens: first during the forward pass, then the part that layers keep."""
     a, length = step.architecture, step.sequence
     local, wide = a.local_layers, a.layers - a.local_layers
     cut = a.windowed(length)
@@ -437,8 +439,8 @@ def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
     if step.plan.data.isolate_documents:
         mask = step.compute * tokens * length * (2 if cut and local and wide else 1)
         tables = rope * tokens * ((local > 0) + (wide > 0))
-        looked_up = 0 if rope else 8 * tokens  # by which learned positions are found
-        # Layers that keep a padded copy let go of the mask itself.
+        looked_up = 0 if rope else 8 * tokens  # int64 indices of learned positions
+        # Layers that keep a padded copy do not keep the mask itself.
         copied = _pads_mask(step) and step.plan.optimize.gradient_checkpointing == "none"
         return tables + mask, tables + looked_up + (0 if copied else mask)
     mask = step.compute * length * length if cut else 0
@@ -452,13 +454,13 @@ def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
 
 
 def _pads_mask(step: StepSizes) -> bool:
-    """Whether CUDA's kernel copies masks of this length into longer rows."""
+    """Whether CUDA's kernel copies masks of this length into padded rows."""
     return step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
 
 
 def _mask_making(step: StepSizes, tokens: int) -> int:
-    """Two truth values and one more element for each of the sliding window's mask; one value for each of a mask of
-    every row, and one for each of the order."""
+    """Temporary bytes of building a mask. A sliding window's mask needs two booleans and one extra element per entry.
+    The masks of isolated documents need one boolean per entry of every row, and one per entry of the causal mask."""
     length = step.sequence
     if step.plan.data.isolate_documents:
         return (tokens + length) * length
@@ -466,7 +468,7 @@ def _mask_making(step: StepSizes, tokens: int) -> int:
 
 
 def _norm_workspace(step: StepSizes) -> int:
-    """Partial norms of each chunk of each gradient on CUDA, as many for all as for the largest."""
+    """Bytes of CUDA's partial gradient norms: one per chunk, with as many chunks for each tensor as for the largest."""
     if step.kind not in ("gpu", "rocm"):
         return 0
     return 4 * step.trained.tensors * -(-step.trained.largest // NORM_CHUNK)

@@ -1,10 +1,9 @@
-"""An autograd that counts bytes instead of computing: what is live at each operation of a torch program.
+"""An autograd that counts bytes instead of computing: the live bytes at each operation of a torch program.
 
-A program written against it, in the order and with the local names of the real one, holds each storage
-exactly as long as torch does: a `Storage` counts until its last reference goes, references being those
-of the program's own variables, of the nodes that saved it for the backward pass, and of gradients that
-wait for their node. Sizes have a constant part, a part per token and a part per token and key, so that one
-run of a program answers for every batch and length.
+A program on the tape has the same operations, order and local variables as the real one. It therefore holds each
+storage exactly as long as torch does: a `Storage` counts until its last reference is gone. References are the
+program's variables, the nodes that saved it for the backward pass, and gradients that wait for their node. A size has
+a constant part, a part per token, and a part per token and key, so one run is valid for every batch size and length.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 ACTIVATIONS, WORKSPACE, GRADIENTS, COPIES = range(4)
-"""What a storage counts as: made in the forward pass (or again, under checkpointing), made in the backward
+"""What a storage counts as: activations (computed or recomputed in a forward pass), temporaries of the backward
 pass, gradients of weights, 16-bit copies of weights."""
 FIELD = 56
-"""Bits of one count. All counts of a tape are fields of one integer, so that one addition changes them:
-per kind bytes that are constant, per token, and per token and key."""
+"""Bits of one count. All counts of a tape are fields of one integer, so one addition updates them all. Each kind has
+three counts: constant bytes, bytes per token, and bytes per token and key."""
 MASK = (1 << FIELD) - 1
 
 
@@ -34,7 +33,7 @@ class Size(NamedTuple):
 
 
 class Live(NamedTuple):
-    """What is live at one moment, by what it counts as."""
+    """The live bytes at one moment, by kind."""
 
     activations: Size
     workspace: Size
@@ -44,7 +43,7 @@ class Live(NamedTuple):
 
 
 class Storage:
-    """Bytes of one tensor, counted by `tape` until nothing refers to it."""
+    """The bytes of one tensor. The tape counts them until nothing refers to this object."""
 
     __slots__ = ("_packed", "_tape")
 
@@ -57,7 +56,7 @@ class Storage:
         self._release()
 
     def becomes(self, kind: int) -> None:
-        """Count as another kind, after having counted as `WORKSPACE`."""
+        """Change the kind from `WORKSPACE` to another."""
         self._release()
         self._packed <<= (kind - WORKSPACE) * 3 * FIELD
         self._tape.live += self._packed
@@ -71,7 +70,7 @@ class Storage:
 
 
 class Slot:
-    """Where the gradient of one tensor gathers."""
+    """Accumulates the gradient of one tensor."""
 
     __slots__ = ("gradient", "size")
 
@@ -81,7 +80,7 @@ class Slot:
 
 
 class Tensor:
-    """A tensor of `width` elements of `element` bytes per token; `slot` is None where no gradient is wanted."""
+    """A tensor of `width` elements of `element` bytes per token. `slot` is None if it needs no gradient."""
 
     __slots__ = ("element", "slot", "storage", "width")
 
@@ -99,24 +98,24 @@ class Tape:
     def __init__(self) -> None:
         self.live = 0
         self.marks: set[int] = set()
-        """Counts at moments behind which something was freed."""
+        """Counts at the moments just before something was freed."""
         self.rising = False
         self.kind = ACTIVATIONS
         self.recording = True
-        """Whether operations save for the backward pass."""
+        """Whether operations save tensors for the backward pass."""
         self.saves = 0
-        """Operations that saved, or would have."""
+        """Number of operations that saved tensors, or would have with recording on."""
         self.most_saves: int | None = None
-        """Recomputing ends at this many: what comes after it makes nothing."""
+        """Recomputation stops after this many saving operations; later operations allocate nothing."""
         self._nodes: list[tuple[Slot, Backward]] = []
-        """Each operation's backward pass, which is also what holds the storages it saved."""
+        """Each operation's backward function. It also holds the storages that the operation saved."""
 
     @property
     def stopped(self) -> bool:
         return self.most_saves is not None and self.saves >= self.most_saves
 
     def new(self, size: Size, kind: int | None = None) -> Storage:
-        """A storage of `size`, of the kind at hand unless another is named."""
+        """A storage of `size`. Without `kind` it gets the kind of the current pass."""
         if self.most_saves is not None and self.stopped:
             return Storage(self, 0)
         constant, token, score = size
@@ -124,7 +123,7 @@ class Tape:
         return Storage(self, packed << 3 * FIELD * (self.kind if kind is None else kind))
 
     def saved(self) -> bool:
-        """Count an operation that saves; True where what it saves is really held."""
+        """Count an operation that saves tensors. True if they are really kept."""
         self.saves += 1
         return self.recording
 
@@ -134,7 +133,7 @@ class Tape:
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Run operations that save nothing: evaluation, or the forward pass of a checkpointed block."""
+        """A context in which operations save nothing: evaluation, or the forward pass of a checkpointed block."""
         before, self.recording = self.recording, False
         try:
             yield
@@ -142,8 +141,8 @@ class Tape:
             self.recording = before
 
     def backward(self) -> None:
-        """Run every node, last first. A node's gradient and what it saved go when it has run; a second
-        contribution to one gradient makes a third tensor of the sum."""
+        """Run all nodes in reverse order. After a node has run, its gradient and its saved tensors are freed. A second
+        contribution to a gradient allocates a third tensor for the sum."""
         while self._nodes:
             output, run = self._nodes.pop()
             gradient, output.gradient = output.gradient, None
@@ -161,25 +160,25 @@ class Tape:
         return unpacked(self.live)
 
     def take_peaks(self) -> set[int]:
-        """The moments since the last call, as packed counts; they are forgotten."""
+        """Return the moments since the last call as packed counts, and clear them."""
         marks = self.marks | {self.live}
         self.marks, self.rising = set(), False
         return marks
 
 
 def widest(marks: set[int], *, without_gradients: bool = False) -> tuple[Live, ...]:
-    """Those moments whose total no other's exceeds in every part."""
+    """The moments whose total is not exceeded in every part by another moment's total."""
     totals: dict[int, int] = {}
     for mark in marks:
         live = mark & ~_GRADIENTS if without_gradients else mark
         total = (live & _KIND) + (live >> _WIDTH & _KIND) + (live >> 3 * _WIDTH)
         totals[total + (live >> 2 * _WIDTH & _KIND)] = live
-    # Scores are the highest field, then tokens: in this order no total has more scores than one before it.
+    # Scores are the highest field, then tokens, so totals are sorted by descending scores.
     ordered = sorted(totals, reverse=True)
     found, most = [], -1
     if (
         ordered[0] >> 2 * FIELD == 0
-    ):  # no scores at all: what has fewer tokens must have more that is constant
+    ):  # without scores, a total with fewer bytes per token must have more constant bytes
         for total in ordered:
             if total & MASK > most:
                 most = total & MASK
@@ -200,7 +199,7 @@ _GRADIENTS = _KIND << GRADIENTS * _WIDTH
 
 
 def unpacked(packed: int) -> Live:
-    """Counts as records."""
+    """Unpack the counts of one moment."""
     constants, tokens, scores = [], [], []
     for _ in range(4):
         constants.append(packed & MASK)

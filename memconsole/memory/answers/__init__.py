@@ -1,1 +1,1 @@
-"""What the numbers mean for a person: remedies, fits, reasons and calibration."""
+"""Answers for the user from the estimates: remedies, fits, document lengths and calibration."""

@@ -19,17 +19,17 @@ from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
 
 SMALLER_MODEL = "model.target_params"
-"""The one remedy that is no optimization."""
+"""The only remedy that is not an optimization."""
 _RANKS = {row.key: row.remedy.rank for row in OPTIMIZATIONS if row.remedy} | {SMALLER_MODEL: 80}
 ORDER = tuple(sorted(_RANKS, key=_RANKS.__getitem__))
-"""The order to try: each optimization's own rank, and a smaller model after shorter rows."""
+"""The order in which to try remedies: by each optimization's rank, with a smaller model after shorter rows."""
 
 LARGEST_BATCH = 65_536
 CHUNK_TOKENS = 1024
-"""No backend makes the logits of more tokens at a time under a chunked loss."""
+"""Upper limit over all backends of the tokens per chunk of a chunked loss."""
 SCORES_SLACK = 256 * 2**20
-"""Bytes by which chunks of attention scores can shrink where a micro-batch grows by a row: eight times what
-one chunk of them takes at most."""
+"""Upper limit of the bytes by which chunks of attention scores shrink when a micro-batch grows by one row: eight times
+the largest chunk."""
 
 
 Price = Callable[[Plan, Budget], MemoryTable]
@@ -39,21 +39,21 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """One change to a plan that lowers its memory."""
 
     key: str
-    """Of `ORDER`."""
+    """One of `ORDER`."""
     changes: dict[str, Any]
     """Settings for `memconsole.plan.plan.replace`."""
     label: str
     result: str
-    """What it changes in the training result; empty where that stays the same."""
+    """What it changes in the training result; empty if nothing."""
     saves_bytes: int
-    """Device bytes; on a CPU, where data shares the device's memory, host bytes."""
+    """Device bytes saved. On a CPU, if those are not smaller, host bytes saved."""
     fits: bool
     """Whether this change alone makes the plan fit."""
     time_factor: float
 
 
 class _Way(msgspec.Struct, frozen=True):
-    """One way to take a remedy."""
+    """One way to apply a remedy."""
 
     changes: dict[str, Any]
     label: str
@@ -67,9 +67,9 @@ class _Way(msgspec.Struct, frozen=True):
 
 
 def remedies(plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None) -> tuple[Remedy, ...]:
-    """Everything that lowers this plan's memory and that its backend can train, in the order to try.
+    """Every change that lowers this plan's memory and that its backend can train, in the order to try.
 
-    With what a run of the plan measured that ran out of memory, in bytes of that run.
+    `died` is a run of this plan that ran out of memory; its measurements correct the estimates.
     """
     before = table_of(plan, budget)
     by = correction(before, died)
@@ -84,8 +84,8 @@ def remedies(plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None) -> 
 
 
 def _best(helpful: list[tuple[Result, Remedy]], *, enough: bool) -> Remedy:
-    """Of the ways that fit, or of all where none does, those that harm the result least; of these the one that saves
-    `enough` and no more, or else most."""
+    """The best way to apply one remedy: the least harmful to the training result. Among equals, with `enough` the
+    smallest saving that fits, otherwise the largest saving."""
     harm = list(Result)
     fitting = [way for way in helpful if enough and way[1].fits]
     sign = 1 if fitting else -1
@@ -104,7 +104,7 @@ def _smaller_models(plan: Plan) -> list[_Way]:
 
 
 def _ways(plan: Plan, row: Optimization) -> list[_Way]:
-    """The values of one optimization that its row offers and its backend trains."""
+    """The values of one optimization that are offered and that the plan's backend trains."""
     rule, present = row.remedy, row.value(plan)
     assert rule is not None
     along = {key: value for key, value in rule.along.items() if plans.get(plan, key) != value}
@@ -147,24 +147,24 @@ def _remedy(plan: Plan, before: MemoryTable, by: Correction, key: str, way: _Way
 
 
 def largest_micro_batch(plan: Plan, budget: Budget, price: Price = table_of) -> int | None:
-    """The most rows per micro-batch that fit, other settings as they are; None where no number does."""
+    """The most rows per micro-batch that fit with other settings unchanged; None if not even one row fits."""
     sizes = range(1, LARGEST_BATCH + 1)
     return _largest(plan, budget, "train.batch_size", sizes, _least_beyond_batch, price)
 
 
 def largest_sequence_length(plan: Plan, budget: Budget, price: Price = table_of) -> int | None:
-    """The longest rows, in multiples of 8 tokens, that fit and that the model has positions for; None where
-    no length does. Rows are no shorter than `data.stride`."""
+    """The longest rows that fit, in multiples of 8 tokens and within the model's positions; None if no length fits.
+    Rows are at least as long as `data.stride`."""
     shortest = -(-max(8, plan.data.stride or 8) // 8) * 8
     sizes = range(shortest, model_of(plan).max_positions + 1, 8)
     return _largest(plan, budget, "data.sequence_length", sizes, _least_beyond_length, price)
 
 
 def _least_beyond_batch(table: MemoryTable, plan: Plan) -> int:
-    """No larger micro-batch than the plan's needs less than this, though memory is not monotone in it.
+    """A lower limit of the device bytes of all larger micro-batches. Memory is not monotone in the micro-batch size.
 
-    Logits and scores made in equal chunks shrink by one part in (number of chunks + 1) at most where one
-    chunk more is begun; at least half always stays.
+    Logits and scores are computed in equal chunks. When one more chunk is needed, they shrink by at most one part in
+    (number of chunks + 1). At least half always remains.
     """
     chunks = plan.micro_batch_tokens // CHUNK_TOKENS
     bytes_ = table.device_bytes
@@ -172,7 +172,7 @@ def _least_beyond_batch(table: MemoryTable, plan: Plan) -> int:
 
 
 def _least_beyond_length(table: MemoryTable, plan: Plan) -> int:
-    """The same for longer rows, where padded masks come and go besides."""
+    """The same for longer rows, which also change whether masks are padded."""
     return table.device_bytes // 2
 
 
@@ -184,8 +184,8 @@ def _largest(
     least_beyond: Callable[[MemoryTable, Plan], int],
     price: Price,
 ) -> int | None:
-    """The largest of `sizes` that fits: bisection finds a size beyond which nothing can, and from there every
-    size is tried downwards."""
+    """The largest of `sizes` that fits. Bisection finds a size above which nothing can fit; from there every size is
+    tried in descending order."""
 
     def priced(size: int) -> tuple[MemoryTable, Plan]:
         changed = plans.replace(plan, {key: size})

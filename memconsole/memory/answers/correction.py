@@ -1,4 +1,4 @@
-"""An estimate corrected by the run that ran out of memory under it."""
+"""Corrects an estimate with a run of the same plan that ran out of memory."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from memconsole.memory.table import MemoryTable
 
 
 class OutOfMemoryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run measured that ran out of memory, in bytes of the allocated column."""
+    """Measurements of a run that ran out of memory, in allocated bytes."""
 
     needed_bytes: int
-    """It needed at least so much."""
+    """A lower limit of what the run needed."""
     held_bytes: int
-    """It did hold so much."""
+    """What the run had allocated."""
     phase: str = ""
-    """Of the estimate, in which it died; empty for a training step."""
+    """The phase of the estimate in which it failed; empty for a training step."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """What an estimate is multiplied by, and what room there is."""
+    """The factor for an estimate, and the memory that is available."""
 
     factor: float = 1.0
     room_bytes: int
     """Device bytes that a plan may take."""
 
     def device_bytes(self, table: MemoryTable) -> int:
-        """The device column with its tensors corrected."""
+        """The table's device bytes with the correction applied to its tensors."""
         return int(table.peak_bytes * self.factor) + table.device_bytes - table.peak_bytes
 
     def fits(self, table: MemoryTable) -> bool:
@@ -34,10 +34,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def correction(table: MemoryTable, died: OutOfMemoryRun | None) -> Correction:
-    """By a run of `table`'s own plan; by the budget alone without one.
+    """The correction from a run of `table`'s own plan; without a run, the budget alone.
 
-    The estimate is raised where the run needed more than was estimated for the phase it died in. Where the
-    budget has room even for that, it is wrong: then only what the run did hold is known to be there.
+    If the run needed more than the estimate of the phase it failed in, the estimate is raised. If the corrected plan
+    would still fit the budget, the budget is wrong, and only what the run held counts as available.
     """
     room = table.budget.usable_bytes
     if died is None:

@@ -1,4 +1,4 @@
-"""A plan priced at the lengths of its documents, and where measured lengths are kept."""
+"""Prices a plan at the lengths of its documents, and caches measured lengths."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ STEP = 8
 
 
 class LengthPrice(msgspec.Struct, frozen=True, kw_only=True):
-    """What rows would need that hold a document of one length whole."""
+    """What a plan needs if its rows hold a whole document of one length."""
 
     name: str
     """p50 | p99 | longest"""
     tokens: int
-    """The document's."""
+    """Tokens of the document."""
     sequence_length: int
     table: MemoryTable | None
-    """None where the model has no positions for it."""
+    """None if the model has too few positions."""
 
 
 def priced_lengths(
@@ -35,7 +35,7 @@ def priced_lengths(
 ) -> tuple[LengthPrice, ...]:
     """`plan` with rows as long as the p50, p99 and longest document. Raises `PlanError`.
 
-    What a plan needs does not vary from batch to batch: the trainer packs documents into rows of
+    A plan's memory does not vary from batch to batch: the trainer packs documents into rows of
     `data.sequence_length`, pads the last one, and cuts wider rows.
     """
     most = model_of(plan).max_positions
@@ -55,7 +55,7 @@ def priced_lengths(
 
 
 def known_lengths(plan: Plan) -> Lengths | None:
-    """The lengths measured of this data as it is now, or None. Damaged files are ignored."""
+    """The cached lengths of this data in its present state, or None. Damaged files are ignored."""
     try:
         file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
         return typed_json.decode(file.read_bytes(), Lengths)
@@ -64,7 +64,7 @@ def known_lengths(plan: Plan) -> Lengths | None:
 
 
 def keep_lengths(plan: Plan, lengths: Lengths) -> None:
-    """Remember a measurement; where the cache cannot be written, it is measured again next time."""
+    """Cache a measurement. If the cache cannot be written, the lengths are measured again next time."""
     try:
         file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
         file.parent.mkdir(parents=True, exist_ok=True)

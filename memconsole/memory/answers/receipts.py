@@ -1,13 +1,12 @@
-"""Estimates calibrated by finished runs: what earlier runs of the same setup measured corrects and narrows.
+"""Calibrates estimates with finished runs: earlier runs of the same setup correct the peak and narrow the band.
 
-A setup is a device with its memory, driver and framework versions, and everything of a plan but its sizes of
-batch and length. Its estimates are off by one unknown factor; with n runs measured, the logarithm of that
-factor has a normal posterior (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.5): the prior is the
-band an estimate has without any run, the noise what runs of one setup differ by. Nothing is taken over from
-other setups.
+A setup is a device with its memory, driver and framework versions, and a plan without its batch sizes and length. All
+estimates of a setup are off by one unknown factor. After n runs the logarithm of that factor has a normal posterior
+(Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.5). The prior is the band of an estimate without runs; the
+noise is the variation between runs of one setup. Other setups have no influence.
 
-A run that ran out of memory did not measure its peak, but bounds it from below: its observation is censored, and
-its likelihood is the normal distribution's upper tail (Gelman et al., section 8.7).
+A run that ran out of memory gives only a lower bound of its peak. Its observation is censored: the likelihood is the
+normal distribution's upper tail (Gelman et al., section 8.7).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from memconsole.plan.plan import Plan, PlanError
 NOISE = 0.02
 """Least standard deviation of the log ratio between runs of one setup."""
 POINTS = 400
-"""Intervals of a quadrature over a setup's factor."""
+"""Intervals of the quadrature over a setup's factor."""
 DECILE = 1.2815515655446004
 """Standard deviations between the median of a normal distribution and its 10th or 90th percentile."""
 
@@ -41,11 +40,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     """Live tensor bytes at the peak."""
     at_least: bool = False
-    """The run died of memory: its peak would have been this or more."""
+    """The run ran out of memory: its peak would have been at least `peak_bytes`."""
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where a plan would run now: runs measured elsewhere say nothing."""
+    """The machine a plan would run on. Runs on other machines are not used."""
 
     device_name: str
     versions: dict[str, str]
@@ -55,10 +54,9 @@ class Machine(msgspec.Struct, frozen=True):
 def calibrated(
     table: MemoryTable, plan: Plan, machine: Machine, runs: Iterable[Measured], price: Price
 ) -> MemoryTable:
-    """`table` with its peak corrected by the runs of its setup, and its band narrowed; as it is without any.
+    """`table` with its peak corrected and its band narrowed by the runs of its setup; unchanged without runs.
 
-    `price` gives the table of an earlier plan as it is estimated today, so that runs of earlier versions
-    of the formulas count.
+    `price` estimates an earlier plan with the present formulas, so that runs made with older formulas count too.
     """
     setup = setup_of(plan)
     ratios: list[float] = []
@@ -73,7 +71,7 @@ def calibrated(
             continue
     if not ratios and not bounds:
         return table
-    base = table.formula or table  # what earlier plans are priced by
+    base = table.formula or table  # earlier plans are priced by formula
     low, high = base.band_bytes
     factor, spread = posterior(ratios, math.log(high / low) / (2 * DECILE), bounds)
     peak, reserved = int(base.peak_bytes * factor), int(base.reserved_bytes * factor)
@@ -96,10 +94,10 @@ def calibrated(
 def posterior(
     log_ratios: list[float], prior_deviation: float, log_bounds: list[float] | None = None
 ) -> tuple[float, float]:
-    """The factor that estimates of a setup are off by, and the deviation of the next run's logarithm from it.
+    """The factor by which estimates of a setup are off, and the standard deviation of the next run's log ratio.
 
-    The prior of the factor's logarithm is centred on 0. The noise is what the runs differ by, where that is
-    more than `NOISE`. `log_bounds` are of runs whose ratio was at least so much.
+    The prior of the log factor is centred on 0. The noise is the runs' standard deviation, but at least `NOISE`.
+    `log_bounds` are lower bounds of log ratios, from runs that ran out of memory.
     """
     n = len(log_ratios)
     mean = sum(log_ratios) / max(1, n)
@@ -134,14 +132,14 @@ def _above(
 
 
 def _log_upper_tail(z: float) -> float:
-    """The logarithm of a standard normal's probability above `z` (Abramowitz and Stegun, 26.2.12 far out)."""
+    """Log probability of a standard normal above `z` (for large z by Abramowitz and Stegun, 26.2.12)."""
     if z < 25:
         return math.log(0.5 * math.erfc(z / math.sqrt(2)))
     return -z * z / 2 - math.log(z * math.sqrt(2 * math.pi))
 
 
 def _counted(measured: int, died: int) -> str:
-    """What a band comes from, as one phrase."""
+    """The source of a band, as one phrase."""
     runs = f"{measured} measured run{'s' if measured > 1 else ''}" if measured else ""
     ended = f"{died} that ran out of memory" if measured else f"{died} out-of-memory run"
     if died > 1 and not measured:
@@ -150,7 +148,7 @@ def _counted(measured: int, died: int) -> str:
 
 
 def setup_of(plan: Plan) -> tuple[object, ...]:
-    """Everything of a plan that selects what its step does, but for the sizes of batch and length."""
+    """The settings of a plan that decide what its step does, without batch sizes and length."""
     o = plan.optimize
     return (
         plan.backend,

@@ -1,17 +1,17 @@
-"""The settings that fit a budget at the least estimated time, and the smallest device that would do.
+"""Finds the fastest settings that fit a budget, and the smallest device that is large enough.
 
-What may change is every optimization that the plan's backend really trains with, but never what the person
-pinned, and never a size: rows per step and tokens per row stay, micro-batches shrink only where accumulation
-makes up for it. Which combination wins, in this order:
+Every optimization that the plan's backend can train with may change, except settings the user pinned. Rows per step
+and tokens per row never change; micro-batches shrink only if accumulation compensates. The best combination is
+chosen by these rules, in order:
 
-1. Changes that leave the training result alone (up to rounding order) come before those that do not. The
-   latter are allowed one class at a time, the least harmful first, `HARM`: a set of classes is read
-   as a binary number, the worst class its highest digit, and the smallest number with a plan that fits wins.
+1. Changes that keep the training result (up to rounding order) come first. The others are grouped in classes, from
+   least to most harmful (`HARM`). A set of classes is read as a binary number with the worst class as its highest
+   digit. The smallest number for which a plan fits wins.
 2. Among those plans, the least seconds per token.
-3. Equal there, the fewest changed settings; then the values listed first in `plan.optimizations`.
+3. On a tie, the fewest changed settings; then the values listed first in `plan.optimizations`.
 
-No combination is left out but those of which `training_floor` alone is beyond the budget: time is estimated for
-the others of one set, memory from the fastest on until one fits.
+Only combinations whose `training_floor` already exceeds the budget are skipped. For each set of classes, time is
+estimated for all other combinations; then memory is estimated from the fastest on until one fits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from memconsole.plan.plan import Plan
 Price = Callable[[Plan, Budget], MemoryTable]
 
 HARM = tuple(result for result in Result if result is not Result.SAME)
-"""What a change may do to the training result, the least first."""
+"""What a change may do to the training result, the least harmful first."""
 
 
 def _may_change(row: Optimization) -> bool:
@@ -46,7 +46,7 @@ def _may_change(row: Optimization) -> bool:
 
 
 FREE = tuple(row for row in OPTIMIZATIONS if _may_change(row))
-"""The rows that may change. Never a size, nor what is trained on."""
+"""The optimizations that may change. Sizes and the training data never do."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,21 +59,21 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest plan that fits; where none does, the one that needs least, with fewest changes."""
+    """The fastest plan that fits. If none fits, the plan that needs least memory, with fewest changes."""
 
     plan: Plan
     fits: bool
     changes: tuple[Change, ...]
     result_changes: tuple[str, ...]
-    """What the training result is changed by, in the words of `Result`."""
+    """How the training result changes, in the words of `Result`."""
     before: MemoryTable
     after: MemoryTable
     time_factor: float
-    """Seconds per token over those of the plan that was given."""
+    """Seconds per token, divided by those of the given plan."""
 
     @property
     def floor(self) -> tuple[str, str, int]:
-        """Phase of the peak, its largest component, and that component's bytes."""
+        """The peak phase, its largest component, and that component's bytes."""
         phase = self.after.peak_phase
         largest = max(self.after.components, key=lambda component: component.at(phase))
         return phase, largest.name, largest.at(phase)
@@ -106,7 +106,7 @@ class _Candidate(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Nine digits of the time: what floating point leaves beyond is no difference."""
+        """The sort key. Time is rounded to nine digits, so that floating-point noise does not decide."""
         return float(f"{self.seconds_per_unit:.9e}"), self.changes
 
 
@@ -134,15 +134,15 @@ def fit(
 def least_bytes(
     plan: Plan, budget: Budget, keep: frozenset[str] = frozenset(), price: Price = table_of
 ) -> int:
-    """Device bytes of the plan that needs least on the device of `budget`."""
+    """The least device bytes that any allowed plan needs on the device of `budget`."""
     return _least(_Space(plan, budget, keep), budget, price)[1].device_bytes
 
 
 def _least(
     space: _Space, budget: Budget, price: Price, enough: int = -1
 ) -> tuple[Plan, MemoryTable]:
-    """Of all plans the one that needs least, then changes least, or the first found that needs no more than
-    `enough`; skipping what must need more."""
+    """The plan that needs least memory, and among equals changes least; or the first plan found that needs at most
+    `enough` bytes. Plans that must need more are skipped."""
     best: tuple[tuple[int, int, int], Plan, MemoryTable] | None = None
     pairs = [(number, pair) for number, group in enumerate(space.groups()) for pair in group]
     for number, pair in sorted(pairs, key=lambda n: space.floor(n[1][0])):
@@ -162,7 +162,7 @@ def _least(
 def smallest_device(
     plan: Plan, devices: Mapping[str, Budget], price: Price = table_of
 ) -> str | None:
-    """The name of the device with least usable memory on which `plan` fits as it is."""
+    """The name of the device with the least usable memory on which `plan` fits unchanged."""
     return next(
         (name for name, device in _by_size(devices) if price(planned_on(plan, name), device).fits),
         None,
@@ -175,8 +175,8 @@ def smallest_device_fitted(
     keep: frozenset[str] = frozenset(),
     price: Price = table_of,
 ) -> str | None:
-    """The same if the optimizations may change as in `fit`. What a plan needs depends on the kind of device
-    alone: a kind is searched until something fits, or once to the end for what it needs at least."""
+    """The same, but optimizations may change as in `fit`. A plan's memory depends only on the kind of device. Each kind
+    is searched until a plan fits; a complete search gives the least bytes, and smaller devices of it are skipped."""
     needs: dict[str, int] = {}
     for name, device in _by_size(devices):
         if needs.get(device.kind, 0) > device.usable_bytes:
@@ -202,12 +202,12 @@ def _by_size(devices: Mapping[str, Budget]) -> list[tuple[str, Budget]]:
 
 
 def _is_last(row: Optimization) -> bool:
-    """What changes nothing but the update and its state is tried last, where the rest leaves room."""
+    """Whether an optimization changes only the update and its state. Those are combined last."""
     return row.reach is Reach.UPDATE
 
 
 class _Space:
-    """Every combination of the toggles' values: a choice of those that are not last, and one of the last."""
+    """Every combination of the toggles' values: a first choice for most toggles, and a last one for update toggles."""
 
     def __init__(self, plan: Plan, budget: Budget, keep: frozenset[str]) -> None:
         self._plan = plan
@@ -219,21 +219,21 @@ class _Space:
         self._floors: dict[int, int] = {}
 
     def groups(self) -> Iterator[list[tuple[int, int]]]:
-        """The combinations by the set of result classes they change, as indices of both choices."""
+        """The combinations grouped by the result classes they change, as index pairs (first choice, last choice)."""
         first, last = _by_result(self._first), _by_result(self._last)
         for number in sorted({a | b for a in first for b in last}):
             found = [(a, b) for a in first for b in last if a | b == number]
             yield sorted(p for a, b in found for p in itertools.product(first[a], last[b]))
 
     def plans(self, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Plan, int]]:
-        """Those of `pairs` whose settings go together, with their numbers of changes."""
+        """The plans of those `pairs` that have no conflicting settings, each with its number of changes."""
         for a, b in pairs:
             changed = _combined(self._plan, self._first[a], self._last[b])
             if conflict(changed) is None:
                 yield changed, self._first[a].changes + self._last[b].changes
 
     def floor(self, first: int) -> int:
-        """Device bytes that a plan with one of the first choices needs at the very least."""
+        """A lower limit of the device bytes of all plans with this first choice."""
         found = self._floors.get(first)
         if found is None:
             found = training_floor(_combined(self._plan, self._first[first]), self._budget)
@@ -249,7 +249,7 @@ def _by_result(choices: Sequence[_Merged]) -> dict[int, list[int]]:
 
 
 def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Option]:
-    """The values of one toggle that can be trained and that no pin forbids."""
+    """The trainable values of one toggle that do not change a pinned setting."""
     present, values = row.value(plan), row.values(plan)
     options = []
     for value in values if present in values else (present, *values):
@@ -272,7 +272,7 @@ def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Optio
 
 
 def _bit(result: Result) -> int:
-    """The digit of a class among those that harm; 0 where the result stays the same."""
+    """The bit of a result class in `HARM`; 0 if the result stays the same."""
     return 0 if result is Result.SAME else 1 << HARM.index(result)
 
 

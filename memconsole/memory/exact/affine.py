@@ -1,8 +1,8 @@
-"""Exact live bytes of a traced step at any micro-batch and sequence length, evaluated in pure Python.
+"""Exact live bytes of a traced step at any micro-batch size and sequence length, in pure Python.
 
-A trace is taken once per structure: everything but sizes that decides which tensors a step makes. Each of
-its tensors has bytes proportional to one of `TERMS`, so each moment is a sum of a few products, and a phase's
-peak is its largest moment at the sizes asked for.
+One trace is taken per structure. The structure is everything, apart from sizes, that decides which tensors a step
+makes. The bytes of each tensor are proportional to one of `TERMS`, so each moment is a sum of a few products. A phase's
+peak is its largest moment at the given sizes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 
 TERMS = ("1", "S", "B·S", "S²", "B·S²", "chunk", "rest", "B")
-"""What bytes are proportional to: micro-batch B, sequence length S, rows of a whole chunk of the loss, and
-rows of its last chunk where there are several. A single chunk has B·S rows."""
+"""The sizes that bytes can be proportional to. B is the micro-batch size and S the sequence length. "chunk" is the
+rows of a full chunk of the loss, "rest" those of its last chunk if there are several. A single chunk has B·S rows."""
 CHUNKS = 3
-"""Chunks of a traced loss at most: a whole one behind a whole one, then the rest, is all there is to see."""
+"""Most chunks in a traced loss: two full chunks and the rest show every transition that can occur."""
 
 
 def chunks(tokens: int) -> int:
-    """Chunks that a trace of `tokens` tokens must have."""
+    """Number of loss chunks that a trace of `tokens` tokens must have."""
     return min(CHUNKS, -(-tokens // CHUNK_TOKENS))
 
 
@@ -50,9 +50,9 @@ def sizes(batch: int, length: int) -> tuple[int, ...]:
 
 
 def structure_key(plan: Plan, model: Model, kind: str) -> str:
-    """What selects a timeline: plans of one key differ in micro-batch and sequence length alone.
+    """The key of a timeline. Plans with the same key differ only in micro-batch size and sequence length.
 
-    Versions and the backend's code are not in it; whoever stores timelines adds them.
+    It contains neither versions nor the backend's code; code that stores timelines must add them.
     """
     batch, length = plan.train.batch_size, plan.data.sequence_length
     parts = (
@@ -66,7 +66,7 @@ def structure_key(plan: Plan, model: Model, kind: str) -> str:
 
 
 def covers(timeline: Timeline, plan: Plan, model: Model, kind: str) -> bool:
-    """Whether `timeline` holds for `plan`, with its batch and length."""
+    """Whether `timeline` is valid for `plan` at its batch size and length."""
     sizes_of = (plan.train.batch_size, plan.data.sequence_length)
     if timeline.only is not None and timeline.only != sizes_of:
         return False
@@ -76,10 +76,10 @@ def covers(timeline: Timeline, plan: Plan, model: Model, kind: str) -> bool:
 def evaluate(
     timeline: Timeline, batch: int, length: int, evaluation_batch: int | None = None
 ) -> Exact:
-    """Every phase's largest moment at `batch` rows of `length` tokens, which the timeline must cover; in an
-    evaluation, at `evaluation_batch` rows where they are not as many.
+    """Every phase's peak at `batch` rows of `length` tokens, which the timeline must cover. An evaluation has
+    `evaluation_batch` rows, or `batch` if that is None.
 
-    Reserved bytes are the live peak times the share that was replayed at the sizes first asked for.
+    Reserved bytes are the live peak times the share from the replay at the traced sizes.
     """
     phases = {}
     for name, moments in timeline.phases.items():
@@ -110,7 +110,7 @@ def evaluate(
 
 
 def largest_moments(moments: Iterable[Moment]) -> tuple[Moment, ...]:
-    """`moments` without those that another one outweighs at every size."""
+    """`moments` without those that are smaller than another one at every size."""
     front: list[tuple[tuple[int, ...], Moment]] = []
     seen: set[tuple[int, ...]] = set()
     for moment in moments:
@@ -126,10 +126,10 @@ def largest_moments(moments: Iterable[Moment]) -> tuple[Moment, ...]:
 
 
 def _weight(c: tuple[int, ...]) -> tuple[int, ...]:
-    """Sums of coefficients such that `a` outweighs `b` at every size where each sum of a's is at least b's.
+    """Sums of coefficients. If each sum of `a` is at least that of `b`, `a` is at least `b` at every size.
 
     For 1 ≤ S ≤ B·S ≤ B·S² and rest ≤ chunk: a sum c0·x0 + c1·x1 with x0 ≤ x1 is
-    (c0 + c1)·x0 + c1·(x1 - x0), with nothing negative to multiply with. S² and B stand for themselves.
+    (c0 + c1)·x0 + c1·(x1 - x0), and both factors are non-negative. S² and B are compared directly.
     """
     one, length, tokens, square, scores, chunk, rest, rows = c
     return (
@@ -149,7 +149,7 @@ def _outweighs(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
 
 
 def _regime(model: Model, kind: str, batch: int, length: int, isolated: bool) -> tuple[str, ...]:
-    """What about the sizes themselves changes which tensors there are."""
+    """The properties of the sizes that change which tensors a step makes."""
     if not isinstance(model, Architecture):
         return (f"rows={'one' if batch == 1 else 'many'}",)
     a = model
@@ -164,12 +164,12 @@ def _regime(model: Model, kind: str, batch: int, length: int, isolated: bool) ->
 
 
 def _evaluated(plan: Plan) -> tuple[str, ...]:
-    """Evaluation batches of a size of their own have their own chunks, and one row is apart from many."""
+    """The part of the key for a separate evaluation batch size, which has its own chunks and its own one-row case."""
     rows = plan.train.evaluation_batch_size
     return () if rows is None else (f"evaluation={rows}",)
 
 
 @lru_cache(maxsize=256)
 def model_hash(model: Model) -> str:
-    """Sixteen hexadecimal digits that stand for every field."""
+    """A hash of every field, as sixteen hexadecimal digits."""
     return hashlib.sha256(msgspec.json.encode(model)).hexdigest()[:16]

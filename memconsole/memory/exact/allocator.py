@@ -9,8 +9,8 @@ After c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 
 - the smallest free block that is large enough is taken, at the lowest address; what is left of it becomes a
   block of its own from 512 bytes in the small pool and beyond 1 MiB in the large one (should_split;
   max_split_size has no limit by default). Else the block stays whole, and allocated bytes count all of it;
-- neighbours within a segment coalesce when freed;
-- when the device refuses, segments that are wholly free go back, and the request is tried once more.
+- free neighbours within a segment are merged;
+- when the device refuses memory, completely free segments are returned to it, and the request is tried once more.
 
 With `expandable_segments`, which the torch engine turns on, each pool has one range of addresses. Pages of
 2 MiB (small pool) or 20 MiB (large) are mapped where a request needs them, blocks split from 512 bytes on, and
@@ -31,25 +31,25 @@ LARGE_BUFFER = 20 * 2**20
 MIN_LARGE = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
 PRECISION = 1 / 512
-"""Of the least capacity, as a share of it, where that is more than a page of the small pool."""
+"""Precision of the least capacity, as a share of it, but at least a page of the small pool."""
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What a replay came to."""
+    """The result of a replay."""
 
     completes: bool
     allocated_bytes: int
     """The peak of the sizes of blocks in use: torch.cuda.max_memory_allocated."""
     reserved_bytes: int
-    """The peak of what was had from the device: torch.cuda.max_memory_reserved."""
+    """The peak of the memory taken from the device: torch.cuda.max_memory_reserved."""
 
 
 class OutOfMemoryError(Exception):
-    """The device has not enough left, even after everything free was given back."""
+    """The device has too little memory left, even after all free segments were returned."""
 
 
 class Block:
-    """A run of addresses of one segment that is in use, free, or (when expandable) not mapped."""
+    """A range of addresses in one segment that is in use, free, or (in an expandable segment) not mapped."""
 
     __slots__ = ("address", "after", "before", "mapped", "segment", "size", "used")
 
@@ -86,9 +86,9 @@ def replay(
 
 
 def least_capacity(events: Sequence[int], sizes: Sequence[int], *, expandable: bool = True) -> int:
-    """The smallest capacity found in which `events` complete, to within `PRECISION`.
+    """The smallest capacity in which `events` complete, to within `PRECISION`.
 
-    Between the live peak, below which nothing can complete, and what is reserved without a limit.
+    It lies between the live peak and the bytes that are reserved without a limit.
     """
     free = replay(events, sizes, expandable=expandable)
     low = free.allocated_bytes - 1 if expandable else _live_peak(events, sizes) - 1
@@ -147,12 +147,12 @@ class SegmentAllocator:
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
         self.pools = {True: Pool(True), False: Pool(False)}
         self.used: dict[int, Block] = {}
-        """Blocks in use by the name they were asked for under."""
+        """Blocks in use by the name given to `allocate`."""
         self._segments = 0
         self._end = 0
 
     def allocate(self, name: int, size: int) -> None:
-        """Serve `size` bytes; nothing for none. Raises `OutOfMemoryError`."""
+        """Allocate `size` bytes; zero bytes allocate nothing. Raises `OutOfMemoryError`."""
         if not size:
             return
         size = rounded(size)
@@ -174,7 +174,7 @@ class SegmentAllocator:
         self.most_allocated = max(self.most_allocated, self.allocated)
 
     def release(self, name: int) -> None:
-        """Free the block `name`, and join it with free neighbours."""
+        """Free the block `name`, and merge it with free neighbours."""
         block = self.used.pop(name, None)
         if block is None:
             return
@@ -190,7 +190,7 @@ class SegmentAllocator:
         return block
 
     def grown(self, pool: Pool, size: int) -> Block | None:
-        """A new segment, or None where the device refuses."""
+        """A block in a new segment, or None if the device refuses."""
         if pool.small:
             length = SMALL_BUFFER
         elif size < MIN_LARGE:
@@ -208,7 +208,7 @@ class SegmentAllocator:
         return pool.small
 
     def give_back(self) -> None:
-        """Return every segment that is wholly free to the device."""
+        """Return every completely free segment to the device."""
         for pool in self.pools.values():
             for block in list(pool.blocks.values()):
                 if block.before is None and block.after is None:
@@ -216,7 +216,7 @@ class SegmentAllocator:
                     self.reserved -= block.size
 
     def reserve(self, size: int) -> bool:
-        """Have `size` bytes from the device, if it has them."""
+        """Take `size` bytes from the device. False if it has too little left."""
         if self.capacity is not None and self.reserved + size > self.capacity:
             return False
         self.reserved += size
@@ -224,7 +224,7 @@ class SegmentAllocator:
         return True
 
     def join(self, pool: Pool, block: Block) -> Block:
-        """Put `block` back into `pool`, one with its free neighbours."""
+        """Put `block` back into `pool`, merged with its free neighbours."""
         before, after = block.before, block.after
         if before is not None and not before.used and before.mapped:
             pool.take(before)
@@ -255,9 +255,9 @@ class SegmentAllocator:
 
 
 class ExpandableAllocator(SegmentAllocator):
-    """The allocator with one expandable segment for each pool, addresses without end.
+    """The allocator with one expandable segment for each pool and unlimited addresses.
 
-    A list of blocks covers each segment; an unmapped one without end is its last.
+    A list of blocks covers each segment. The last block is unmapped and unlimited.
     """
 
     ENDLESS = 2**60
@@ -266,7 +266,7 @@ class ExpandableAllocator(SegmentAllocator):
         super().__init__(capacity)
         self._unmapped: dict[bool, list[Block]] = {}
         for small in (True, False):
-            # Addresses of the pools do not meet; a segment's number tells its pool.
+            # The pools' address ranges do not overlap; the segment number identifies the pool.
             block = Block(2**61 if small else 0, self.ENDLESS, int(small), mapped=False)
             self._unmapped[small] = [block]
 
@@ -274,7 +274,7 @@ class ExpandableAllocator(SegmentAllocator):
         return True
 
     def found(self, pool: Pool, size: int) -> Block | None:
-        """The smallest free block, where one that can still grow counts with what it can grow to."""
+        """The smallest free block that is large enough. A block that can still grow counts with its largest size."""
         at = bisect_left(pool.free, (size, -1))
         if at == len(pool.free):
             return None
@@ -288,7 +288,7 @@ class ExpandableAllocator(SegmentAllocator):
         return best
 
     def grown(self, pool: Pool, size: int) -> Block | None:
-        """The lowest addresses that are free or not mapped and hold `size` together, mapped."""
+        """Map and return the lowest range of free or unmapped addresses that holds `size` bytes."""
         unmapped = self._unmapped[pool.small]
         for gap in unmapped:
             start = gap.before if gap.before is not None and not gap.before.used else gap
@@ -297,7 +297,7 @@ class ExpandableAllocator(SegmentAllocator):
         raise AssertionError("the last block of a segment has no end")
 
     def give_back(self) -> None:
-        """Unmap the pages that free blocks cover wholly."""
+        """Unmap the pages that lie completely inside free blocks."""
         for pool in self.pools.values():
             for block in list(pool.blocks.values()):
                 self._unmap(pool, block)
@@ -319,7 +319,7 @@ class ExpandableAllocator(SegmentAllocator):
         return total >= size
 
     def _map(self, pool: Pool, start: Block, size: int) -> Block | None:
-        """Map from `start` on until it is a free block of at least `size`, taken from `pool`."""
+        """Map pages from `start` on until they form a free block of at least `size`, and take it from `pool`."""
         block = start
         if not block.mapped:
             mapped = self._map_block(pool, block, min(block.size, size))
@@ -337,7 +337,7 @@ class ExpandableAllocator(SegmentAllocator):
         return block
 
     def _map_block(self, pool: Pool, gap: Block, size: int) -> Block | None:
-        """Map whole pages from the start of `gap`, join them with what is free beside, and give it all."""
+        """Map whole pages from the start of `gap`, merge them with free neighbours, and return the merged block."""
         length = -(-size // pool.page) * pool.page
         if not self.reserve(length):
             return None
@@ -356,7 +356,7 @@ class ExpandableAllocator(SegmentAllocator):
         return self.join(pool, gap)
 
     def _unmap(self, pool: Pool, block: Block) -> None:
-        """Give back the whole pages within a free block; free remainders stay mapped."""
+        """Unmap the whole pages inside a free block; its other bytes stay mapped."""
         base = 2**61 if pool.small else 0
         first = base + -(-(block.address - base) // pool.page) * pool.page
         last = base + (block.address + block.size - base) // pool.page * pool.page
@@ -386,7 +386,7 @@ class ExpandableAllocator(SegmentAllocator):
         self._insert_gap(pool, middle)
 
     def _insert_gap(self, pool: Pool, gap: Block) -> None:
-        """Join an unmapped block with unmapped neighbours."""
+        """Merge an unmapped block with unmapped neighbours."""
         unmapped = self._unmapped[pool.small]
         before, after = gap.before, gap.after
         if before is not None and not before.mapped:

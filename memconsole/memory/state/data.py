@@ -1,4 +1,4 @@
-"""How much data a plan trains on and how much of it the host holds, as far as the catalog tells."""
+"""How much data a plan trains on, and how much of it the host holds, as far as the catalog knows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROW_OVERHEAD_BYTES = 152
 """An array object and its place in the window, per row held."""
 
 AHEAD_BYTES = 64 << 20
-"""Most bytes of rows waiting for the device: `memconsole_trainer.data.stream.AHEAD_BYTES`."""
+"""Most bytes of rows that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BYTES`."""
 
 
 def data_bytes(plan: Plan, vocab_size: int) -> int:
-    """Host bytes of the text: the shuffle buffer's rows when streaming and as many ahead of the device, else every
-    token (twice, while the parts are joined); and two effective batches of int32 inputs and targets."""
+    """Host bytes of the data. Streaming holds the rows of the shuffle buffer and as many ahead of the device; otherwise
+    all tokens are held (twice while parts are joined). Two effective batches of int32 inputs and targets are added."""
     token = 2 if vocab_size <= 65_536 else 4
     tokens = dataset_tokens(plan)
     arrays = 3 if plan.data.isolate_documents else 2
@@ -43,12 +43,12 @@ def training_tokens(plan: Plan) -> int | None:
 
 
 def units_per_step(plan: Plan, model: Model) -> int:
-    """What the task counts, tokens or windows, in one optimizer step over all devices."""
+    """The task's units (tokens or windows) in one optimizer step over all devices."""
     return plan.effective_batch * task_of_model(model).units_per_row(plan)
 
 
 def training_units(plan: Plan, model: Model) -> int | None:
-    """What the task counts in one epoch; None where unknown, as of rows in a file that was not read."""
+    """The task's units in one epoch; None if unknown, such as rows of a file that was not read."""
     return training_tokens(plan) if isinstance(model, Architecture) else None
 
 

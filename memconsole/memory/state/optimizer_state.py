@@ -1,4 +1,4 @@
-"""What each optimizer keeps per weight, where it waits between steps, and what a step needs besides."""
+"""Bytes of each optimizer's state, where it is stored between steps, and the temporaries of an update."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from memconsole.plan.sections import EIGHT_BIT
 BLOCK = 256
 """Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
 TABLE_BYTES = 2 * 2**16 + 2 * 4 * 2**8
-"""From rounded values to codes and back, signed and unsigned."""
+"""Lookup tables between rounded values and codes in both directions, signed and unsigned."""
 SLICE = 2**17
-"""Elements an 8-bit step widens at a time on a CPU; elsewhere eight times as many."""
+"""Elements that an 8-bit step widens to fp32 at a time on a CPU; other devices take eight times as many."""
 SLICE_BYTES = {"torch": 16, "jax": 32}
-"""Temporaries of one such element: the moments in fp32, and what narrowing them needs."""
+"""Temporary bytes of one such element: the moments in fp32, and what quantizing them needs."""
 ROUNDED_SLICE = {"torch": (2**19, 2**22), "jax": (2**17, 2**20)}
-"""Elements at a time of what is stored in bf16 and rounded stochastically: on a CPU, and elsewhere."""
+"""Elements processed at a time of tensors stored in bf16 with stochastic rounding: (on a CPU, elsewhere)."""
 ROUNDING_BYTES = 3
-"""Random words of an element that torch rounds to bf16 stochastically; XLA fuses them away."""
+"""Bytes of random numbers for each element that torch rounds to bf16 stochastically; XLA fuses them away."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,12 +34,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     host: int
     """In host memory between steps."""
     temporaries: int
-    """Short-lived within the step."""
+    """Temporaries of the optimizer step."""
     average: int = 0
-    """Of what is resident, the moving average of the trained weights."""
+    """The part of `resident` that is the moving average of the trained weights."""
 
     def with_average(self, average: int) -> State:
-        """The same beside so many bytes of a moving average, which stays on the device."""
+        """This state plus `average` bytes of a moving average, which stays on the device."""
         return msgspec.structs.replace(
             self,
             resident=self.resident + average,
@@ -49,7 +49,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_bytes(optimizer: str, trained: Group, *, compressed: bool = False) -> int:
-    """Bytes of the whole optimizer state over the trained weights. `compressed`: moments in bf16."""
+    """Bytes of the whole optimizer state of the trained weights. `compressed`: moments in bf16."""
     if compressed:
         return state_bytes(optimizer, trained) // 2
     n = trained.elements
@@ -62,17 +62,17 @@ def state_bytes(optimizer: str, trained: Group, *, compressed: bool = False) -> 
         return 4 * trained.factored
     if optimizer == "muon":
         return 4 * trained.orthogonal + 8 * (n - trained.orthogonal)
-    return 4 * n  # lion's and sgd's one moment
+    return 4 * n  # lion and sgd have one moment
 
 
 def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) -> int:
-    """Short-lived bytes of one update. Both backends go tensor by tensor, torch's AdamW and SGD in one fused
-    kernel on CPU, CUDA and ROCm.
+    """Temporary bytes of one update. Both backends update tensor by tensor. torch's AdamW and SGD use one fused kernel
+    on CPU, CUDA and ROCm.
 
-    On MPS they are not fused, nor done in lists (torch 2.11 to 2.13, `_get_foreach_kernels_supported_devices`):
-    AdamW's denominator is divided from a root while the last tensor's is still there, and SGD makes a copy of
-    the gradient to decay in. torch's own lion and adafactor let go of a tensor's update when the next one's
-    is made.
+    On MPS they are neither fused nor use foreach (torch 2.11 to 2.13, `_get_foreach_kernels_supported_devices`).
+    There AdamW computes a root and the denominator while the previous tensor's denominator is still live, and SGD
+    copies the gradient for weight decay. In torch, lion and adafactor free a tensor's update only after the next one
+    is computed.
     """
     unfused = backend == "torch" and kind not in ("cpu", "gpu", "rocm")
     if optimizer == "adamw":
@@ -81,7 +81,7 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
         return 4 * trained.largest if unfused else 0
     if optimizer in EIGHT_BIT:
         most = SLICE if kind == "cpu" else 8 * SLICE
-        # torch's buffers have a slice's size whatever the weights, and tables of codes beside them.
+        # torch's buffers always have the size of a full slice. Code tables come on top.
         widened = min(trained.largest, most) if backend == "jax" else most
         return SLICE_BYTES[backend] * widened + TABLE_BYTES
     if optimizer == "muon":
@@ -92,7 +92,7 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
 
 
 def compressed_temporaries(backend: str, kind: str, optimizer: str, one: Group) -> int:
-    """Short-lived bytes of updating one weight whose moments wait in bf16: a slice's in fp32, and its rounding."""
+    """Temporary bytes of updating one weight whose moments are stored in bf16: one slice in fp32, and its rounding."""
     if optimizer == "muon" and not one.orthogonal:
         optimizer = "adamw"
     n = one.elements
@@ -101,13 +101,13 @@ def compressed_temporaries(backend: str, kind: str, optimizer: str, one: Group) 
     moments = 2 if optimizer == "adamw" else 1
     part = msgspec.structs.replace(one, elements=n, largest=n, pair=n, pair_twice=2 * n)
     rule = step_temporaries(backend, kind, optimizer, part)
-    if backend == "jax":  # a slice of gradient and moments, and of what takes their place
+    if backend == "jax":  # old and new slices of gradient and moments
         return 2 * (4 + 2 * moments) * n + rule
     return 4 * moments * n + max(rule, ROUNDING_BYTES * n)
 
 
 def _alone(one: Group) -> Group:
-    """A weight whose predecessor's temporaries are gone when its own are made."""
+    """The same weight, without the temporaries of its predecessor."""
     return msgspec.structs.replace(one, pair=one.largest, pair_twice=2 * one.largest)
 
 
@@ -121,8 +121,8 @@ def update_bytes(
     rounded: bool = False,
     outside: bool = False,
 ) -> int:
-    """Short-lived bytes of updating one weight alone in torch. `visiting`: its state comes from the host for it.
-    `compressed`: in bf16. `rounded`: the weight is stored in bf16, where it is a matrix. `outside`: of the blocks."""
+    """Temporary bytes of updating one weight alone in torch. `visiting`: its state is copied from the host.
+    `compressed`: its moments are in bf16. `rounded`: matrices are stored in bf16. `outside`: it is not in a block."""
     size = math.prod(shape)
     matrix = len(shape) > 1
     large = matrix and size >= QUANTIZED_FROM
@@ -150,8 +150,8 @@ def update_bytes(
 
 
 def rounded_temporaries(kind: str, optimizer: str, one: Group, *, compressed: bool) -> int:
-    """Short-lived bytes of updating one weight in torch that is stored in bf16: a slice of it and of its gradient in fp32,
-    or all of it where the rule looks at the whole, and what the rule needs for that."""
+    """Temporary bytes of updating one bf16 weight in torch: a slice of it and of its gradient in fp32, plus the update
+    rule's own temporaries. Adafactor and Muon need the whole weight instead of a slice."""
     if optimizer == "muon" and not one.orthogonal:
         optimizer = "adamw"
     size = one.largest
@@ -163,21 +163,21 @@ def rounded_temporaries(kind: str, optimizer: str, one: Group, *, compressed: bo
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides an optimizer's bytes over given weights."""
+    """The settings that decide an optimizer's bytes for given weights."""
 
     optimizer: str
     offload: str
     rounded: bool
-    """Whether weights are stored in bf16 alone."""
+    """Whether weights are stored in bf16 only, without an fp32 copy."""
     backend: str
     kind: str
     shards: int
 
 
 def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
-    """The optimizer's bytes on one of its shards' devices under the plan's offload.
+    """The optimizer's bytes on one device, with the plan's sharding and offload.
 
-    `order`: the trained weights one by one, as far as they are not alike.
+    `order`: the trained weights one by one, without repeats of identical blocks.
     """
     optimizer, backend, kind = rule.optimizer, rule.backend, rule.kind
     compressed = rule.offload == "compressed"
@@ -189,12 +189,12 @@ def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
             return rounded_temporaries(kind, optimizer, of, compressed=compressed)
         if not compressed:
             return step_temporaries(backend, kind, optimizer, of)
-        # An update in fp32 cannot take the place of a bf16 gradient.
+        # An fp32 update does not fit into the buffer of a bf16 gradient.
         update = 4 * of.elements if rule.rounded else 0
         return update + compressed_temporaries(backend, kind, optimizer, of)
 
     if rule.offload != "none" and kind not in ("cpu", "apple"):
-        # one weight's in use, the next one's on its way
+        # the state of one weight is in use while the next one's is copied
         each = [state_bytes(optimizer, one, compressed=compressed) for one in order]
         at_step = max(map(sum, pairwise(each)), default=whole)
         most = max(temporaries(_alone(one)) for one in order)

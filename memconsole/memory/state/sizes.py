@@ -1,4 +1,4 @@
-"""How many elements each part of a model holds, counted once per model from the list of its weights."""
+"""Counts the elements of each part of a model, once per model, from the list of its weights."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int = 0
     largest: int = 0
     pair: int = 0
-    """The largest matrix together with its predecessor in the list of weights."""
+    """The largest sum of a matrix and its predecessor in the list of weights."""
     pair_twice: int = 0
-    """The same, the matrix counted twice."""
+    """The same with the matrix counted twice."""
     quantizable: int = 0
     """Elements of the blocks' matrices of at least 4096, whose 8-bit optimizer state is really 8-bit."""
     tables: int = 0
-    """The same of embedding, positions and head, which keep 32 bits unless asked otherwise."""
+    """The same for embedding, positions and head, whose state keeps 32 bits unless adamw8-all is chosen."""
     orthogonal: int = 0
     """Elements of matrices that Muon orthogonalizes."""
     orthogonalizing: int = 0
-    """Elements that it has at a time for the largest: the update, the next one, and a square of the short side."""
+    """Elements live at once while Muon processes the largest matrix: two updates, and a square of the short side."""
     coded_blocks: int = 0
     """Blocks of matrices that a quantized frozen base stores in codes."""
     factored: int = 0
     """Adafactor second moments: rows + columns of matrices, every element of vectors
     (Shazeer & Stern 2018, algorithm 4)."""
     sides: tuple[int, ...] = ()
-    """In and out of one matrix that takes an adapter; empty for several weights."""
+    """(in, out) of one matrix that has an adapter; empty for several weights."""
     adapted: int = 0
-    """Matrices that take adapters."""
+    """Number of matrices that have adapters."""
     adapter_width: int = 0
-    """Sum of in + out over the matrices that take adapters; times the rank gives their elements."""
+    """Sum of in + out over the matrices with adapters. Multiplied by the rank it gives the adapters' elements."""
     adapter_largest: int = 0
     """The longest of those in or out sizes."""
 
@@ -82,7 +82,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     unused: int
     """Elements kept and saved but never trained."""
     order: tuple[Group, ...]
-    """The used weights one by one, with as many blocks as tell who follows whom."""
+    """The used weights one by one, with only as many blocks as needed to see which weight follows which."""
     embedding: int
     head: int
     """Elements of a separate head; 0 when tied."""
@@ -101,7 +101,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def coded_bytes(storage: str, blocks: int) -> int:
-    """Bytes of so many blocks of codes, their scales included."""
+    """Bytes of `blocks` blocks of codes, including their scales."""
     return blocks * (STORAGE_BLOCK * (8 if storage == "int8" else 4) // 8 + 4)
 
 
@@ -131,7 +131,7 @@ def sizes(model: Model) -> Sizes:
 
 
 def order(weights: Iterable[Parameter]) -> tuple[Group, ...]:
-    """The used ones of `weights` one by one, with as many blocks as tell which follows which."""
+    """The used weights one by one, with only as many blocks as needed to see which weight follows which."""
     return tuple(group([p]) for p in weights if p.used and (p.layer is None or p.layer < 2))
 
 

@@ -1,4 +1,4 @@
-"""The sizes a training step is made of, in bytes on one device, which both backends' timelines read."""
+"""The sizes of a training step on one device, in bytes; the formulas of both backends read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memconsole.plan.tasks import task_of_model
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """Live bytes of each component at one moment of a step; runtime is the same in all of them."""
+    """Live bytes of each component at one moment of a step. The runtime's bytes are constant and not included."""
 
     phase: str
     weights: int = 0
@@ -56,14 +56,14 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     frozen: bool
     rounded: bool
-    """Whether weights are stored in bf16 alone, but for norms and biases."""
+    """Whether weights, except norms and biases, are stored in bf16 only, without an fp32 copy."""
     trained: Group
     state: State
     weights: int
-    """Everything stored, adapters included."""
+    """All stored weights, including adapters."""
     gradients: int
     head: int
-    """Elements of the matrix that makes logits; 0 gradients where the base is frozen."""
+    """Elements of the matrix that makes logits. It has no gradient if the base is frozen."""
     gathered: int
     """Unsharded weights present during forward and backward under FSDP."""
     data: int
@@ -80,12 +80,12 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gradient(self) -> int:
-        """Bytes of an element of a matrix's gradient: summed in fp32, else as the weight is stored."""
+        """Bytes per element of a matrix's gradient: fp32 if gradients are accumulated, else the weight's type."""
         return 2 if self.rounded and not self.accumulates else 4
 
     @property
     def standing(self) -> int:
-        """Gradients summed so far, present in every micro-batch but the first."""
+        """Bytes of accumulated gradients, which are live in every micro-batch after the first."""
         return self.gradients if self.accumulates else 0
 
 
@@ -96,7 +96,7 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
     shards = plan.device.count if o.sharding == "fsdp" else 1
     frozen = o.freeze_base or o.lora_rank > 0
     trained = trained_group(plan, model)
-    # XLA for CPUs would widen a 16-bit base in each step: the JAX backend stores it in fp32 there.
+    # XLA on a CPU would widen a 16-bit base in each step, so the JAX backend stores it in fp32 there.
     narrow = frozen and not (plan.backend == "jax" and kind == "cpu")
     whole, coded = s.total, 0
     if frozen and o.base_storage != "bf16":
@@ -150,13 +150,13 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
 
 @lru_cache(maxsize=4096)
 def _state(rule: Rule, architecture: Architecture, rank: int, frozen: bool) -> State:
-    """The optimizer's bytes, remembered: most key presses leave them as they are."""
+    """The optimizer's bytes. They are cached, because most key presses do not change them."""
     s = sizes(architecture)
     return state(rule, _trained(s, rank, frozen), _order(s, rank, frozen))
 
 
 def trained_group(plan: Plan, model: Model) -> Group:
-    """The weights that `plan` trains: of a decoder all, or adapters; of another model what its task says."""
+    """The weights that `plan` trains: a decoder's weights or its adapters; for other models the task decides."""
     o = plan.optimize
     if isinstance(model, Architecture):
         return _trained(sizes(model), o.lora_rank, o.freeze_base or o.lora_rank > 0)
@@ -174,7 +174,7 @@ def _named_group(model: Model, names: tuple[str, ...]) -> Group:
 
 @lru_cache(maxsize=4096)
 def _state_of_task(rule: Rule, model: Model, names: tuple[str, ...]) -> State:
-    """The optimizer's bytes over the weights called `names`."""
+    """The optimizer's bytes for the weights called `names`."""
     one_by_one = order(p for p in model.parameters() if p.name in names)
     return state(rule, _named_group(model, names), one_by_one)
 
@@ -198,7 +198,7 @@ def _adapters(s: Sizes, rank: int) -> Group:
 
 
 def _order(s: Sizes, rank: int, frozen: bool) -> tuple[Group, ...]:
-    """The trained weights one by one, as far as they are not alike."""
+    """The trained weights one by one, without repeats of identical blocks."""
     if not frozen:
         return s.order
     return tuple(
@@ -216,7 +216,7 @@ def _order(s: Sizes, rank: int, frozen: bool) -> tuple[Group, ...]:
 
 
 def _batch_bytes(plan: Plan, model: Model, kind: str) -> int:
-    """The arrays of a batch. On a CPU the whole step's rows are there, and where one program runs it whole."""
+    """Bytes of a batch's arrays. The rows of the whole step are live on a CPU, or if one program runs the whole step."""
     whole = kind == "cpu" or plan.backend == "jax"
     held = plan.optimize.accumulation_steps if whole else 1
     return row_bytes(plan, model) * plan.train.batch_size * held
