@@ -1,5 +1,6 @@
 """A run's weights leave as a directory that transformers loads, and that comes back as it was."""
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from memconsole.plan.huggingface import read_architecture
+from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.pretrained import load
 from memconsole_trainer.weights import export
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -25,7 +27,8 @@ def test_transformers_computes_the_same_logits_from_an_export(kind: str, tmp_pat
     tokens = torch.randint(architecture.vocab_size, (2, 40), generator=torch.manual_seed(0))
     with torch.no_grad():
         expected = theirs(tokens).logits
-        found = load(architecture, weights, torch.device("cpu")).logits(tokens)
+        make = partial(Decoder, architecture)
+        found = load(architecture, make, weights, torch.device("cpu")).logits(tokens)
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
