@@ -20,14 +20,14 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     """packed: documents are joined and cut, so that every row is full. rows: the file's own rows of tokens, all
     of one width."""
     documents: int
-    """How many were looked at."""
+    """Number of documents that were measured."""
     exact: bool
-    """Whether those are all, each tokenized whole."""
+    """Whether all documents were measured, each as a whole."""
     p50: int
     p99: int
     longest: int
     tokenizer: str
-    """In words; empty for rows of tokens."""
+    """Description of the tokenizer; empty for rows of tokens."""
 
 
 def percentile(ordered: list[int], share: float) -> int:

@@ -146,7 +146,7 @@ def _shapes(
 
 
 def _rounded(wanted: float, share_of_one: float) -> int:
-    """`wanted`, rounded to the largest power of two whose rounding error is at most 0.5 % of the target."""
+    """`wanted`, rounded to a multiple of the largest power of two that changes the parameters by at most 0.5 %."""
     for step in (64, 32, 16, 8, 4, 2):
         rounded = round(wanted / step) * step
         if abs(rounded - wanted) * share_of_one <= 0.005:

@@ -69,10 +69,10 @@ class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     where: str
     """Hub id ``owner/name``, a path, or the directory of the standard library."""
     config: str | None = None
-    """The hub dataset's configuration, where it has several."""
+    """The hub dataset's configuration, if it has several."""
     split: str | None = None
     text_column: str | None = None
-    """Column holding the text, where it is not the plan's default."""
+    """Column with the text, if it is not the plan's default."""
     format: DatasetFormat | None = None
     """What a file holds; None for hub datasets."""
     documents: int | None = None
