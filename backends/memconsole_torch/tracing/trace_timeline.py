@@ -54,7 +54,7 @@ class UntoldSizeError(ValueError):
 class TellingSizes(Sizes):
     """Sizes to trace at, and the rows of the last loss chunk (0 if there is only one chunk).
 
-    `by_row`: some arrays have so many numbers per row, whatever its length.
+    `by_row`: some arrays have a size per row that does not depend on the length.
     """
 
     def __init__(
