@@ -93,12 +93,12 @@ def table_of(
 
 
 def training_floor(plan: Plan, budget: Budget) -> int:
-    """Device bytes that `plan` needs with whatever optimizer, wherever its state waits: what forward, loss and
-    backward pass hold besides that state, at the low end of the formula's band. Raises `PlanError`."""
+    """Device bytes that `plan` needs with any optimizer and any place for its state: forward, loss and backward pass
+    without that state, at the low end of the formula's band. Raises `PlanError`."""
     plain = msgspec.structs.replace(plan.optimize, optimizer="sgd", optimizer_offload="none")
     table = table_of(msgspec.structs.replace(plan, optimize=plain), budget)
     state = next(c for c in table.components if c.name == "optimizer state")
-    # an optimizer in the backward pass brings its own workspace there
+    # an optimizer in the backward pass adds its workspace to that phase
     left_out = {"optimizer step"} | ({"backward"} if plain.optimizer_in_backward else set())
     phases = (phase for phase in table.step_phases if phase not in left_out)
     most = max(table.phases[phase] - state.at(phase) for phase in phases)

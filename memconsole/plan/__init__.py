@@ -1,1 +1,1 @@
-"""The plan: what a person picked, what can be picked, and the catalogs it is picked from."""
+"""The plan: the user's settings, their allowed values, and the catalogs of models, devices and datasets."""

@@ -1,7 +1,7 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
 One `Architecture` covers GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1 and 3). `parameters()`
-lists every weight once, with canonical name, shape and initial scale; counting, pricing, initializing,
+lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
 """
@@ -76,7 +76,7 @@ class Architecture(
     auxiliary_rows: int = 0
     """Rows of a side-information embedding (gearhead's error codes), unused on plain text."""
     diagnostic_classes: int = 0
-    """Outputs of a classification head beside the language-model head, unused on plain text."""
+    """Outputs of an additional classification head, unused on plain text."""
     initializer_range: float = 0.02
 
     def is_local(self, layer: int) -> bool:
@@ -85,11 +85,11 @@ class Architecture(
 
     @property
     def local_layers(self) -> int:
-        """Layers that attend within a sliding window, whether or not it cuts."""
+        """Layers with a sliding window, even if rows are shorter than the window."""
         return 0 if self.sliding_window is None else self.layers - self.layers // self.global_every
 
     def windowed(self, length: int) -> bool:
-        """Whether the sliding window hides anything in rows of so many tokens."""
+        """Whether the sliding window hides anything in rows of `length` tokens."""
         return self.sliding_window is not None and self.sliding_window < length
 
     @property
@@ -105,7 +105,7 @@ class Architecture(
         return self.kv_heads * self.head_size
 
     def parameters(self) -> Iterator[Parameter]:
-        """Every weight of the model: `parameters` of it."""
+        """Every weight of the model; see the function `parameters`."""
         return parameters(self)
 
 

@@ -16,7 +16,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     usable_bytes: int
     why: str
-    """Where usable_bytes comes from, as one phrase: "free now", "75 % of total (JAX)" …"""
+    """The source of usable_bytes, as one phrase: "free now", "75 % of total (JAX)" …"""
     local: bool = False
     """True for a device of this machine, False for a catalog device."""
     bandwidth_bytes_per_second: float | None = None

@@ -1,7 +1,7 @@
 """Impossible combinations of settings, each refused with one line: key, value, what is allowed.
 
-`check` is for every plan, also those that are only priced. Whether a plan's backend implements what
-it asks for is `optimizations.check_trainable`'s question.
+`check` is for every plan, also for plans that are only priced. `optimizations.check_trainable` tests whether the
+plan's backend implements its settings.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ _UNSUPPORTED = {
 
 
 def check(plan: Plan) -> None:
-    """Raise `PlanError` for the first impossible combination; return for a plan that can be priced.
+    """Raise `PlanError` for the first impossible combination; return if the plan can be priced.
 
-    Also resolves model, dataset and catalog device, so that a name that stands for nothing is
-    refused here.
+    Also looks up the model, the dataset and the catalog device, so unknown names are refused here.
     """
     kind = device_kind(plan.device.name)
     _check_backend(plan, kind)

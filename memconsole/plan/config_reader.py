@@ -1,4 +1,4 @@
-"""Typed access to a Hugging Face config.json, every complaint naming file, key and value."""
+"""Typed access to a Hugging Face config.json; every error names the file, the key and the value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from memconsole.plan.plan import PlanError, printable, quote
 
 LARGEST = 2**31
-"""Bound on any size, so that a damaged file cannot ask for endless work."""
+"""Upper limit of any size, so that a damaged file cannot cause endless work."""
 
 
 def refusal(where: str, key: str, value: Any, expected: str) -> PlanError:
@@ -63,7 +63,7 @@ class Config:
         return value
 
     def table(self, key: str) -> Mapping[str, Any]:
-        """A nested table, empty where missing."""
+        """A nested table; empty if missing."""
         value = self._values.get(key)
         if value is None:
             return {}
@@ -72,7 +72,7 @@ class Config:
         return value
 
     def layer_types(self) -> list[str]:
-        """The kind of attention of each layer, empty where the file does not say."""
+        """The kind of attention of each layer; empty if the file does not say."""
         value = self._values.get("layer_types")
         if value is None:
             return []
@@ -89,7 +89,7 @@ class Config:
             raise refusal(self.where, key, value, words)
 
     def quotient(self, key: str, width: int, heads: int) -> int:
-        """Head size of `width` split evenly over `heads`."""
+        """The head size if `width` is split evenly over `heads`."""
         if width % heads:
             raise refusal(self.where, key, width, f"a multiple of {heads} heads")
         return width // heads

@@ -1,4 +1,4 @@
-"""From a Hugging Face config.json to an `Architecture`, refusing by name what is not supported.
+"""Converts a Hugging Face config.json to an `Architecture`; unsupported features are refused by name.
 
 Reads both spellings in use: transformers 4 (`rope_theta`, `rope_scaling`, `sliding_window_pattern`) and
 transformers 5 (`rope_parameters`, `layer_types`). Defaults for keys a file leaves out are those of
@@ -89,7 +89,7 @@ def read_architecture(directory: str) -> Architecture:
 def find_model(name: str) -> str | None:
     """The directory of a model given as a directory or as a hub id in the local cache.
 
-    None where `name` is neither. Never downloads. Raises `PlanError` for a directory without
+    None if `name` is neither. Never downloads. Raises `PlanError` for a directory without
     config.json and for a hub model that is not in the cache.
     """
     try:
@@ -221,7 +221,7 @@ def _qwen3(c: Config) -> Architecture:
 
 
 def _gemma(c: Config) -> Architecture:
-    # Files from before transformers 4.39 say "gelu"; the model was trained with the tanh form.
+    # Files from before transformers 4.39 say "gelu", but the model was trained with the tanh approximation.
     if c.missing("hidden_activation"):
         c.only("hidden_act", _TANH_GELU[1], (*_TANH_GELU, "gelu"))
     else:
@@ -269,7 +269,7 @@ def _gemma3(c: Config) -> Architecture:
 
 
 def _window(c: Config) -> tuple[int | None, int]:
-    """(sliding_window, global_every) of Gemma 3; (None, 1) where every layer is global."""
+    """(sliding_window, global_every) of Gemma 3; (None, 1) if every layer is global."""
     every = c.size("sliding_window_pattern", c.size("_sliding_window_pattern", 6))
     layers = c.size("num_hidden_layers")
     kinds = c.layer_types()

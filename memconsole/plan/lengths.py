@@ -1,4 +1,4 @@
-"""How many tokens the documents of a plan's data hold: the record of a measurement, and what it is of."""
+"""Document lengths of a plan's data in tokens: the record of a measurement, and its cache key."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     """packed: documents are joined and cut, so that every row is full. rows: the file's own rows of tokens, all
     of one width."""
     documents: int
-    """How many were looked at."""
+    """Number of documents that were measured."""
     exact: bool
-    """Whether those are all, each tokenized whole."""
+    """Whether all documents were measured, each as a whole."""
     p50: int
     p99: int
     longest: int
     tokenizer: str
-    """In words; empty for rows of tokens."""
+    """Description of the tokenizer; empty for rows of tokens."""
 
 
 def percentile(ordered: list[int], share: float) -> int:
-    """The smallest of the values that at least `share` of them do not exceed (nearest rank)."""
+    """The smallest value such that at least `share` of the values are no larger (nearest rank)."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def lengths_key(plan: Plan) -> str:
-    """What decides the lengths: the data as it is on disk, which of it, and the tokenizer. Raises `PlanError`."""
+    """The cache key of the lengths: the data on disk, the selected part, and the tokenizer. Raises `PlanError`."""
     entry, data = catalog.dataset(plan), plan.data
     parts: list[object] = [
         entry.kind, entry.where, entry.config, entry.bytes, entry.documents, data.source, data.text_column,

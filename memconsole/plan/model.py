@@ -1,4 +1,4 @@
-"""What every model is to the rest of the program: a list of weights, some of them in blocks that repeat."""
+"""The interface of a model: a list of weights, some of them in blocks that repeat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLES: tuple[Role, ...] = ("embedding", "position", "input", "head")
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One weight: canonical name, shape, what it is for, and how it starts."""
+    """One weight: canonical name, shape, role and initial values."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Parameter(msgspec.Struct, frozen=True):
     """Standard deviation of the initial normal draw; 0 means the constant `fill`."""
     fill: float = 0.0
     used: bool = True
-    """False where no term of the text loss reaches it: kept, saved, never trained."""
+    """False if no term of the text loss depends on it. Such a weight is stored and saved but never trained."""
 
     @property
     def size(self) -> int:
@@ -43,18 +43,18 @@ class Model(Protocol):
 
     @property
     def layers(self) -> int:
-        """Blocks named ``layers.0`` and on: what checkpointing, offload and compilation wrap."""
+        """Number of blocks, named ``layers.0`` and so on. Checkpointing, offload and compilation wrap each block."""
         ...
 
     @property
     def max_positions(self) -> int:
-        """The longest row that it takes."""
+        """The longest row that it accepts."""
         ...
 
     def __hash__(self) -> int:
-        """Models are values: what is made of one is remembered by it."""
+        """Models are hashable values, because they are cache keys."""
         ...
 
     def parameters(self) -> Iterator[Parameter]:
-        """Every weight in a fixed order, which names, counts, prices and initializes them."""
+        """Every weight in a fixed order, for naming, counting, pricing and initializing."""
         ...

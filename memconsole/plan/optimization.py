@@ -1,4 +1,4 @@
-"""The record of one memory optimization: everything that the console, the solver and the trainers know of it."""
+"""The record of one memory optimization: everything that the console, the solver and the trainers know about it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from memconsole.plan.tasks import task_of
 Values = Callable[[Plan], tuple[Any, ...]]
 
 HOST_MEMORY = "host memory"
-"""In `Optimization.touches`: no row of the memory table, but the memory of the machine."""
+"""In `Optimization.touches`: the machine's own memory, which is not a row of the memory table."""
 
 
 class Result(enum.Enum):
-    """What a change does to the training result, the least harmful first. The value is how people read it."""
+    """What a change does to the training result, the least harmful first. The values are the words shown to users."""
 
     SAME = ""
     """The same up to the order of rounding."""
@@ -30,7 +30,7 @@ class Result(enum.Enum):
     CODES = "quantized frozen weights"
     ADAPTERS = "adapters instead of the whole model"
     DATA = "what is trained on"
-    """Rows, their order, their length or how many make a step."""
+    """The rows, their order, their length, or how many form a step."""
     MODEL = "the model itself"
 
 
@@ -55,9 +55,9 @@ class RemedyRule(msgspec.Struct, frozen=True, kw_only=True):
     values: Values | None = None
     """The values that are offered; None: all."""
     along: dict[str, Any] = {}
-    """Settings of others that must change with it."""
+    """Settings of other optimizations that must change with it."""
     along_costs: str = ""
-    """What those do to the training result."""
+    """What these other changes do to the training result."""
 
 
 class Optimization(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +67,14 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     key: str
-    """The plan setting that a key press steps."""
+    """The plan setting that a key press changes."""
     more_settings: tuple[str, ...] = ()
-    """Other settings that belong to it alone."""
+    """Other settings that belong only to this optimization."""
     keyboard: str
     """The key of the plan screen, by Textual's name."""
     label: str
     short: str
-    """The label where the full one does not fit: at most 18 characters."""
+    """A label of at most 18 characters, for narrow places."""
     help: str
     costs: str
 
@@ -83,7 +83,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     size: bool = False
     """A size rather than a technique: every backend trains with any of its values."""
     changes: Callable[[Plan, Any], dict[str, Any]] | None = None
-    """The settings that a value stands for; None: that of `key` alone."""
+    """The settings that a value stands for; None: only that of `key`."""
 
     trains: dict[str, tuple[Any, ...] | None]
     """Per backend, the values that its engine implements; None means all. A missing backend implements only
@@ -91,26 +91,26 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, str] = {}
     """Per backend, why the toggle does nothing there."""
     conflicts: dict[str, Callable[[Plan], str | None]]
-    """Per setting of this row, why its value cannot stand beside the plan's others; None where it can."""
+    """Per setting of this row, why its value conflicts with the plan's other settings; None without a conflict."""
 
     result: Callable[[Any, Any], Result]
     """What changing one value to another, different one does to the training result."""
     reach: Reach
     traced: Callable[[Plan, str], Any] | None = None
-    """What of the plan a training step on a kind of device depends on, where that is less than the row's settings:
-    plans that are alike here share what was traced and computed of a step."""
+    """A coarser cache key than the row's settings: what a training step on a kind of device really depends on. Plans
+    with the same value share traces and computed steps."""
 
     touches: tuple[str, ...]
-    """The components of the memory table that it makes smaller, the main one first; or `HOST_MEMORY`."""
+    """The components of the memory table that it reduces, the main one first; or `HOST_MEMORY`."""
     saves_nothing: Callable[[Plan, str], str | None] | None = None
-    """Why the value of a plan saves nothing on a kind of device, where that needs no look at the table."""
+    """Why a plan's value saves nothing on a kind of device, if that is known without the table."""
     outweighed: Callable[[Plan], str] | None = None
     """Why the value of a plan may need more memory."""
     remedy: RemedyRule | None
-    """None: never offered where a plan does not fit."""
+    """None: never offered for a plan that does not fit."""
 
     says: Callable[[Plan, str], str | None] | None
-    """The line of a trainer's log on a kind of device where it is on; None: the log does not mention it."""
+    """The line in the trainer's log, on a kind of device, if it is switched on. None: the log does not mention it."""
     evaluating: Callable[[Plan], dict[str, Any]]
     """The settings that switch off what only training needs."""
 
@@ -124,7 +124,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
         return plans.get(plan, self.key)
 
     def settings_for(self, plan: Plan, value: Any) -> dict[str, Any]:
-        """The settings that put this toggle of `plan` at `value`."""
+        """The settings that set this toggle of `plan` to `value`."""
         return self.changes(plan, value) if self.changes else {self.key: value}
 
     def apply(self, plan: Plan, value: Any) -> Plan:
@@ -169,7 +169,7 @@ def fixed(*values: Any) -> Values:
 
 
 def always(result: Result) -> Callable[[Any, Any], Result]:
-    """The same result whatever the values."""
+    """The same result for all values."""
     return lambda before, after: result
 
 

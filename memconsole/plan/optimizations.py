@@ -1,4 +1,4 @@
-"""Every memory optimization in the order of the console's list, and the questions asked of all of them."""
+"""Every memory optimization in the order of the console's list, and the checks that involve all of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CONFLICTS = tuple((key, reason) for row in OPTIMIZATIONS for key, reason in row
 
 
 def conflict(plan: Plan) -> tuple[str, str] | None:
-    """The first setting that cannot stand beside the plan's others, and the reason; None where all can."""
+    """The first setting that conflicts with the plan's others, and the reason; None without a conflict."""
     for key, why in _CONFLICTS:
         reason = why(plan)
         if reason is not None:
@@ -68,7 +68,7 @@ def check_trainable(plan: Plan) -> None:
 
 
 def press(row: Optimization, plan: Plan, value: Any) -> Plan:
-    """`plan` with `row` at `value`. Raises `PlanError` where another optimization of the plan excludes it."""
+    """`plan` with `row` set to `value`. Raises `PlanError` if another optimization of the plan excludes it."""
     changed = row.apply(plan, value)
     check_conflicts(changed)
     return changed

@@ -1,4 +1,4 @@
-"""What a person picked for one run: reading, checking, changing and writing plans.
+"""The settings of one run: reading, checking, changing and writing plans.
 
 A setting is addressed by its dotted key, such as ``train.batch_size``. Every error is one line.
 """
@@ -74,7 +74,7 @@ __all__ = [
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One key of the plan file as a person meets it."""
+    """One key of the plan file, as described to users."""
 
     key: str
     default: Any
@@ -150,7 +150,7 @@ SETTINGS: dict[str, Setting] = _build_settings()
 
 
 def installed_backends() -> tuple[str, ...]:
-    """`torch`, `jax` and whatever other distributions offer as `memconsole.backends`."""
+    """`torch`, `jax` and the entry points that other packages register as `memconsole.backends`."""
     from importlib.metadata import entry_points
 
     extra = {e.name for e in entry_points(group="memconsole.backends")} - set(BACKENDS)
@@ -176,7 +176,7 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def _literal(word: str) -> Any:
-    """A number or truth value as a person types it; anything else stays text."""
+    """A number or boolean as a user types it; anything else stays text."""
     if word.lower() in ("true", "false"):
         return word.lower() == "true"
     for number in (int, float):
@@ -215,7 +215,7 @@ def replace(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 
 def uncompiled(plan: Plan) -> Plan:
-    """`plan` without torch.compile; itself where it has none."""
+    """`plan` without torch.compile; `plan` itself if it does not use it."""
     return replace(plan, {"optimize.compile": False}) if plan.optimize.compile else plan
 
 
@@ -333,7 +333,7 @@ def _setting(key: str) -> Setting:
 
 
 def _allowed(key: str) -> str:
-    """The keys of the section `key` is in, or the sections."""
+    """The keys of the section that `key` is in, or all sections."""
     section = key.partition(".")[0]
     inside = [k for k in SETTINGS if k.startswith(f"{section}.")]
     return ", ".join(inside or ["backend", *(f"{name}.…" for name in _sections())])

@@ -1,5 +1,5 @@
-"""Which instructions this machine's processor has: a CPU without those for 16 bits trains far slower in them than in 32;
-the width of its vectors decides what libraries take for themselves."""
+"""The instructions of this machine's processor. Without 16-bit instructions a CPU trains far slower in 16 bits than in
+fp32; the vector width changes how much memory libraries use."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _ARM = {"bf16": ("bf16", "svebf16"), "fp16": ("asimdhp", "fphp")}
 
 
 def missing_instructions(precision: str, cpuinfo: Path = _CPUINFO) -> str:
-    """The instruction set that would make matmuls in `precision` fast and is not there; empty if one is, if none is
-    needed, or where the system does not say (it does on Linux)."""
+    """The missing instruction set that would make matmuls in `precision` fast. Empty if the processor has one, if none
+    is needed, or if the system does not say (Linux does)."""
     known, present = _instructions(precision, cpuinfo)
     return known[0] if known and not present else ""
 
 
 def vectors_alone(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether an x86 processor has vector instructions for `precision`, and no matrix unit (AMX)."""
+    """Whether an x86 processor has vector instructions for `precision` but no matrix unit (AMX)."""
     return _instructions(precision, cpuinfo)[1] == {_X86.get(_width(precision), ("",))[0]}
 
 
 @lru_cache(maxsize=1)
 def wide_vectors(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether vectors have 512 bits; so where the system does not say."""
+    """Whether vectors have 512 bits. True if the system does not say."""
     found = _features(cpuinfo).get("flags")
     return found is None or "avx512f" in found
 
@@ -38,8 +38,8 @@ def _width(precision: str) -> str:
 
 
 def _instructions(precision: str, cpuinfo: Path) -> tuple[tuple[str, ...], set[str]]:
-    """Instruction sets for matmuls in `precision`, none where the system does not say; and those of them that are
-    there."""
+    """The instruction sets for matmuls in `precision` (none if the system does not say), and those of them that the
+    processor has."""
     width = _width(precision)
     if width not in _X86:
         return (), set()
@@ -54,7 +54,7 @@ def _instructions(precision: str, cpuinfo: Path) -> tuple[tuple[str, ...], set[s
 
 
 def _features(cpuinfo: Path) -> dict[str, set[str]]:
-    """The words of each key; none where the system does not say."""
+    """The words listed for each key; empty if the system does not say."""
     try:
         text = cpuinfo.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The regression transformer: from a window of vectors, a vector of numbers at its last step.
+"""The regression transformer: predicts a vector at the last step of a window of vectors.
 
 Post-norm blocks (Vaswani et al. 2017, section 3.1) with causal attention; the last position is
 projected to the outputs. The shape of the universal LQR controller.

@@ -12,13 +12,13 @@ from memconsole.errors import UserError
 
 BACKENDS = ("torch", "jax")
 MOST = 1_000_000_000_000
-"""Upper limit of counts that have no other: sums of bytes stay within 64 bits."""
+"""Upper limit of counts that have no other limit. It keeps sums of bytes within 64 bits."""
 Precision = Literal["fp32", "bf16", "fp16", "bf16-sr"]
 Checkpointing = Literal["none", "selective", "attention", "full"]
 BaseStorage = Literal["bf16", "int8", "nf4"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"]
 EIGHT_BIT: tuple[OptimizerName, ...] = ("adamw-8bit", "adamw8-all")
-"""Those whose moments are stored in 8 bits."""
+"""Optimizers whose moments are stored in 8 bits."""
 OptimizerOffload = Literal["none", "cpu", "pinned", "compressed"]
 Sharding = Literal["none", "fsdp"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]

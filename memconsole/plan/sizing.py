@@ -1,7 +1,7 @@
-"""A sane decoder shape for a wanted number of parameters.
+"""Chooses a decoder shape for a wanted number of parameters.
 
-Free choices are width, depth and the MLP's intermediate size; the last is the fine adjustment. The
-embedding is counted too, so a vocabulary that leaves nothing for the layers is refused by name.
+Width, depth and the MLP's intermediate size are free; the last one is the fine adjustment. The embedding
+counts too, so a vocabulary that leaves nothing for the layers is refused.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MLP_RATIO = 8 / 3
 """intermediate / hidden of a gated MLP with the size of a plain 4x one (Shazeer 2020, §3)."""
 MLP_RATIO_RANGE = (1.0, 8.0)
 TIE_ABOVE = 0.1
-"""Input and output embedding are one matrix where a single one is over this share of the target."""
+"""Input and output embedding are tied if one of them is more than this share of the target."""
 SMALLEST_VOCABULARY = 257
 """256 bytes and one end-of-document token."""
 
 
 def default_vocab_size(target_params: int) -> int:
-    """Vocabulary of a sized model whose plan names none: 4,096 at 1 M parameters, 32,000 from 60 M.
+    """Default vocabulary of a sized model: 4,096 at 1 M parameters, 32,000 from 60 M.
 
     Growing with the square root of the parameters keeps the embedding near a third of a small
     model and a few percent of a large one.
@@ -40,7 +40,7 @@ def default_vocab_size(target_params: int) -> int:
 def size(target_params: int, vocab_size: int, max_positions: int) -> Architecture:
     """A Llama-like decoder within 2 % of `target_params`.
 
-    Raises `PlanError`, naming a vocabulary that would fit, where the embedding alone takes too much.
+    If the embedding alone is too large, raises `PlanError` with a vocabulary that would fit.
     """
     found = _search(target_params, vocab_size, max_positions)
     if isinstance(found, Architecture):
@@ -59,7 +59,7 @@ def size(target_params: int, vocab_size: int, max_positions: int) -> Architectur
 
 @lru_cache(maxsize=1024)
 def _search(target: int, vocab_size: int, max_positions: int) -> Architecture | int:
-    """The best shape, or the largest smaller vocabulary that has one (0: none)."""
+    """The best shape, or the largest smaller vocabulary for which there is one (0: none)."""
     shape = _best(target, vocab_size, max_positions)
     if shape is not None:
         return shape
@@ -146,7 +146,7 @@ def _shapes(
 
 
 def _rounded(wanted: float, share_of_one: float) -> int:
-    """`wanted` to the coarsest multiple of a power of two that costs at most 0.5 % of the target."""
+    """`wanted`, rounded to a multiple of the largest power of two that changes the parameters by at most 0.5 %."""
     for step in (64, 32, 16, 8, 4, 2):
         rounded = round(wanted / step) * step
         if abs(rounded - wanted) * share_of_one <= 0.005:
@@ -155,12 +155,12 @@ def _rounded(wanted: float, share_of_one: float) -> int:
 
 
 def _head_size(hidden: int) -> int | None:
-    """The even divisor of `hidden` between 32 and 128 nearest what that width usually has."""
+    """The even divisor of `hidden` between 32 and 128 that is nearest to the usual head size for this width."""
     usual = 32 if hidden < 256 else 64 if hidden < 2048 else 128
     divisors = [d for d in range(HEAD_SIZE[0], HEAD_SIZE[1] + 1, 2) if hidden % d == 0]
     return min(divisors, key=lambda d: abs(math.log(d / usual)), default=None)
 
 
 def _kv_heads(heads: int) -> int:
-    """Grouped-query attention (Ainslie et al. 2023): a quarter of the heads where that divides."""
+    """Grouped-query attention (Ainslie et al. 2023): a quarter of the heads if divisible."""
     return next(heads // group for group in (4, 3, 2, 1) if heads % group == 0)

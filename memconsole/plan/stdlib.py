@@ -15,14 +15,14 @@ SKIPPED_FOLDERS = frozenset(
 
 @lru_cache(maxsize=1)
 def directory() -> Path:
-    """Where this interpreter keeps its standard library."""
+    """The folder of this interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def files() -> tuple[Path, ...]:
     """Every non-empty ``.py`` file of the standard library, sorted by relative path.
 
-    The trainer reads exactly these and holds out whole ones; the estimate adds up their sizes.
+    The trainer reads exactly these files and holds out whole files; the estimate adds up their sizes.
     """
     return tuple(path for path, _ in _listing(directory()))
 

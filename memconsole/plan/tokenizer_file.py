@@ -28,7 +28,7 @@ class _Tokenizer(msgspec.Struct):
 def tokenizer_vocab_size(path: str) -> int:
     """One more than the largest token id of a ``tokenizer.json``.
 
-    The file is read once and again when it changes. Raises `PlanError`.
+    The file is read again only if it changes. Raises `PlanError`.
     """
     try:
         file = Path(path).expanduser()

@@ -1,1 +1,1 @@
-"""The tracer: the engine's own step on fake tensors, every allocation recorded."""
+"""The tracer: runs the engine's own step on fake tensors and records every allocation."""

@@ -1,4 +1,4 @@
-"""The tracer process of the torch backend: questions on standard input, exact memory on standard output.
+"""The tracer process of the torch backend: reads questions on standard input, writes exact memory to standard output.
 
     python -m memconsole_torch.tracing.trace
 
@@ -46,22 +46,22 @@ _CAVEATS = {
     "apple": "MPS was traced by PyTorch's operators: what its graphs allocate inside is not seen",
 }
 _KEPT = 32
-"""Structures whose recordings are remembered."""
+"""Number of structures whose recordings are cached."""
 
 
 @dataclass
 class Recording:
-    """One structure's trace: its timeline, and the events that the allocator replays."""
+    """The trace of one structure: its timeline, and the events for the allocator's replay."""
 
     timeline: Timeline
     events: list[int]
     sizes: list[Coefficient]
     phases: list[str]
-    """In which each storage was made."""
+    """The phase in which each storage was allocated."""
 
 
 class Tracer:
-    """Answers questions, and remembers what it traced."""
+    """Answers questions and caches its traces."""
 
     def __init__(self) -> None:
         self._recordings: dict[tuple[str, tuple[int, int] | None], Recording] = {}
@@ -69,7 +69,7 @@ class Tracer:
     def answer(
         self, question: TracerQuestion, interrupt: Callable[[], None] | None = None
     ) -> TracerAnswer:
-        """The exact memory of the question's plan, or why there is none. Passes on what `interrupt` raises."""
+        """The exact memory of the question's plan, or why there is none. Exceptions of `interrupt` propagate."""
         started = time.monotonic()
         try:
             if question.kind not in KINDS:
@@ -102,7 +102,7 @@ class Tracer:
         kind: str,
         interrupt: Callable[[], None] | None = None,
     ) -> Recording:
-        """The trace of the plan's structure, or at its very sizes where sizes could not be told apart."""
+        """The trace of the plan's structure. If sizes cannot be distinguished, it is taken at the plan's own sizes."""
         key = affine.structure_key(plan, model, kind)
         own = (plan.train.batch_size, plan.data.sequence_length)
         for only in (None, own):
@@ -123,7 +123,7 @@ def record(
     *,
     hidden: bool = True,
 ) -> Recording:
-    """Trace the plan's structure. `hidden`: count what kernels hold inside, too."""
+    """Trace the plan's structure. `hidden`: also count what kernels allocate internally."""
     if has_table_of_positions(model) and plan.data.sequence_length > model.max_positions:
         raise PlanError(f"the model has {model.max_positions} positions")
     telling = telling_sizes(plan, model)
@@ -162,7 +162,7 @@ def _recording(
 
 
 def _several_steps(live: Liveness) -> list[int]:
-    """The recorded events with the step once more before and once more after the evaluation."""
+    """The recorded events, with the step repeated once before and once after the evaluation."""
     start, end = live.steps[-1]
     step = [event for event in live.events[start:end] if isinstance(event, int)]
     known = set(step)
@@ -188,7 +188,7 @@ def _exact(
         c.factor * (evaluated if phase == "evaluation" else values)[c.term]
         for c, phase in zip(recording.sizes, recording.phases, strict=True)
     ]
-    # The matmul libraries' workspace comes from the same allocator and stays.
+    # The matmul libraries' workspace comes from the same allocator and is never freed.
     sizes.append(runtime("torch", kind).workspace_bytes)
     events = [len(sizes), *recording.events]
     replayed = allocator.replay(events, sizes)
@@ -200,7 +200,7 @@ def _exact(
 
 
 def main() -> None:
-    """Serve on the process's own streams."""
+    """Answer questions on the process's standard streams."""
     torch.set_num_threads(1)
     tracing.run(Tracer().answer)
 

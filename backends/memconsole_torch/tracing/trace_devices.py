@@ -1,14 +1,14 @@
-"""What the engine does differently on another kind of device, put in place for a trace on fake CPU tensors.
+"""Emulates the engine's behaviour on other kinds of device, for a trace on fake CPU tensors.
 
 Fake CUDA tensors abort a process without CUDA, so a trace runs on fake CPU tensors. Every branch of the
 backend on the device is listed here:
 
-- `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; keys repeated where they are;
+- `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; repeated keys;
 - `decoder.Norm`: CUDA's fused RMS norm;
 - `optimizers.create`: fused updates on CPU, CUDA and ROCm, one tensor at a time on MPS;
 - `quantized_adam`, `quantized_base`, `rounding`, `compressed`, `average`: their slices;
 - `activation_offload.store`: pinned memory instead of a file;
-- autocast: of the CPU, whose list of 16-bit operators holds all that the decoder runs, as the other lists do;
+- autocast: the CPU's, because its list of 16-bit operators covers the decoder just as the other lists do;
 - pinned copies and devices.prepare: host memory, or no allocation.
 """
 
@@ -47,13 +47,13 @@ EFFICIENT_ALIGNMENT = 16
 """Bytes that head sizes must be a multiple of for the memory-efficient kernel (sdp_utils.cpp,
 minimum_gemm_alignment), and elements that rows of a mask are padded to (attention.cpp, pad_bias)."""
 NORM_CHUNK = 65_536
-"""Elements that each block of `_foreach_norm` reduces (PyTorch, MultiTensorApply.cuh, kChunkSize)."""
+"""Elements that each thread block of `_foreach_norm` reduces (PyTorch, MultiTensorApply.cuh, kChunkSize)."""
 EMBEDDING_ROWS = 10
 """Rows summed by a thread of the embedding's backward pass (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
 
 
 def overrides() -> dict[Any, Override]:
-    """What stands in for operators that read data, or that only write in place, on fake tensors."""
+    """Replacements, on fake tensors, for operators that read data or only write in place."""
     nothing = (
         "_fused_adamw_.default", "_fused_sgd_.default", "_foreach_mul_.Tensor", "_foreach_lerp_.Scalar",
     )  # fmt: skip
@@ -63,7 +63,7 @@ def overrides() -> dict[Any, Override]:
 
 
 def device_overrides(kind: str) -> dict[Any, Override]:
-    """What stands in for operators of a `kind` of device."""
+    """Replacements for the operators of a `kind` of device."""
     if kind not in ("gpu", "rocm"):
         return {}
     return {
@@ -75,7 +75,8 @@ def device_overrides(kind: str) -> dict[Any, Override]:
 
 
 def workspaces(kind: str, rows_bound: bool) -> dict[Any, Workspace]:
-    """What kernels of a `kind` of device allocate inside. `rows_bound`: tokens are at most the vocabulary."""
+    """What kernels of a `kind` of device allocate internally. `rows_bound`: there are at most as many tokens as
+    vocabulary entries."""
     if kind not in ("gpu", "rocm"):
         return {}
     return {
@@ -88,7 +89,7 @@ def workspaces(kind: str, rows_bound: bool) -> dict[Any, Workspace]:
 
 @contextmanager
 def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
-    """The engine behaves on CPU tensors as it would on a `kind` of device.
+    """A context in which the engine treats CPU tensors as it would on a `kind` of device.
 
     `aligned`: the real sequence length needs no padding of masks.
     """
@@ -122,7 +123,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
 def attend_on_cuda(
     aligned: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """`decoder.attend` with the kernels that CUDA picks: flash for 16 bits and no mask, else memory-efficient."""
+    """`decoder.attend` with the kernels that CUDA selects: flash for 16 bits without a mask, else memory-efficient."""
     groups, size = q.shape[1] // k.shape[1], q.shape[-1]
     flash = mask is None and q.dtype in (torch.bfloat16, torch.float16)
     if groups > 1 and not flash:
@@ -144,7 +145,7 @@ def attend_on_cuda(
 
 
 def attend_on_mps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """`decoder.attend` on MPS, where scores are a matrix: in one operator that keeps none unless it must."""
+    """`decoder.attend` on MPS, which computes the whole score matrix in one operator and keeps it only if needed."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -177,7 +178,7 @@ def _norm_on_cuda(self: Any, x: Tensor) -> Tensor:
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """CUDA's kernel, which keeps x and 1/rms (..., 1); on CPU tensors torch composes it of others."""
+    """CUDA's fused kernel, which keeps x and 1/rms (..., 1). On CPU tensors torch uses several operators instead."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -195,7 +196,7 @@ class FusedRMSNorm(torch.autograd.Function):
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Any, ...]:
-    """Output laid out as the queries are, log-sum-exp (B, A, T), and the random state."""
+    """The output in the layout of the queries, log-sum-exp (B, A, T), and the random state."""
     logsumexp = q.new_empty(q.shape[:-1], dtype=torch.float32)
     state = q.new_empty(2, dtype=torch.int64)
     nothing = q.new_empty(0)
@@ -212,7 +213,7 @@ def _flash_backward(
 def _flash_workspace(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any
 ) -> list[int]:
-    """Contiguous copies of output and gradient, the sum in fp32 of the queries' gradient and their row sums
+    """Contiguous copies of output and gradient, the fp32 sum of the queries' gradient and row sums
     (flash_api.cpp, mha_bwd: dq_accum, softmax_d), and unsummed gradients of shared keys and values."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     wide = -(-q.shape[3] // 32) * 32
@@ -226,7 +227,7 @@ def _flash_workspace(
 def _efficient(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, recorded: bool, *rest: Any, **options: Any
 ) -> tuple[Tensor, ...]:
-    """Output laid out (B, T, A, D), log-sum-exp where it is recorded, and the random state."""
+    """The output in layout (B, T, A, D), log-sum-exp if gradients are recorded, and the random state."""
     batch, heads, length, _ = q.shape
     out = q.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
     rows = (batch, heads, length if recorded else 0)
@@ -245,15 +246,15 @@ def _efficient_backward(
 
 
 def _efficient_workspace(gradient: Tensor, q: Tensor, *rest: Any) -> list[int]:
-    """The sum in fp32 of the queries' gradient (kernel_backward.h, kEnableSplitKeys: GradQTempStorage) and
-    their row sums; those are composed outside the kernel in fp32 (kKernelComputesDelta)."""
+    """The fp32 sum of the queries' gradient (kernel_backward.h, kEnableSplitKeys: GradQTempStorage) and row sums.
+    For fp32 inputs the row sums are computed outside the kernel (kKernelComputesDelta)."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     product = [q.nbytes] if q.dtype == torch.float32 else []
     return [*product, 4 * rows, 4 * rows * q.shape[3]]
 
 
 def _norm_workspace(tensors: list[Tensor], *rest: Any) -> list[int]:
-    """A partial norm of each chunk of each tensor, as many for all as for the largest."""
+    """Partial norms: one per chunk, with as many chunks for each tensor as for the largest."""
     most = max(-(-t.numel() // NORM_CHUNK) for t in tensors)
     return [4 * len(tensors) * most]
 
@@ -261,8 +262,8 @@ def _norm_workspace(tensors: list[Tensor], *rest: Any) -> list[int]:
 def _embedding_workspace(
     rows_bound: bool, gradient: Tensor, tokens: Tensor, rows: int, *rest: Any
 ) -> list[int]:
-    """Sorted tokens and their origins, and partial sums in fp32 of at most one row per ten tokens and one
-    per distinct token (EmbeddingBackwardKernel.cu, grad_weight_per_segment)."""
+    """Sorted tokens with their positions, and fp32 partial sums: at most one row per ten tokens and one per distinct
+    token (EmbeddingBackwardKernel.cu, grad_weight_per_segment)."""
     size = gradient.shape[-1]
     tokens_bytes = 8 * tokens.numel()
     wide = 4 * -(-size // 32) * 32
@@ -270,7 +271,7 @@ def _embedding_workspace(
     return [
         tokens_bytes,
         tokens_bytes,
-        # One allocation in the kernel; written as what depends on the tokens and what does not.
+        # The kernel makes one allocation. It is split here into a part that depends on the tokens and one that does not.
         tokens.numel() * (wide // EMBEDDING_ROWS),
         *distinct,
     ]
@@ -282,8 +283,8 @@ def _table(array: Any, device: torch.device) -> Tensor:
 
 
 def _first_of_its_size(update: Any) -> Any:
-    """An 8-bit step's update of a slice, run once for slices of one size and storage: the others allocate
-    the same, one after another."""
+    """Run an 8-bit step's slice update once per size and storage. Other such slices allocate the same bytes, one after
+    another."""
 
     def run(
         self: Any, weight: Tensor, gradient: Tensor, state: Any, start: int, group: Any
@@ -298,7 +299,7 @@ def _first_of_its_size(update: Any) -> Any:
 
 
 def _once_a_length(update: Any) -> Any:
-    """An update of a slice of one weight with compressed moments, run once for slices of one length."""
+    """Run the slice update of a weight with compressed moments once per slice length."""
 
     def run(self: Any, p: Tensor, group: Any, start: int, length: int) -> None:
         seen = self.__dict__.setdefault("_traced", set())
@@ -310,7 +311,7 @@ def _once_a_length(update: Any) -> Any:
 
 
 class _Nowhere:
-    """Stands in for host memory, pinned (`ahead`), or a disk."""
+    """Replaces a store for offloaded tensors: pinned host memory (`ahead`) or a disk."""
 
     def __init__(self, ahead: bool, device: torch.device, directory: Any) -> None:
         self.ahead = ahead
@@ -330,7 +331,7 @@ class _Nowhere:
 
 
 def _first_slice(blocks: int, most: int) -> list[slice]:
-    """The slices of a matrix's codes: the others allocate what the first does, one after another."""
+    """Only the first slice of a matrix's codes. The others allocate the same bytes, one after another."""
     return [slice(0, most)]
 
 
@@ -347,7 +348,7 @@ def _operator(name: str) -> Any:
 
 
 def _nothing(*arguments: Any, **options: Any) -> None:
-    """An operator that writes in place and makes nothing."""
+    """An operator that writes in place and allocates nothing."""
 
 
 def _change(stack: ExitStack, where: Any, name: str, value: Any) -> None:

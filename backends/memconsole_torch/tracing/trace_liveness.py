@@ -1,7 +1,7 @@
 """Live tensor bytes of a PyTorch computation, event by event, without a GPU.
 
-A dispatch mode sees every operator. Each storage counts from the operator that first shows it until its
-last reference dies, which is what a caching allocator would call allocated. Works on real and on fake tensors.
+A dispatch mode sees every operator. Each storage counts from the first operator that uses it until its last reference
+is gone; a caching allocator calls these bytes allocated. This works on real and on fake tensors.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 COPIES_INPUT = frozenset({aten.logsumexp.default})
-"""Operators whose kernel holds a copy of its input that no dispatch shows (their resident memory was measured)."""
+"""Operators whose kernel copies its input without a dispatch (found by measuring resident memory)."""
 _TELLS = frozenset({torch.ops.prim.device.default, aten.sym_size.default, aten.sym_stride.default})
-"""Operators that make and show nothing."""
+"""Operators that return no tensors and can be ignored."""
 Workspace = Callable[..., list[int]]
-"""Bytes that an operator's kernel allocates besides its outputs, of the operator's arguments."""
+"""Given an operator's arguments, returns the bytes that its kernel allocates in addition to the outputs."""
 Override = Callable[..., Any]
-"""Stands in for an operator; gets its arguments, gives its results."""
+"""Replaces an operator: takes its arguments and returns its results."""
 
 
 class Storage:
-    """One allocation: its bytes, and what is known of where it came from."""
+    """One allocation: its bytes, and what is known about its origin."""
 
     __slots__ = ("component", "copy_of", "nbytes", "phase", "recomputed", "wide", "within")
 
@@ -34,15 +34,15 @@ class Storage:
         self.nbytes = nbytes
         self.phase = phase
         self.within = within
-        """The part of the step that made it, by the component its results belong to."""
+        """The component that the part of the step that allocated it belongs to."""
         self.component: str | None = None
-        """What it was declared to be, by its name in `table.COMPONENTS`."""
+        """Its declared component, by its name in `table.COMPONENTS`."""
         self.copy_of: Storage | None = None
-        """What it holds in another type."""
+        """The storage of which it is a copy in another type."""
         self.recomputed = False
-        """Made in the backward pass with gradients on: a checkpointed block runs again."""
+        """Whether it was allocated by the recomputation of a checkpointed block, in the backward pass."""
         self.wide = False
-        """Its rows run over the vocabulary."""
+        """Whether its rows have the vocabulary's width."""
 
 
 class Liveness(TorchDispatchMode):
@@ -62,9 +62,8 @@ class Liveness(TorchDispatchMode):
         check: Callable[[], None] | None = None,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
-        """`hidden`: count what kernels hold inside, too. `vocabulary`: tells gradients of logits.
-        `check`: called before each operator; may raise. `run`: gives an operator's results
-        in its place."""
+        """`hidden`: also count what kernels allocate internally. `vocabulary`: identifies gradients of logits.
+        `check`: called before each operator; may raise. `run`: returns an operator's results instead of running it."""
         super().__init__()
         self.live = 0
         self.peaks: dict[str, int] = {}
@@ -75,7 +74,7 @@ class Liveness(TorchDispatchMode):
         self.steps: list[tuple[int, int]] = []
         """Where in `events` each training step begins and ends."""
         self.within: str | None = None
-        """What is computed now, by the component its results belong to."""
+        """The component that the results of the present computation belong to."""
         self._phase = "build"
         self._hidden = hidden
         self._vocabulary = vocabulary
@@ -87,7 +86,7 @@ class Liveness(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: nothing is compiled here, and asking Dynamo at each operator takes longer than the rest."""
+        """False: nothing is compiled here, and asking Dynamo at each operator would dominate the run time."""
         return False
 
     @property
@@ -131,7 +130,7 @@ class Liveness(TorchDispatchMode):
         return result
 
     def count(self, tensor: torch.Tensor) -> Storage | None:
-        """Count a tensor's storage unless it already is; what is new is returned."""
+        """Count a tensor's storage unless it is already counted. Returns the storage if it is new."""
         if tensor.device.type == "meta":
             return None
         storage = tensor.untyped_storage()
@@ -144,35 +143,35 @@ class Liveness(TorchDispatchMode):
         return record
 
     def storage(self, tensor: torch.Tensor) -> Storage:
-        """The record of a tensor's storage, counted if it was not."""
+        """The record of a tensor's storage. It is counted if it was not."""
         made = self.count(tensor)
         return made or self._seen[tensor.untyped_storage()._cdata][1]
 
     def declare(self, tensor: torch.Tensor, component: str) -> None:
-        """Say what a tensor's storage is, from its allocation on."""
+        """Assign a tensor's storage to a component, from its allocation on."""
         self.storage(tensor).component = component
 
     def hold(self, nbytes: int, component: str) -> Callable[[], None]:
-        """Count bytes that no tensor shows, until the returned function is called."""
+        """Count bytes without a tensor until the returned function is called."""
         record = self._allocate(nbytes)
         record.component = component
         index = len(self.storages)
         return lambda: self._release(index)
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Take a tensor's bytes for a part of what is counted already."""
+        """Do not count a tensor, because its bytes are already counted."""
         record = self.storage(tensor)
         self.live -= record.nbytes
         record.nbytes = 0
 
     def start(self) -> None:
-        """Forget the peaks so far; what is live goes on being counted."""
+        """Reset the peaks. Live bytes stay counted."""
         self.peaks.clear()
         self.at_peak.clear()
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count peaks under another phase's name; the live bytes at its start count too."""
+        """Record peaks under this phase's name, including the live bytes at its start."""
         before, self.phase = self.phase, phase
         try:
             yield
@@ -201,7 +200,7 @@ class Liveness(TorchDispatchMode):
         return [] if workspace is None else workspace(*args)
 
     def _pass_through(self, sizes: list[int]) -> None:
-        """Allocate what a kernel holds inside, and release it."""
+        """Record the allocation and release of a kernel's internal buffers."""
         first = len(self.storages) + 1
         for nbytes in sizes:
             record = self._allocate(nbytes)

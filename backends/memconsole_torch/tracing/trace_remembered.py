@@ -1,7 +1,7 @@
-"""Results of operators on fake tensors, worked out once for each combination of shapes.
+"""Caches the results of operators on fake tensors, once for each combination of shapes.
 
-Layers of a decoder are alike, so that a trace asks the same few hundred questions tens of thousands of times.
-`FakeTensorMode` remembers too, but spends most of a trace on recognizing what it is asked.
+The layers of a decoder are identical, so a trace repeats a few hundred operator calls tens of thousands of times.
+`FakeTensorMode` has a cache too, but computing its keys takes most of a trace's time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Remembered:
         return result
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the result depends on; None where that is not known."""
+        """The cache key: everything the result depends on. None if that is not known."""
         parts: list[Any] = [func]
         try:
             for value in args:
@@ -77,7 +77,7 @@ class Remembered:
 
 
 class _UnknownError(TypeError):
-    """An argument of a kind that has no description."""
+    """An argument of a type that cannot be part of a cache key."""
 
 
 def _described(value: Any) -> Any:
@@ -93,7 +93,7 @@ def _described(value: Any) -> Any:
 
 
 def _recipes(args: tuple[Any, ...], result: Any) -> tuple[Any, tuple[Recipe, ...]] | None:
-    """How to make a result of `args`; None where it cannot be made again."""
+    """How to rebuild the result from `args`; None if that is impossible."""
     if isinstance(result, list | tuple):
         made = [_recipe(args, value) for value in result]
         container = type(result)

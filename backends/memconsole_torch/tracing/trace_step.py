@@ -1,4 +1,4 @@
-"""The torch engine's own training step, evaluation and checkpoint on fake tensors, with every allocation recorded."""
+"""Runs the torch engine's own training step, evaluation and checkpoint on fake tensors and records all allocations."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import adapters
 
 STEPS = 1
-"""Optimizer state exists from the start, and gradients go at the end of each step: all steps are alike."""
+"""Number of traced steps. One is enough: optimizer state exists from the start, and each step frees its gradients."""
 EVALUATED = 2
-"""Micro-batches of the traced evaluation: from the second on the previous one's hidden states are there."""
+"""Micro-batches of the traced evaluation. From the second on, the previous one's hidden states are still live."""
 
 
 class Sizes:
-    """What a step is traced at: micro-batch, sequence length and rows of a chunk of the loss."""
+    """The sizes of a traced step: micro-batch, sequence length, and rows of a chunk of the loss."""
 
     def __init__(self, batch: int, length: int, chunk: int = fused_loss.CHUNK_TOKENS) -> None:
         self.batch, self.length, self.chunk = batch, length, chunk
@@ -53,12 +53,11 @@ def trace(
     check: Callable[[], None] | None = None,
     remember: bool = True,
 ) -> Liveness:
-    """Run `steps` steps, an evaluation and a checkpoint; `.peaks` is by the phases of the memory table.
+    """Run `steps` steps, an evaluation and a checkpoint. The keys of `.peaks` are the phases of the memory table.
 
-    `kind` is what the engine shall believe it runs on. `sizes` replace the plan's own, `evaluated` those of
-    its evaluation. `hidden`: count
-    what kernels hold inside, too. `check` is called before each operator and may raise. `remember`: work out each operator once for
-    the same shapes.
+    `kind` is the kind of device to emulate. `sizes` replace the plan's own, `evaluated` those of its evaluation.
+    `hidden`: also count what kernels allocate internally. `check` is called before each operator and may raise.
+    `remember`: cache the results of each operator by shapes.
     """
     length = plan.data.sequence_length
     evaluated = evaluated or sizes or Sizes(plan.evaluation_batch, length)
@@ -108,7 +107,7 @@ def trace(
                 ):
                     engine.evaluate([_batch(inputs, EVALUATED, evaluated.batch)])
             live.phase = "checkpoint"
-            # A tensor at a time goes to the host; the device holds what it held.
+            # Tensors are copied to the host one at a time; device memory does not change.
             sum(1 for _ in engine._named_state())
             live.phase = "end"
     live.peaks.pop("end", None)
@@ -125,7 +124,7 @@ def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], h
 
 
 def _batch(inputs: tuple[Input, ...], micro_batches: int, rows: int) -> Batch:
-    """Arrays of the shapes that a task names, which take no memory: `_row` makes the tensors."""
+    """Arrays with the shapes that a task names. They take no memory; `_row` makes the tensors."""
     arrays = {}
     for array in inputs:
         nothing = np.zeros((), np.dtype(array.dtype))
@@ -135,7 +134,7 @@ def _batch(inputs: tuple[Input, ...], micro_batches: int, rows: int) -> Batch:
 
 @contextmanager
 def _held(live: Liveness, inputs: tuple[Input, ...], rows: int) -> Iterator[None]:
-    """So many rows of every array are there meanwhile."""
+    """A context in which `rows` rows of every array are live."""
     releases = [live.hold(rows * array.row_bytes, "data") for array in inputs if rows]
     yield
     for release in releases:
@@ -143,7 +142,7 @@ def _held(live: Liveness, inputs: tuple[Input, ...], rows: int) -> Iterator[None
 
 
 def _row(live: Liveness, counted: bool, array: Any) -> torch.Tensor:
-    """One array of a micro-batch on the device; where the step's rows are held already, they are not counted again."""
+    """One array of a micro-batch on the device. It is not counted if the rows of the whole step are already counted."""
     tensor = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name))
     if counted:
         live.declare(tensor, "data")
@@ -168,7 +167,7 @@ def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
 
 @contextmanager
 def _phases(engine: Any, live: Liveness) -> Iterator[None]:
-    """Name the phases as the engine passes them, and the gradients once they are there."""
+    """Record the phases as the engine enters them, and declare the gradients once they exist."""
     backward, step, loss = torch.Tensor.backward, engine._optimizer.step, engine.task.criterion
     forward, chunked = engine.module.forward, fused_loss.chunked
 
@@ -215,7 +214,7 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
 
 @contextmanager
 def _without_data(sizes: Sizes) -> Iterator[None]:
-    """No weights are made and no numbers are read: a trace needs shapes only."""
+    """A context in which no weights are initialized and no values are read, because a trace needs only shapes."""
     with ExitStack() as stack:
         change = stack.enter_context
         change(patch.object(torch.nn.Module, "to_empty", _to_empty))

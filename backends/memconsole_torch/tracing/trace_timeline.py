@@ -1,7 +1,7 @@
-"""From a recorded step to its affine timeline: what each allocation is proportional to, and which component it is.
+"""Turns a recorded step into an affine timeline: finds the size and the component of each allocation.
 
-A step is traced at sizes that are prime, or have a prime factor, found in none of the model's own sizes. The
-bytes of a storage then tell which of the sizes they are a multiple of, and how often.
+A step is traced at sizes that have a prime factor which divides none of the model's own sizes. The bytes of a storage
+then show which of these sizes they are a multiple of, and in which power.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TERM = {
     (1, 2): TERMS.index("B·S²"),
     (1, 0): TERMS.index("B"),
 }
-"""By how often micro-batch and sequence length divide the bytes."""
+"""The term, by how often micro-batch size and sequence length divide the bytes."""
 _CHUNK, _REST = TERMS.index("chunk"), TERMS.index("rest")
 _SMALLEST = 37
 _LARGEST = 4000
 
 
 OUTSIDE = ("build", "end")
-"""Before the first step and after all that is traced."""
+"""Pseudo-phases before the first step and after the end of the trace."""
 
 
 class Coefficient(msgspec.Struct, frozen=True):
@@ -48,13 +48,13 @@ class Coefficient(msgspec.Struct, frozen=True):
 
 
 class UntoldSizeError(ValueError):
-    """A storage's bytes are no multiple of any one term."""
+    """The bytes of a storage are not a multiple of a single term."""
 
 
 class TellingSizes(Sizes):
-    """Sizes to trace at, and the rows of the last of several chunks (0 where one holds all).
+    """Sizes to trace at, and the rows of the last loss chunk (0 if there is only one chunk).
 
-    `by_row`: some arrays have so many numbers per row, whatever its length.
+    `by_row`: some arrays have a size per row that does not depend on the length.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class TellingSizes(Sizes):
 
 
 def evaluating(plan: Plan) -> Plan:
-    """A plan whose micro-batch is that of the evaluations of `plan`."""
+    """`plan` with its evaluation batch size as the micro-batch size."""
     return replace(plan, {"train.batch_size": plan.evaluation_batch})
 
 
 def has_table_of_positions(model: Model) -> bool:
-    """Whether no row may be longer than `max_positions`."""
+    """Whether the model has a table of positions, so that rows cannot be longer than `max_positions`."""
     return not isinstance(model, Architecture) or model.positions == "learned"
 
 
 def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
-    """Sizes of the plan's own regime whose factors are foreign to the model's; None where there are none."""
+    """Sizes in the plan's own regime with prime factors that divide none of the model's sizes; None if there are none."""
     length, text = plan.data.sequence_length, isinstance(model, Architecture)
     own = _own_sizes(model, plan.optimize.lora_rank)
     chunks = affine.chunks(plan.micro_batch_tokens) if text else 1
@@ -165,9 +165,9 @@ def _foreign(number: int, own: Sequence[int]) -> bool:
 def coefficients(
     live: Liveness, sizes: TellingSizes | None, evaluated: TellingSizes | None, kind: str
 ) -> list[Coefficient]:
-    """What each storage is proportional to; without telling sizes all are constants.
+    """The coefficient of each storage. Without telling sizes all are constants.
 
-    CUDA's allocator rounds each block up; constants are rounded here, the rest is where it matters little.
+    CUDA's allocator rounds each block up. Only constants are rounded here; for other storages it matters little.
     """
     on_card = kind in ("gpu", "rocm")
     found = []
@@ -188,7 +188,7 @@ def coefficients(
 
 
 def moments(live: Liveness, found: Sequence[Coefficient]) -> dict[str, tuple[Moment, ...]]:
-    """By phase, every moment that can be its largest."""
+    """By phase, every moment that can be its peak."""
     components = _components(live)
     phases: dict[str, dict[tuple[int, ...], Moment]] = {}
     for phase, levels in _levels(live, found, components):
@@ -205,7 +205,7 @@ def moments(live: Liveness, found: Sequence[Coefficient]) -> dict[str, tuple[Mom
 def _levels(
     live: Liveness, found: Sequence[Coefficient], components: Sequence[int]
 ) -> Iterator[tuple[str, list[list[int]]]]:
-    """Live bytes by component and term where they stop growing, and where a phase begins."""
+    """Live bytes by component and term, at each local maximum and at the start of each phase."""
     levels = [[0] * len(TERMS) for _ in COMPONENTS]
     phase, growing = "build", False
     for event in live.events:
@@ -223,7 +223,7 @@ def _levels(
 
 
 def _components(live: Liveness) -> list[int]:
-    """The place in `COMPONENTS` of each storage."""
+    """The index in `COMPONENTS` of each storage's component."""
     end = _phases_of_death(live)
     return [
         COMPONENTS.index(_component(storage, end[index]))

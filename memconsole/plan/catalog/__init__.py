@@ -1,7 +1,7 @@
-"""The catalogs: models, devices, datasets and presets by name, and what a plan's names stand for.
+"""The catalogs of models, devices, datasets and presets, and the lookup of the names in a plan.
 
-Tables are read on first use. Nothing here goes to the network or reads a dataset's contents: a
-hub model is looked up in the local Hugging Face cache, a file's size comes from its directory entry.
+Tables are read on first use. Nothing here uses the network or reads a dataset's contents. A hub model is
+looked up in the local Hugging Face cache; a file's size comes from its directory entry.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SIZED_POSITIONS = 2048
 _MIB = 2**20
 
 _MEANT_FOR = {"model.name": ("model.target_params",), "data.source": ("data.max_examples",)}
-"""Settings that belong to the choice they were made with."""
+"""Settings that are reset when another value is chosen for the key."""
 
 Entry = TypeVar("Entry", ModelEntry, CatalogDevice, DatasetEntry, PresetEntry)
 
@@ -85,10 +85,10 @@ def presets() -> Mapping[str, PresetEntry]:
 
 
 def architecture(plan: Plan) -> Architecture:
-    """The decoder a plan names: a catalog model, a sized family, a directory or a cached hub model.
+    """The decoder that a plan names: a catalog model, a sized family, a directory or a cached hub model.
 
-    A sized family's vocabulary is data.vocab_size, else that of data.tokenizer, else one that suits
-    the target. Raises `PlanError`.
+    A sized family's vocabulary is data.vocab_size, or that of data.tokenizer, or a default for the target
+    size. Raises `PlanError`.
     """
     entry = models().get(plan.model.name)
     if entry is None:
@@ -111,7 +111,7 @@ def architecture(plan: Plan) -> Architecture:
 
 
 def model(plan: Plan) -> Model:
-    """The model a plan names, whatever its task. Raises `PlanError`."""
+    """The model that a plan names, for any task. Raises `PlanError`."""
     entry = models().get(plan.model.name)
     if entry is not None and entry.regressor is not None:
         return entry.regressor
@@ -121,7 +121,7 @@ def model(plan: Plan) -> Model:
 def model_directory(plan: Plan) -> str | None:
     """The directory holding the plan's pretrained weights, or None for catalog models.
 
-    Catalog models start from new weights. Raises `PlanError` where a named model is not there.
+    Catalog models start from new weights. Raises `PlanError` if a named model is not found.
     """
     return None if plan.model.name in models() else str(_found_model(plan))
 
@@ -140,7 +140,7 @@ def catalog_device(name: str) -> CatalogDevice:
 
 
 def dataset(plan: Plan) -> DatasetEntry:
-    """What the plan trains on, with sizes where they are known cheaply. Raises `PlanError`."""
+    """The plan's dataset, with sizes if they are known without reading it. Raises `PlanError`."""
     return resolve(plan.data.source, datasets())
 
 
@@ -155,15 +155,14 @@ def preset(name: str) -> Plan:
 
 
 def default_plan() -> Plan:
-    """What a person starts from who has picked nothing yet."""
+    """The plan to start from when nothing has been chosen."""
     return preset("default")
 
 
 def choose(plan: Plan, key: str, value: object) -> Plan:
-    """`plan` with one setting changed, as a person means it. Raises `PlanError`.
+    """`plan` with one setting changed, and settings reset that depend on it. Raises `PlanError`.
 
-    With another model goes the target size set for the last one, with another dataset its limit on
-    documents.
+    A new model resets the target size, and a new dataset resets the limit on documents.
     """
     changes = {key: value}
     if value != get(plan, key):
@@ -184,7 +183,7 @@ def _found_model(plan: Plan) -> str:
 
 
 def _some(names: Mapping[str, object]) -> str:
-    """All names of a catalog, as the end of an error line."""
+    """All names of a catalog, for the end of an error line."""
     return f"; known: {', '.join(names)}"
 
 
@@ -199,7 +198,7 @@ def _load(table: str, entry_type: type[Entry], row_of: Any) -> Mapping[str, Entr
 
 
 def _device_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Bytes and FLOP/s from the table's MiB, GB/s and TFLOP/s."""
+    """Convert the table's MiB, GB/s and TFLOP/s to bytes, bytes/s and FLOP/s."""
     rates = {name: rate * 1e12 for name, rate in row.pop("tflops").items()}
     rates.setdefault("tf32", rates["fp32"])
     rates.setdefault("fp16", rates.get("bf16", rates["fp32"]))

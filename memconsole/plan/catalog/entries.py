@@ -1,4 +1,4 @@
-"""What a catalog row says: a model, a device, a dataset or a preset, each with its source."""
+"""The rows of the catalogs: models, devices, datasets and presets, each with its source."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kind: Literal["fixed", "sized"]
     source: str
     architecture: Architecture | None = None
-    """None for sized families, which `catalog.architecture(plan)` makes, and for other tasks' models."""
+    """None for sized families, which `catalog.architecture(plan)` builds, and for models of other tasks."""
     task: Literal["language", "regression"] = "language"
     """What it learns: the name of one of `plan.tasks`."""
     regressor: Regressor | None = None
     """The model of a regression task."""
     default_target_params: int | None = None
-    """What a sized family aims for when the plan names no target."""
+    """A sized family's number of parameters if the plan names no target."""
     parameters: int | None = None
     """The published number of parameters; None for sized families."""
     sequence_length: int | None = None
-    """Tokens per row it was trained with, as a hint."""
+    """Tokens per row in its original training, as a hint."""
     hub_id: str | None = None
     """Where trained weights of this shape are published."""
     note: str = ""
 
 
 class CatalogDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device that can be planned for without owning it; the field names are `Budget`'s.
+    """A device that can be planned for without owning it. The field names match `Budget`.
 
-    One device is what the framework shows as one: a TPU v2, v3 or 7x core, a v4 to v6e chip.
+    One device is what the framework lists as one: a core of a TPU v2, v3 or 7x, a chip of a TPU v4 to v6e.
     """
 
     name: str
@@ -51,7 +51,7 @@ class CatalogDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     total_bytes: int
     """What the driver reports, not the marketing figure."""
     usable_bytes: int
-    """What one process can be given when nothing else runs, its own context included."""
+    """What one process can use, including its own context, when nothing else runs."""
     bandwidth_bytes_per_second: float
     peak_flops: dict[str, float]
     """Dense peak in FLOP/s for each of fp32, tf32, bf16 and fp16, accumulating in fp32 where the
@@ -61,7 +61,7 @@ class CatalogDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Text or rows to train on. None means: not known without reading the data."""
+    """Text or rows to train on. None means that a value is not known without reading the data."""
 
     name: str
     label: str = ""
@@ -69,15 +69,15 @@ class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     where: str
     """Hub id ``owner/name``, a path, or the directory of the standard library."""
     config: str | None = None
-    """The hub dataset's configuration, where it has several."""
+    """The hub dataset's configuration, if it has several."""
     split: str | None = None
     text_column: str | None = None
-    """Column holding the text, where it is not the plan's default."""
+    """Column with the text, if it is not the plan's default."""
     format: DatasetFormat | None = None
     """What a file holds; None for hub datasets."""
     documents: int | None = None
     bytes: int | None = None
-    """UTF-8 text bytes, or the file size where the text's is not known."""
+    """UTF-8 text bytes, or the file size if the text's size is not known."""
     bytes_per_token: float | None = None
     """Rough bytes of `bytes` per token of a 4k to 32k BPE, for estimates before the run measures it."""
     source: str = ""

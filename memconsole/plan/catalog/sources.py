@@ -42,7 +42,7 @@ BINARY = frozenset((
     ".xz", ".zip", ".zst",
 ))
 # fmt: on
-"""Suffixes that are surely not text: refused before a run instead of in it."""
+"""Suffixes that are never text. They are refused before a run starts."""
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 BYTES_PER_TOKEN: dict[DatasetFormat, float] = {
     "text": 3.6,
@@ -52,21 +52,21 @@ BYTES_PER_TOKEN: dict[DatasetFormat, float] = {
     "parquet": 1.8,
     "directory": 3.6,
 }
-"""File bytes per token before the data is read: between code and English text with a small BPE;
-parquet is usually compressed about twofold. HDF5 rows are not text: no guess."""
+"""Assumed file bytes per token before the data is read: between code and English text with a small BPE.
+Parquet is usually compressed about twofold. HDF5 rows are not text and have no guess."""
 _SAME = {".ndjson": ".jsonl", ".hdf5": ".h5"}
 _BESIDE = re.compile(
     r"(readme|licen[cs]e|copying|notice|changelog|changes|contributing|citation|authors|security"
     r"|code_of_conduct|requirements|dataset_card|data_card)([-_. ]|$)"
 )
-"""Files that tell about a folder's data, by the beginning of their name."""
+"""Files that describe a folder's data, by the beginning of their name."""
 _CONFIGURATION = re.compile(
     r"(config|dataset_infos?|metadata|schema|settings|state|manifest|package|package-lock|tsconfig"
     r"|jsconfig|composer|tokenizer|tokenizer_config|special_tokens_map|generation_config)$"
 )
 """JSON files that are not tables."""
 MOST_FILES = 20_000
-"""Entries of a folder looked at for its size; a larger one's size is not known before the run."""
+"""Most entries of a folder that are read for its size. The size of a larger folder is unknown before the run."""
 HUB_PREFIX = "hf://"
 _HUB_ID = re.compile(r"(?:datasets/)?([\w.-]+/[\w.-]+)(?:/([\w.-]+))?", re.ASCII)
 
@@ -74,7 +74,7 @@ _HUB_ID = re.compile(r"(?:datasets/)?([\w.-]+/[\w.-]+)(?:/([\w.-]+))?", re.ASCII
 def resolve(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
     """The entry of a catalog name, ``hf://owner/name[/config]``, or a path. Raises `PlanError`.
 
-    A path costs one stat, or a walk over at most `MOST_FILES` entries, remembered until it changes.
+    A path costs one stat, or a walk over at most `MOST_FILES` entries, cached until the folder changes.
     """
     known = catalog.get(source)
     if known is not None:
@@ -152,18 +152,18 @@ class Folder(NamedTuple):
     """The data files of a folder, all of one format, in a fixed order."""
 
     format: DatasetFormat
-    """text, or the tables'."""
+    """text, or the format of the tables."""
     files: tuple[Path, ...]
     bytes: int
 
 
 def folder(path: Path, most: int | None = None) -> Folder | None:
-    """What of a folder is its data, for its size and for the trainer alike; None where it has more
+    """The data files of a folder; the size estimate and the trainer both use them. None if the folder has more
     than `most` entries.
 
-    Text files, or tables of one kind, beside which a README, a licence and configuration count for
-    nothing. Hidden, empty and unreadable files are passed over. Raises `PlanError` for a mixture,
-    of which a part would have to be dropped.
+    The data are text files, or tables of one kind; next to tables, a README, a licence and configuration are
+    ignored. Hidden, empty and unreadable files are skipped. Raises `PlanError` for a mixture, because part of
+    it would have to be dropped.
     """
     found: dict[str, list[tuple[Path, int]]] = {}
     seen = 0
@@ -185,7 +185,7 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
                 found.setdefault(kind, []).append((file, status.st_size))
     beside, configuration = found.pop("beside", []), found.pop("configuration", [])
     if not found:
-        # Nothing else is there: then these are the data.
+        # If the folder has nothing else, these files are the data.
         found = {".json": configuration} if configuration and not beside else {"text": []}
     if len(found) > 1:
         listed = ", ".join(f"{len(files):,} {kind}" for kind, files in sorted(found.items()))
@@ -205,7 +205,8 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
 
 
 def _kind(name: str) -> str | None:
-    """What the file `name` is in a folder: text, a suffix of a table, or of no account beside tables."""
+    """The kind of a file in a folder: "text", "beside" or "configuration" (ignored next to tables), or the suffix of a
+    table or row file. None for other files."""
     stem, suffix = os.path.splitext(name.lower())
     if suffix in (".yml", ".yaml") or (suffix in (".md", ".txt") and _BESIDE.match(stem)):
         return "beside"
@@ -218,7 +219,7 @@ def _kind(name: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _remembered(path: Path, changed: int) -> Folder | None:
-    """`folder`, until the folder's modification time `changed` does."""
+    """`folder`, cached by the folder's modification time `changed`."""
     return folder(path, MOST_FILES)
 
 

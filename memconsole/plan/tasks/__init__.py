@@ -1,4 +1,4 @@
-"""The tasks: what a model learns, from which arrays, counted and measured how."""
+"""The training tasks, and the task of a plan or a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (LANGUAGE, REGRESSION)}
 
 
 def task_of(plan: Plan) -> Task:
-    """The task of the plan's model: a catalog entry names it, any other model is a decoder."""
+    """The task of the plan's model. A catalog entry names its task; any other model is a language model."""
     entry = catalog.models().get(plan.model.name)
     return TASKS[entry.task] if entry is not None else LANGUAGE
 

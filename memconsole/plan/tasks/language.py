@@ -1,4 +1,4 @@
-"""Language modeling: the next token of text, by a decoder."""
+"""Language modeling: a decoder predicts the next token of text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.task import Input, Measure
 
 MASKED = -100
-"""A target that does not count."""
+"""The target id of tokens that do not count in the loss."""
 
 
 class Language:
-    """Causal language modeling. The loss is nats per token that is not masked."""
+    """Causal language modeling. The loss is in nats per unmasked token."""
 
     name = "language"
     unit, units, positions = "token", "tokens", "tokens"
@@ -27,7 +27,7 @@ class Language:
     )
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
-        """Token ids, the tokens after them, and each token's document where documents are isolated."""
+        """Token ids, the next tokens, and, if documents are isolated, each token's document."""
         row = (plan.data.sequence_length,)
         found = (Input("inputs", "int32", row), Input("targets", "int32", row, MASKED))
         isolated = plan.data.isolate_documents
@@ -37,7 +37,7 @@ class Language:
         return plan.data.sequence_length
 
     def trained(self, plan: Plan, model: Model) -> list[Parameter]:
-        """Every weight that the loss reaches. Adapters come on top; then the base is frozen."""
+        """Every weight that the loss depends on. Adapters are added separately; the base is then frozen."""
         return [p for p in model.parameters() if p.used]
 
     def flops_per_row(self, plan: Plan, model: Model) -> float:
@@ -53,7 +53,7 @@ class Language:
         return {}
 
     def check(self, plan: Plan, model: Model) -> None:
-        """The settings of text are checked with the plan."""
+        """Does nothing: settings for text are checked with the plan."""
 
 
 LANGUAGE = Language()

@@ -1,4 +1,4 @@
-"""Regression on windows: from a window of vectors, a vector of numbers at its last step."""
+"""Regression on windows: predicts a vector at the last step of a window of vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Regression:
     )
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
-        """Windows, the outputs wanted at their last step, and which of those count (1 or 0)."""
+        """Windows, the target outputs at their last step, and a mask of the outputs that count (1 or 0)."""
         assert isinstance(model, Regressor)
         return (
             Input("windows", "float32", (plan.data.sequence_length, model.features)),
@@ -67,7 +67,7 @@ class Regression:
         }
 
     def check(self, plan: Plan, model: Model) -> None:
-        """Raise `PlanError` where a frozen base, a longer window or other data than windows is asked for."""
+        """Raise `PlanError` for a frozen base, a window that is too long, or data that are not windows."""
         if not plan.data.source.lower().endswith(WINDOW_FILES):
             raise PlanError(
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from windows of numbers; "

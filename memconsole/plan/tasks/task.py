@@ -1,4 +1,4 @@
-"""What a training task is: what is learned, from which arrays, counted and measured how."""
+"""The interface of a training task: what is learned, the arrays of a batch, the units and the measures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPE_BYTES = {"int32": 4, "float32": 4}
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A number that a run reports, as screens and reports name it."""
+    """A number that a run reports, with its names on screens and in reports."""
 
     key: str
     """Its name in events and in `report --json`."""
@@ -23,7 +23,7 @@ class Measure(msgspec.Struct, frozen=True):
     unit: str = ""
     lower_is_better: bool = True
     short: str = ""
-    """Its name where there is little room; empty: the label."""
+    """Its name in narrow places; if empty, the label is used."""
 
     @property
     def name(self) -> str:
@@ -37,9 +37,9 @@ class Input(msgspec.Struct, frozen=True):
     name: str
     dtype: Literal["int32", "float32"]
     shape: tuple[int, ...]
-    """Of one row."""
+    """Shape of one row."""
     fill: int = 0
-    """The value of rows that only fill up a batch; such rows count nothing in the loss."""
+    """The value of padding rows, which do not count in the loss."""
 
     @property
     def row_bytes(self) -> int:
@@ -51,19 +51,19 @@ class Task(Protocol):
 
     name: str
     unit: str
-    """What training counts, one of it: token, window, interaction."""
+    """What training counts, in the singular: token, window, interaction."""
     units: str
-    """More than one of it."""
+    """The plural of `unit`."""
     positions: str
-    """What a row is a sequence of, more than one: tokens, steps."""
+    """The elements of a row, in the plural: tokens, steps."""
     loss: Measure
     """What training minimizes; its sum over a batch is divided by the batch's weight."""
     measures: tuple[Measure, ...]
-    """What an evaluation adds up beside the loss, in the order in which backends return the sums."""
+    """What an evaluation sums in addition to the loss, in the order in which backends return the sums."""
     derived: tuple[Measure, ...]
-    """What the trainer makes of those sums and the data."""
+    """What the trainer computes from these sums and the data."""
     baselines: tuple[Measure, ...]
-    """Losses of models that know next to nothing, on the held-out rows: the lines to beat."""
+    """Losses of trivial models on the held-out rows, for comparison."""
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """The arrays of a batch."""
@@ -74,7 +74,7 @@ class Task(Protocol):
         ...
 
     def trained(self, plan: Plan, model: Model) -> list[Parameter]:
-        """The weights that the optimizer moves; every other one is frozen."""
+        """The weights that the optimizer updates. All others are frozen."""
         ...
 
     def flops_per_row(self, plan: Plan, model: Model) -> float:

@@ -1,1 +1,1 @@
-"""The rows of the optimizations, grouped by what they make smaller."""
+"""The rows of the optimizations, grouped by what they reduce."""

@@ -1,4 +1,4 @@
-"""The rows that make activations smaller: checkpointing, accumulation, activation offload."""
+"""The rows that reduce activations: checkpointing, accumulation, activation offload."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def _keep_effective_batch(plan: Plan, steps: int) -> dict[str, Any]:
 
 
 def _micro_batches_traced(plan: Plan, kind: str) -> int:
-    """A CPU holds the whole step's rows; elsewhere all micro-batches after the first are alike."""
+    """The number of micro-batches that matters for a trace. A CPU holds the rows of the whole step; on other devices
+    all micro-batches after the first are identical."""
     steps = plan.optimize.accumulation_steps
     return steps if kind == "cpu" else min(2, steps)
 
@@ -104,7 +105,7 @@ ACCUMULATION = Optimization(
 
 
 def _out_of_reach(plan: Plan) -> str | None:
-    """Why what blocks keep for the backward pass cannot be moved."""
+    """Why activations kept for the backward pass cannot be offloaded, or None."""
     o = plan.optimize
     if not o.activation_offload:
         return None

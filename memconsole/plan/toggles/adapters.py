@@ -36,7 +36,7 @@ def _base_not_frozen(plan: Plan) -> str | None:
 
 
 def _ranks_worth_offering(plan: Plan) -> tuple[Any, ...]:
-    """Adapters learn little on a base of new weights, which all models of the catalog begin with."""
+    """The ranks to offer. Adapters learn little on new weights, and all catalog models start from new weights."""
     from memconsole.plan import catalog
 
     if plan.model.name in catalog.models():

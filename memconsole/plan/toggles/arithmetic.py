@@ -38,7 +38,7 @@ def _copies_outweigh(plan: Plan) -> str:
 
 
 def _without_rounding(plan: Plan) -> dict[str, Any]:
-    """Only an update rounds stochastically."""
+    """For `evaluating`: stochastic rounding happens only in updates, so it is switched off."""
     return {"optimize.precision": "bf16"} if plan.optimize.precision == "bf16-sr" else {}
 
 
@@ -58,7 +58,7 @@ PRECISION = Optimization(
     saves_nothing=_widened_by_xla,
     outweighed=_copies_outweigh,
     remedy=RemedyRule(rank=30),
-    says=None,  # a backend says itself in which types it computes
+    says=None,  # each backend logs its compute types itself
     evaluating=_without_rounding,
 )
 
@@ -109,7 +109,7 @@ COMPILE = Optimization(
     reach=Reach.STEP,
     touches=("activations",),
     saves_nothing=_compiler_memory,
-    remedy=None,  # it is meant to save time, and needs a compiler on the machine
-    says=None,  # the torch backend says itself what it compiles
+    remedy=None,  # its purpose is to save time, and it needs a compiler on the machine
+    says=None,  # the torch backend logs itself what it compiles
     evaluating=switched({"optimize.compile": False}),
 )

@@ -1,4 +1,4 @@
-"""The rows that set which data are trained on, and how much of them is in host memory."""
+"""The rows that set the training data, and how much of it is in host memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memconsole.plan.toggles.sizes import none_or
 
 
 def _stride_values(plan: Plan) -> tuple[Any, ...]:
-    """Rows side by side, then rows that share a half and three quarters with the one before."""
+    """Strides without overlap, with half overlap and with three-quarter overlap between consecutive rows."""
     length = plan.data.sequence_length
     return none_or({length // 2, length // 4}, plan.data.stride)
 
@@ -39,7 +39,7 @@ STRIDE = Optimization(
     result=always(Result.DATA),
     reach=Reach.NOTHING,
     touches=(HOST_MEMORY,),
-    remedy=None,  # what it saves is the work of an epoch
+    remedy=None,  # it shortens an epoch and saves no memory
     says=None,
     evaluating=kept,
 )
@@ -114,7 +114,7 @@ def _limit_values(plan: Plan) -> tuple[Any, ...]:
 
 
 def _fewer_documents(plan: Plan) -> tuple[Any, ...]:
-    """None while streaming, which holds no document that is not in the buffer."""
+    """Limits to offer. There are none while streaming, because only the buffer's documents are held."""
     limit = plan.data.max_examples
     return () if plan.data.streaming else tuple(n for n in (50_000, 10_000) if not limit or n < limit)  # fmt: skip
 

@@ -18,7 +18,7 @@ from memconsole.plan.plan import Plan, PlanError
 
 
 def none_or(numbers: set[int], present: int | None) -> tuple[Any, ...]:
-    """No limit first, then the usual limits and the present one."""
+    """None (no limit) first, then the usual limits and the present one."""
     return (None, *sorted(numbers if present is None else {*numbers, present}))
 
 
@@ -40,7 +40,7 @@ BATCH_SIZE = Optimization(
     result=always(Result.DATA),
     reach=Reach.SIZES,
     touches=("activations", "logits and loss"),
-    remedy=None,  # accumulation makes it smaller and keeps the effective batch
+    remedy=None,  # the accumulation remedy reduces it and keeps the effective batch
     says=None,
     evaluating=kept,
 )
@@ -75,7 +75,7 @@ EVALUATION_BATCH_SIZE = Optimization(
 
 
 def _length_values(plan: Plan) -> tuple[Any, ...]:
-    """Usual lengths, up to what a model with learned positions can hold."""
+    """Usual lengths, up to the maximum of a model with learned positions."""
     from memconsole.plan import catalog
 
     present = plan.data.sequence_length

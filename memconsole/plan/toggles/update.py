@@ -1,4 +1,4 @@
-"""The rows that make gradients and optimizer state smaller: the optimizer, where its state waits, when it steps."""
+"""The rows that reduce gradients and optimizer state: the optimizer, where its state is stored, when it steps."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _COMPACT = {
     **dict.fromkeys(EIGHT_BIT, _NARROW),
     "adafactor": "its state is a row and a column of each matrix, too little to compress; set optimizer_offload = pinned",
 }
-"""Optimizers whose state is not made smaller, and why."""
+"""Optimizers whose state cannot be compressed, and why."""
 
 
 def _needs_state_whole(plan: Plan) -> str | None:
-    """Why the optimizer's state cannot come to the device weight by weight."""
+    """Why the optimizer's state cannot be moved to the device weight by weight, or None."""
     o = plan.optimize
     if plan.backend == "jax" and o.optimizer_offload == "cpu":
         return (
@@ -106,7 +106,7 @@ OPTIMIZER_OFFLOAD = Optimization(
 
 
 def _needs_every_gradient(plan: Plan) -> str | None:
-    """Why no weight may be updated before every gradient is there."""
+    """Why no weight may be updated before every gradient is computed, or None."""
     if not plan.optimize.optimizer_in_backward:
         return None
     if plan.optimize.accumulation_steps > 1:
