@@ -31,7 +31,7 @@ from memconsole_trainer.techniques import adapters
 STEPS = 1
 """Optimizer state exists from the start, and gradients go at the end of each step: all steps are alike."""
 EVALUATED = 2
-"""Micro-batches of the traced evaluation: from the second on the previous one's hidden states are there."""
+"""Micro-batches of the traced evaluation: the second would show what the first leaves there."""
 
 
 class Sizes:

@@ -311,24 +311,23 @@ class _Timeline:
         return 16 * self.tokens + wide * (self.tokens // EMBEDDING_ROWS + distinct)
 
     def _evaluation(self) -> Iterator[Moment]:
-        """No gradients and nothing kept but the last batch's hidden states; the head in chunks."""
+        """No gradients and nothing kept, the micro-batch before included; the head in chunks."""
         step, a = self.step, self.step.architecture
         tokens = step.evaluation_tokens
         hidden = step.compute * a.hidden_size * tokens
         tables, _ = _tables(step, tokens)
-        below = tables + hidden
         making = 4 * a.hidden_size * tokens + _mask_making(step, tokens)
         # The fp32 average is evaluated, of which autocast keeps no copies: it asks for no gradient.
         averaged = step.state.average > 0 and step.compute == 2 and not step.frozen
-        yield self._at("evaluation", 0, below + making)
+        yield self._at("evaluation", 0, tables + making)
         for b in self.blocks:
             copies = b.evaluation.copies if step.plan.optimize.compile else self.copies
             if averaged:
                 copies = 2 * step.sizes.block.largest
-            yield self._live("evaluation", b.evaluation, 0, below, copies - b.evaluation.copies)
+            yield self._live("evaluation", b.evaluation, 0, tables, copies - b.evaluation.copies)
         copies = 0 if averaged or step.plan.optimize.compile else self.copies
         live = _widest(self.evaluated_norm, tokens, tokens * step.sequence)
-        yield self._live("evaluation", live, 0, below, copies)
+        yield self._live("evaluation", live, 0, tables, copies)
         n = min(tokens, CHUNK_TOKENS) * a.vocab_size
         copies += 2 * step.head if averaged else self.head_cast
         logits = _logits(step.compute, n) + 8 * tokens
