@@ -77,7 +77,9 @@ def _pick(plan: Plan, rng: random.Random) -> Plan:
     return replace(
         plan,
         {
-            "model.name": rng.choice(list(catalog.models())),
+            "model.name": rng.choice(
+                [n for n, e in catalog.models().items() if e.task == "language"]
+            ),
             "model.target_params": None,
             "backend": rng.choice(("torch", "jax")),
             "device.name": rng.choice(["auto", *catalog.devices()]),

@@ -102,7 +102,8 @@ def _drawn(rng: random.Random) -> Architecture:
 
 
 def _from_catalog(rng: random.Random) -> Architecture:
-    names = [entry.name for entry in catalog.models().values() if entry.kind == "fixed"]
+    entries = catalog.models().values()
+    names = [e.name for e in entries if e.kind == "fixed" and e.task == "language"]
     while True:
         whole = catalog.architecture(replace(Plan(), {"model.name": rng.choice(names)}))
         if rng.random() >= DEEP_SHARE:

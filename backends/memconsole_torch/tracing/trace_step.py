@@ -31,7 +31,7 @@ from memconsole_trainer.techniques import adapters
 STEPS = 1
 """Number of traced steps. One is enough: optimizer state exists from the start, and each step frees its gradients."""
 EVALUATED = 2
-"""Micro-batches of the traced evaluation. From the second on, the previous one's hidden states are still live."""
+"""Micro-batches of the traced evaluation. The second one shows what the first one leaves in memory."""
 
 
 class Sizes:

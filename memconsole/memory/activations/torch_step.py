@@ -313,24 +313,23 @@ class _Timeline:
         return 16 * self.tokens + wide * (self.tokens // EMBEDDING_ROWS + distinct)
 
     def _evaluation(self) -> Iterator[Moment]:
-        """An evaluation: no gradients, only the last batch's hidden states are kept, and the head runs in chunks."""
+        """An evaluation: no gradients, nothing is kept of the micro-batch before, and the head runs in chunks."""
         step, a = self.step, self.step.architecture
         tokens = step.evaluation_tokens
         hidden = step.compute * a.hidden_size * tokens
         tables, _ = _tables(step, tokens)
-        below = tables + hidden
         making = 4 * a.hidden_size * tokens + _mask_making(step, tokens)
         # Evaluation uses the fp32 average. Autocast caches no copies of it, because it needs no gradient.
         averaged = step.state.average > 0 and step.compute == 2 and not step.frozen
-        yield self._at("evaluation", 0, below + making)
+        yield self._at("evaluation", 0, tables + making)
         for b in self.blocks:
             copies = b.evaluation.copies if step.plan.optimize.compile else self.copies
             if averaged:
                 copies = 2 * step.sizes.block.largest
-            yield self._live("evaluation", b.evaluation, 0, below, copies - b.evaluation.copies)
+            yield self._live("evaluation", b.evaluation, 0, tables, copies - b.evaluation.copies)
         copies = 0 if averaged or step.plan.optimize.compile else self.copies
         live = _widest(self.evaluated_norm, tokens, tokens * step.sequence)
-        yield self._live("evaluation", live, 0, below, copies)
+        yield self._live("evaluation", live, 0, tables, copies)
         n = min(tokens, CHUNK_TOKENS) * a.vocab_size
         copies += 2 * step.head if averaged else self.head_cast
         logits = _logits(step.compute, n) + 8 * tokens
