@@ -211,7 +211,7 @@ def test_backward_and_update_are_a_step_and_parts_come_back_bit_for_bit(case: st
         assert_same(engine, before)
         engine.update()
     assert_same(engine, whole)
-    assert engine.take_metrics() == expected
+    assert str(engine.take_metrics()) == str(expected)  # a norm may be NaN
 
 
 def test_what_is_released_is_missed_by_name_until_it_is_restored() -> None:
