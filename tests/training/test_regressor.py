@@ -1,4 +1,7 @@
-"""The regression transformer in both engines: they agree, and a step's parts, weights and state can be handled apart."""
+"""The regression transformer in both engines: they agree, alone and below frozen blocks.
+
+What torch's step does in parts is here, too; what JAX's does is in `test_regressor_jax.py`.
+"""
 
 from __future__ import annotations
 
@@ -105,15 +108,11 @@ class State:
         return self.tensors[name]
 
 
-def assert_same(engine: Engine, expected: State, tolerance: float = 0.0) -> None:
+def assert_same(engine: Engine, expected: State) -> None:
     found = State(engine).tensors
     assert list(found) == list(expected.tensors)
     for name, tensor in expected.tensors.items():
-        if tolerance:
-            wide = (np.asarray(x, np.float64) for x in (found[name], tensor))
-            np.testing.assert_allclose(*wide, rtol=tolerance, atol=tolerance, err_msg=name)
-        else:
-            assert found[name].tobytes() == tensor.tobytes(), name
+        assert found[name].tobytes() == tensor.tobytes(), name
 
 
 def assert_close(found: Any, expected: Any, name: str = "") -> None:
@@ -156,8 +155,7 @@ def test_both_backends_take_the_same_steps(settings: dict[str, Any]) -> None:
     assert told[0][4] < told[0][0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_micro_batches_equal_one_large_batch_and_padding_counts_nothing(backend: str) -> None:
+def test_micro_batches_equal_one_large_batch_and_padding_counts_nothing() -> None:
     """The second micro-batch counts one target; rows of the large batch that only fill it up are far off."""
     parts = batch(micro_batches=2)
     parts["mask"][1] = 0
@@ -172,7 +170,7 @@ def test_micro_batches_equal_one_large_batch_and_padding_counts_nothing(backend:
         (filled, {"train__batch_size": 2 * ROWS}),
         (Batch(more, parts.weight), {"train__batch_size": 4 * ROWS}),
     ):
-        engine = built(backend, optimize__optimizer="sgd", train__beta1=0.0, **settings)
+        engine = built("torch", optimize__optimizer="sgd", train__beta1=0.0, **settings)
         engine.train_step(rows)
         (metrics,) = engine.take_metrics()
         told.append((metrics, State(engine)))
@@ -192,13 +190,9 @@ HALVES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("backend", "case"), [*(("torch", case) for case in HALVES), ("jax", "8-bit and average")]
-)
-def test_backward_and_update_are_a_step_and_parts_come_back_bit_for_bit(
-    backend: str, case: str
-) -> None:
-    engine = built(backend, **HALVES[case])
+@pytest.mark.parametrize("case", HALVES)
+def test_backward_and_update_are_a_step_and_parts_come_back_bit_for_bit(case: str) -> None:
+    engine = built("torch", **HALVES[case])
     many = HALVES[case].get("optimize__accumulation_steps", 1)
     start = State(engine)
     for step in range(3):
@@ -216,17 +210,12 @@ def test_backward_and_update_are_a_step_and_parts_come_back_bit_for_bit(
             engine.restore(part)
         assert_same(engine, before)
         engine.update()
-    # JAX compiles the halves apart from the whole: the last bits may differ, and with them an 8-bit code.
-    assert_same(engine, whole, 0.0 if backend == "torch" else 2.0 if "8" in case else 1e-5)
-    for one, other in zip(engine.take_metrics(), expected, strict=True):
-        assert (one.step, one.learning_rate) == (other.step, other.learning_rate)
-        assert one.loss == pytest.approx(other.loss, rel=1e-5)
-        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-4, nan_ok=True)
+    assert_same(engine, whole)
+    assert str(engine.take_metrics()) == str(expected)  # a norm may be NaN
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_released_is_missed_by_name_until_it_is_restored(backend: str) -> None:
-    engine = built(backend, train__ema_decay=0.9)
+def test_what_is_released_is_missed_by_name_until_it_is_restored() -> None:
+    engine = built("torch", train__ema_decay=0.9)
     start = State(engine)
     with pytest.raises(RuntimeError, match="backward"):
         engine.update()
@@ -279,9 +268,8 @@ def test_torch_frees_the_memory_of_what_is_released(monkeypatch: pytest.MonkeyPa
     engine.update()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_assigning_replaces_the_weights_and_nothing_else(backend: str) -> None:
-    engine, new = built(backend, train__ema_decay=0.9), Weights(2)
+def test_assigning_replaces_the_weights_and_nothing_else() -> None:
+    engine, new = built("torch", train__ema_decay=0.9), Weights(2)
     engine.train_step(batch())
     before = State(engine).tensors
     engine.assign(new)
@@ -295,10 +283,9 @@ def test_assigning_replaces_the_weights_and_nothing_else(backend: str) -> None:
         engine.assign(new)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_regressor_continues_no_text(backend: str) -> None:
+def test_the_regressor_continues_no_text() -> None:
     with pytest.raises(ValueError, match="no text"):
-        built(backend).generate([1], 1, 1.0, 1, 0)
+        built("torch").generate([1], 1, 1.0, 1, 0)
 
 
 @pytest.mark.parametrize("checkpointing", ["full", "attention", "selective"])
@@ -355,8 +342,8 @@ def test_trained_parts_below_frozen_blocks(
         kind, _, rest = name.partition(".")
         if kind == "model":
             assert np.array_equal(tensor, before[name]) == (not rest.startswith("input.")), name
-        elif kind == "average" or (kind == "optimizer" and "." in rest):
-            assert rest.startswith("input."), name
+        else:
+            assert not any(p.name in rest for p in MODEL.parameters()) or "input." in rest, name
     engine.release("weights")
     engine.restore("weights")
     engine.train_step(rows)
@@ -366,8 +353,9 @@ def test_trained_parts_below_frozen_blocks(
     engine.assign(weights)
     for name, tensor in State(engine).tensors.items():
         if name.startswith("model."):
-            given = np.array_equal(tensor, weights.tensor(name.removeprefix("model.")))
-            assert given == (name.startswith("model.input.") and case != "bf16-sr"), name
+            wide, own = tensor.astype(np.float32), weights.tensor(name.removeprefix("model."))
+            given = np.allclose(wide, own, rtol=2**-8, atol=0)
+            assert given == name.startswith("model.input."), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -26,6 +26,8 @@ class Hdf5Dataset:
         self._handle: Any = None
         dataset = self._dataset()
         self.shape: tuple[int, ...] = tuple(int(n) for n in dataset.shape)
+        if not self.shape or dataset.dtype.kind == "V":
+            raise DataError(f"{path}: {name} is not an array of rows")
         rows = self.shape[0]
         self.count: int | None = rows if max_examples is None else min(rows, max_examples)
         row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))

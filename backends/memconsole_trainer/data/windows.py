@@ -82,6 +82,11 @@ class WindowFile:
             raise DataError(f"{path}: holds no windows")
         self.block_rows = self._parts[0].block_size
         self._ids = Hdf5Dataset(path, TRAJECTORIES, max_examples) if TRAJECTORIES in found else None
+        if self._ids is not None and self._ids.shape != shapes[0][:1]:
+            raise PlanError(
+                f"{path}: {TRAJECTORIES} has shape {self._ids.shape}; expected ({shapes[0][0]:,},)",
+                "data.source",
+            )
         digest = hashlib.sha256()
         for part in (*self._parts, *([self._ids] if self._ids else [])):
             digest.update(part.fingerprint.encode())
@@ -116,7 +121,7 @@ class WindowFile:
 class WindowSplit:
     """Holds out whole groups of rows by a hash of their number, independent of seed and order.
 
-    If the hashes leave a side empty, the group of the last row goes to that side.
+    If the hashes leave a side empty, the group of the last row goes to that side. A single group is trained on.
     """
 
     def __init__(self, file: WindowFile, fraction: float, tick: Callable[[], None]) -> None:
@@ -126,6 +131,9 @@ class WindowSplit:
         last = int(file.groups(file.count - 1, file.count)[0])
         if fraction and not (self.train_rows and self.held_rows):
             self._forced = (last, not self.held_rows)
+            self.train_rows, self.held_rows = self._count(tick)
+        if not self.train_rows:  # of one group alone
+            self._forced = (last, False)
             self.train_rows, self.held_rows = self._count(tick)
 
     def held_out(self, start: int, stop: int) -> NDArray[np.bool_]:

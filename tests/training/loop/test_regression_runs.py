@@ -18,6 +18,7 @@ from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.eventlog import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
+from memconsole_trainer.data.windows import WindowFile, WindowSplit
 
 BACKENDS = ("torch", "jax")
 LENGTH, FEATURES, OUTPUTS = 8, 19, 6
@@ -158,6 +159,7 @@ def test_both_backends_come_to_the_same_loss(windows: Path) -> None:
         ({"controls": np.zeros((800, 5), np.float32)}, "controls has shape (800, 5)"),
         ({"input_sequences": np.zeros((800, 8, 3), np.float32)}, "expected (800, length, 19)"),
         ({"input_sequences": np.zeros((800, 4, 19), np.float32)}, "hold 4 steps"),
+        ({"trajectory_ids": np.zeros(799, np.int64)}, "trajectory_ids has shape (799,)"),
     ],
 )
 def test_a_file_that_does_not_fit_the_model_is_refused_by_name(
@@ -178,6 +180,14 @@ def test_a_number_that_is_not_finite_is_named_with_its_row(tmp_path: Path) -> No
     assert attempt(run) != 0
     (error,) = told(run, events.Error)
     assert "row 123 of controls" in error.message
+
+
+def test_a_single_trajectory_is_trained_on(tmp_path: Path) -> None:
+    for number in range(8):  # some of which a hash would hold out
+        ids = np.full(800, number)
+        path = write_windows(tmp_path / f"{number}.h5", trajectory_ids=ids)
+        split = WindowSplit(WindowFile(path, FEATURES, OUTPUTS, LENGTH, None), 0.2, lambda: None)
+        assert (split.train_rows, split.held_rows) == (800, 0)
 
 
 def test_settings_of_text_are_refused_for_windows(windows: Path) -> None:
