@@ -20,7 +20,7 @@ LARGE = ("--set", "model.name=llama-3.2-1b", "--set", "device.name=rtx-4090", "-
          "data.sequence_length=2048", "--set", "train.batch_size=8")  # fmt: skip
 TIGHT = (*LARGE, "--budget", "18GiB", "--keep", "optimizer_offload")
 HOPELESS = ("--set", "model.name=llama-3.1-8b", "--set", "device.name=rtx-3060-12gb", "--keep",
-            "lora_rank")  # fmt: skip
+            "lora_rank", "--keep", "optimizer_offload", "--keep", "activation_offload")  # fmt: skip
 
 FEW = tuple(
     word

@@ -91,7 +91,8 @@ def test_an_exception_is_recorded_once_without_secrets_or_escapes(
             content = path.read_bytes()
             assert b"very-secret-value" not in content, path
             assert b"hf_aaaa" not in content, path
-            assert b"\x1b" not in content, path
+            # A heartbeat holds numbers in binary, of whose bytes any may be that of an escape.
+            assert path.name == "heartbeat" or b"\x1b" not in content, path
 
 
 def test_last_words_and_signs_of_life_are_on_disk(run: RunDirectory) -> None:
