@@ -100,7 +100,7 @@ def test_training_outlives_its_supervisor_and_a_stop_finds_it(story: Story) -> N
     why = verdict_of(story)
     assert why.reason == "stopped"
     assert why.resumable
-    assert "nobody could wait" in why.evidence
+    assert "its own last record" in why.evidence
     record = files.read_struct(story.run.attempt_path(1) / "exit.json", ExitRecord)
     assert record is not None
     assert record.adopted

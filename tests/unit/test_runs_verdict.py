@@ -104,7 +104,7 @@ def error(cause: str) -> ErrorRecord:
             "thread-local",
             False,
         ),
-        (Evidence(final=SAVED), "stopped", "nobody could wait", True),
+        (Evidence(final=SAVED), "stopped", "its own last record", True),
         (Evidence(error=error("nan")), "nan", "it broke", False),
         (Evidence(rebooted=True, has_checkpoint=True), "rebooted", "restarted", True),
         (

@@ -113,16 +113,11 @@ class Attempt:
 
     @property
     def paused(self) -> bool:
-        """Whether the trainer should pause between two steps. A stop takes precedence.
-
-        Takes microseconds.
-        """
+        """Whether the trainer should pause between two steps. A stop takes precedence."""
         return not self.stop_requested and os.path.exists(self.path / "paused")
 
     def take_profile_request(self) -> Request | None:
-        """The request to profile steps, returned once; None if there is none. Fast:
-        microseconds.
-        """
+        """The request to profile steps, returned once; None if there is none. Microseconds."""
         path = self.path / PROFILE
         if not os.path.exists(path):
             return None

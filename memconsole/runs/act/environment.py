@@ -68,8 +68,7 @@ def trainer_environment(
         # Segments that can grow keep reserved memory close to allocated memory.
         wanted["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if plan.backend == "torch" and plan.optimize.compile:
-        # The default is a fixed name in the shared temporary folder, which any user could create
-        # first.
+        # The default is a fixed name in the shared temporary folder; another user could create it.
         wanted["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder(inherited) / "inductor")
     if plan.backend == "jax":
         # By default JAX reserves three quarters of the GPU at once; only its own statistics would

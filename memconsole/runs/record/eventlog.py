@@ -239,8 +239,7 @@ class EventReader:
             if not stat.S_ISREG(status.st_mode):
                 return 0, True
             if status.st_size < self._offset or self._inode not in (None, status.st_ino):
-                # The file was cut or replaced: read it from the start, and skip records seen
-                # before.
+                # The file was cut or replaced: read from the start, and skip known records.
                 self.damaged += 1
                 self._offset, self._skipping = 0, False
             self._inode = status.st_ino

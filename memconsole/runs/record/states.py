@@ -17,11 +17,12 @@ State = Literal[
     "orphaned",
     "lost",
 ]
-"""The states that need a word.
+"""What the less obvious states mean.
 
-starting: no trainer yet. unsupervised: the trainer lives but its supervisor does not. orphaned:
-the trainer is dead but children of it still hold memory. lost: it died with its supervisor or in a
-reboot.
+- starting: there is no trainer yet.
+- unsupervised: the trainer lives but its supervisor does not.
+- orphaned: the trainer is dead but children of it still hold memory.
+- lost: the run died with its supervisor or in a reboot.
 """
 
 LIVE: frozenset[str] = frozenset({"starting", "running", "unsupervised", "stopping"})

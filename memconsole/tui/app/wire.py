@@ -231,8 +231,7 @@ class _Pen:
     def _restyle(self, look: Look) -> None:
         now = self._look
         if now is None:
-            # The missing codes of a blank cell may be anything, so they are taken as the plain
-            # ones.
+            # The missing codes of a blank cell may be anything; take the plain ones.
             now = _PLAIN
         attributes = now.attributes if look.attributes is None else look.attributes
         if look.attributes is None and _marks_blanks(attributes or ""):

@@ -173,8 +173,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self._priced(message.priced)
 
     def _priced(self, priced: Priced) -> None:
-        # The first pricing also reads the catalogs, so a slow first one does not move pricing to a
-        # worker.
+        # The first pricing also reads the catalogs, so it may be slow without consequences.
         warm = self.view.estimate is not None
         self._slow = priced.seconds > LOOP_SECONDS * (1 if warm else 20)
         if priced.estimate is None:
