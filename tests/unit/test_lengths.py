@@ -210,7 +210,7 @@ def test_lengths_can_be_measured_by_plan_itself(folder: Path) -> None:
     done = run("plan", "--set", f"data.source={folder}", "--set", "device.name=rtx-3060-12gb",
                "--lengths", "--json")  # fmt: skip
     found = json.loads(done.stdout)["rows"]["lengths"]
-    assert found.documents == 60
+    assert found["documents"] == 60
     assert "trained on this data" in found["tokenizer"]
     gone = run(
         "plan", "--set", f"data.source={folder}", "--set", "data.tokenizer=/none.json", "--lengths"
