@@ -193,7 +193,7 @@ def test_every_model_of_the_catalog_has_sizes_that_tell(model: str) -> None:
     for batch, length in ((1, 128), (1, 512), (4, 512), (32, 64)):
         changes = {"model.name": model, "train.batch_size": batch, "data.sequence_length": length}
         plan = replace(Plan(), changes)
-        sizes = trace_timeline.telling_sizes(plan, catalog.architecture(plan))
+        sizes = trace_timeline.telling_sizes(plan, catalog.model(plan))
         assert sizes is not None, (batch, length)
         assert (sizes.batch == 1) == (batch == 1)
 
@@ -217,12 +217,18 @@ def test_sizes_tell_what_bytes_are_proportional_to() -> None:
     assert sizes is not None
     b, s, c, r = sizes.batch, sizes.length, sizes.chunk, sizes.rest
     assert 2 * c + r == b * s
-    values = dict(zip(affine.TERMS, (1, s, b * s, s * s, b * s * s, c, r), strict=True))
-    for place, (_, value) in enumerate(values.items()):
+    by_length = [term for term in affine.TERMS if term != "B"]
+    values = dict(zip(by_length, (1, s, b * s, s * s, b * s * s, c, r), strict=True))
+    for place, value in enumerate(values.values()):
         found = sizes.coefficient(1024 * value)
         assert (found.term, found.factor) == (place, 1024)
     with pytest.raises(trace_timeline.UntoldSizeError):
         sizes.coefficient(64 * b)
+    regression = replace(Plan(), {"model.name": "lqr"})
+    by_row = trace_timeline.telling_sizes(regression, catalog.model(regression))
+    assert by_row is not None
+    found = by_row.coefficient(24 * by_row.batch)
+    assert (affine.TERMS[found.term], found.factor) == ("B", 24)
 
 
 def test_the_process_answers_until_its_input_closes_and_drops_neighbours() -> None:
