@@ -129,8 +129,8 @@ def test_merged_weights_give_the_same_logits(backend: str, composed: bool) -> No
     merged = adapters.Merged(
         plan, MODELS["llama"], Base("llama"), lambda name: state.tensor(f"model.{name}")
     )
-    rows = batch(plan, 0).inputs.reshape(4, LENGTH)
-    targets = batch(plan, 0).targets.reshape(4, LENGTH)
+    rows = batch(plan, 0)["inputs"].reshape(4, LENGTH)
+    targets = batch(plan, 0)["targets"].reshape(4, LENGTH)
     logits = torch_comparison.logits(MODELS["llama"], merged, rows)
     scores = torch.from_numpy(logits).log_softmax(-1)
     labels = torch.from_numpy(targets).long()
@@ -203,7 +203,9 @@ def test_the_base_gets_no_gradient_in_torch() -> None:
     before = {n: p.detach().clone() for n, p in engine.module.named_parameters()}
     rows = batch(plan, 0)
     hidden = engine.module(torch.from_numpy(rows["inputs"][0]))
-    engine._loss(hidden, engine.module.head_weight, torch.from_numpy(rows["targets"][0])).backward()
+    engine.task.criterion(
+        hidden, engine.module.head_weight, torch.from_numpy(rows["targets"][0])
+    ).backward()
     for name, p in engine.module.named_parameters():
         assert (p.grad is not None) == (".lora_" in name), name
     engine.train_step(rows)
