@@ -1,5 +1,5 @@
-"""Which instructions this machine's processor has: a CPU without those for 16 bits trains far slower in them than in 32;
-the width of its vectors decides what libraries take for themselves."""
+"""Which instructions this machine's processor has: a CPU without those for 16 bits trains far slower in them than in 32,
+and how much slower depends on the width of its vectors."""
 
 from __future__ import annotations
 
