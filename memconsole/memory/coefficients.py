@@ -31,7 +31,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compiler_bytes: int = 0
     """Host memory of torch.compile in the trainer: its modules and the compiled code."""
     context_range: tuple[int, int] | None = None
-    """Smallest and largest driver charge that was measured; None if `band` applies to it too."""
+    """Smallest and largest driver charge that was measured; None if `band` applies to it too. On a CPU: what XLA's
+    libraries took in addition to their price, in the plans of docs/estimates.md."""
     band: tuple[float, float]
     """Low and high factor that bound the allocator's bytes."""
     source: str

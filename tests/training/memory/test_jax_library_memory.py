@@ -67,12 +67,11 @@ def peaks(score_bytes: int) -> tuple[int, int]:
     return int(measured), int(planned)
 
 
-@pytest.mark.slow
 def test_small_chunks_of_scores_save_what_reductions_take_beside_the_plan() -> None:
-    """How much that is depends on the width of the processor's vectors."""
+    """How much that is depends on the width of the processor's vectors: the band allows for it."""
     small, planned_small = peaks(8 * MIB)
     large, planned_large = peaks(32 * MIB)
     assert small < 0.5 * large
     taken = library_bytes(step_of(PLAN, MODEL, "cpu"))
-    assert taken * 0.5 < small - planned_small < taken * 2
-    assert large - planned_large > 1.5 * taken, "what the plan alone would not tell"
+    assert 0.6 * taken < small - planned_small < taken + 40 * MIB
+    assert large - planned_large > 2 * taken, "what the plan alone would not tell"
