@@ -18,10 +18,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workspace_bytes: int
     """Allocated by the framework, independent of the plan: matmul workspaces. On a CPU: thread pools, lazily loaded
     code and compiled programs."""
-    packed_bytes: int = 0
-    """Upper limit of the repacked operands that fp32 matmuls on a CPU keep (MKL does not free its buffers)."""
     kernels_16_bytes: int = 0
-    """What 16-bit matmuls on a CPU keep instead: oneDNN's compiled kernels, one for each shape."""
+    """Allocated in addition with 16-bit matmuls: on a CPU oneDNN's compiled kernels, one for each shape."""
     reserve_share: float
     """What the allocator reserves above the live peak, as a share of the peak."""
     reserve_share_16: float | None = None
@@ -33,7 +31,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compiler_bytes: int = 0
     """Host memory of torch.compile in the trainer: its modules and the compiled code."""
     context_range: tuple[int, int] | None = None
-    """Smallest and largest driver charge that was measured; None if `band` applies to it too."""
+    """Smallest and largest driver charge that was measured; None if `band` applies to it too. On a CPU: what XLA's
+    libraries took in addition to their price, in the plans of docs/estimates.md."""
     band: tuple[float, float]
     """Low and high factor that bound the allocator's bytes."""
     source: str

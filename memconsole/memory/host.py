@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.memory.activations import general
-from memconsole.memory.activations.jax_step import PACKED, library_bytes
-from memconsole.memory.activations.torch_step import CHUNK_TOKENS
+from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.coefficients import Runtime
 from memconsole.memory.state.data import data_bytes
 from memconsole.memory.state.step_sizes import StepSizes, row_bytes
@@ -13,35 +11,11 @@ from memconsole.plan.plan import Plan
 
 
 def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
-    """The framework's own bytes in addition to tensors: its workspace, XLA's libraries on a CPU, and what torch's
-    matmuls keep (fp32: the largest repacked operand; 16 bits: compiled kernels)."""
-    if not isinstance(step.model, Architecture):
-        return costs.workspace_bytes + _libraries_in_general(step, costs)
-    if step.plan.backend == "jax":
-        return costs.workspace_bytes + library_bytes(step)
-    if step.compute != 4:
-        return costs.workspace_bytes + costs.kernels_16_bytes
-    if not costs.packed_bytes:
-        return costs.workspace_bytes
-    a, tokens = step.architecture, max(step.tokens, step.evaluation_tokens)
-    rows = tokens
-    if step.plan.optimize.fused_loss:
-        rows = min(rows, CHUNK_TOKENS)
-    largest = max(
-        step.sizes.block.largest, step.head, tokens * a.intermediate_size, rows * a.vocab_size
-    )
-    return costs.workspace_bytes + min(costs.packed_bytes, 4 * largest)
-
-
-def _libraries_in_general(step: StepSizes, costs: Runtime) -> int:
-    """The libraries' bytes for a model without formulas, from its widest matrix."""
-    tokens = max(step.tokens, step.evaluation_tokens)
-    widest = general.block_of(step.model).widest
-    if step.plan.backend == "jax":
-        return 4 * min(tokens, PACKED) * widest if step.kind == "cpu" else 0
-    if step.compute != 4:
-        return costs.kernels_16_bytes
-    return min(costs.packed_bytes, 4 * max(step.sizes.used.largest, tokens * widest))
+    """The framework's own bytes in addition to tensors. XLA's libraries are priced for decoders only."""
+    kernels = costs.kernels_16_bytes if step.compute == 2 else 0
+    decoder = isinstance(step.model, Architecture)
+    library = library_bytes(step) if decoder and step.plan.backend == "jax" else 0
+    return costs.workspace_bytes + kernels + library
 
 
 def compiler_bytes(plan: Plan, costs: Runtime) -> int:

@@ -1,5 +1,5 @@
 """The instructions of this machine's processor. Without 16-bit instructions a CPU trains far slower in 16 bits than in
-fp32; the vector width changes how much memory libraries use."""
+fp32, and how much slower depends on the width of its vectors."""
 
 from __future__ import annotations
 

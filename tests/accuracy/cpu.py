@@ -20,12 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -33,9 +30,7 @@ sys.path.insert(0, str(ROOT))
 from memconsole.devices.budget import budget
 from memconsole.memory import coefficients as numbers
 from memconsole.memory.estimate import architecture_of, table_of
-from memconsole.memory.host import runtime_bytes
 from memconsole.memory.seconds import step_seconds
-from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.plan import Plan, apply_settings
 from tests.accuracy.results import (
     MIB,
@@ -49,7 +44,7 @@ from tests.accuracy.results import (
 )
 
 REPORTED = range(500, 512)
-FITTED = range(0, 8)
+FITTED = range(0, 16)
 """Other plans than those reported."""
 COMPILED = range(0, 6)
 """Of those, the ones that run with torch.compile, too."""
@@ -155,51 +150,32 @@ class Outcome:
 def fit(backend: str, outcomes: list[Outcome]) -> None:
     """Put the constants that leave least of these runs unexplained into the coefficients file."""
     costs = numbers.runtime(backend, "cpu")
-    steps = [step_of(o.plan, architecture_of(o.plan), "cpu") for o in outcomes]
-    unexplained = [
-        o.measured["peak_bytes"] - o.table.peak_bytes + runtime_bytes(step, costs)
-        for o, step in zip(outcomes, steps, strict=True)
-    ]
 
-    def constant(kept: tuple[int, int]) -> tuple[float, int]:
-        """The mean relative error left, and the constant that leaves it."""
-        packed, kernels = kept
-        change = {"packed_bytes": packed, "kernels_16_bytes": kernels, "workspace_bytes": 0}
-        without = msgspec.structs.replace(costs, **change)
-        rest = [u - runtime_bytes(s, without) for u, s in zip(unexplained, steps, strict=True)]
-        middle = int(statistics.median(rest))
-        errors = (
-            abs(r - middle) / o.measured["peak_bytes"] for r, o in zip(rest, outcomes, strict=True)
+    def unexplained(runs: list[Outcome]) -> int:
+        return int(statistics.median(o.peak.measured_bytes - o.peak.estimated_bytes for o in runs))
+
+    changes = {"workspace_bytes": unexplained(outcomes)}
+    if backend == "torch":  # XLA on a CPU computes 16-bit types in fp32
+        wide = [o for o in outcomes if o.plan.optimize.precision == "fp32"]
+        narrow = [o for o in outcomes if o.plan.optimize.precision != "fp32"]
+        changes["workspace_bytes"] = unexplained(wide)
+        changes["kernels_16_bytes"] = unexplained(narrow) - unexplained(wide)
+    changes["host_bytes"] = int(
+        statistics.median(
+            (o.host.measured_bytes - o.peak.measured_bytes)
+            - (o.host.estimated_bytes - o.peak.estimated_bytes)
+            for o in outcomes
         )
-        return statistics.mean(errors), max(0, middle)
-
-    # Only torch's matmuls keep what they repack, and kernels of their own.
-    sizes = range(0, 20 * MIB, MIB // 2) if backend == "torch" else (0,)
-    packed, kernels = min(product(sizes, sizes), key=constant)
-    changed = msgspec.structs.replace(
-        costs,
-        packed_bytes=packed,
-        kernels_16_bytes=kernels,
-        workspace_bytes=constant((packed, kernels))[1],
     )
-    host = statistics.median(
-        o.measured["host_bytes"] - o.table.host_bytes + costs.host_bytes
-        + runtime_bytes(step, costs) - runtime_bytes(step, changed)
-        for o, step in zip(outcomes, steps, strict=True)
-    )  # fmt: skip
     document = json.loads(COEFFICIENTS.read_text())
-    document["runtime"][backend]["cpu"].update(
-        workspace_bytes=changed.workspace_bytes,
-        packed_bytes=packed,
-        kernels_16_bytes=kernels,
-        host_bytes=int(host),
-        source=f"fitted to {len(outcomes)} real runs by `python tests/accuracy/cpu.py --write`",
+    entry = document["runtime"][backend]["cpu"]
+    for name, change in changes.items():
+        entry[name] = getattr(costs, name) + change
+        print(f"{backend}: {name} {entry[name] / MIB:.1f} MiB")
+    entry["source"] = (
+        f"fitted to {len(outcomes)} real runs by `python tests/accuracy/cpu.py --write`"
     )
     COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
-    print(
-        f"{backend}: workspace {changed.workspace_bytes / MIB:.1f} MiB, repacked operands at most "
-        f"{packed / MIB:.1f} MiB, kernels in 16 bits {kernels / MIB:.1f} MiB, idle trainer {host / MIB:.1f} MiB"
-    )
 
 
 def fit_compiler() -> None:

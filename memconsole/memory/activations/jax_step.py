@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from memconsole.memory.activations.jax_block import jax_block
 from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.state.step_sizes import Moment, StepSizes
-from memconsole.plan.processor import wide_vectors
 
 CHUNK_TOKENS = 1024
 """`memconsole_jax.techniques.fused_loss.CHUNK_TOKENS`."""
@@ -26,25 +23,11 @@ CPU_SCORE_BYTES = 8 * 2**20
 """`memconsole_jax.models.attention.CPU_SCORE_BYTES`."""
 FEWEST_ROWS = 64
 """`memconsole_jax.models.attention.FEWEST_ROWS`."""
-PACKED = 2 * 296
-"""How many of the summed elements a CPU matmul packs at a time (two slices of 296)."""
+LIBRARY_SCORES = 3
+"""How many chunks of attention scores XLA's libraries allocate on a CPU, in addition to what XLA plans (measured by
+`tests/accuracy/cpu.py`)."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.techniques.fused_loss.ALIGNED_ROWS`."""
-
-
-class Reductions(msgspec.Struct, frozen=True):
-    """Memory that reductions over attention scores take on a CPU, in addition to what XLA plans."""
-
-    few_queries: int
-    """Chunks of at most this many queries are split."""
-    copies: float
-    """How many copies of the chunk's scores a split reduction takes."""
-
-
-REDUCTIONS = {True: Reductions(768, 3.5), False: Reductions(1024, 1.0)}
-"""Measured values, by whether vectors have 512 bits (tests/training/memory/test_jax_library_memory.py)."""
-SPLIT_BYTES = 64 * 2**20
-"""Upper limit of the bytes counted for these copies; larger values were not measured."""
 
 
 def moments(step: StepSizes) -> Iterator[Moment]:
@@ -76,7 +59,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
         return Moment(phase, model, gradients, resident, live, loss, int(work + copies), step.data)
 
-    scores = _score_copies(step, overlap, step.plan.train.batch_size)
+    scores = overlap.scores * score_bytes(step, step.plan.train.batch_size)
     passing = block.passing * t + scores
     yield at("forward", standing, kept + stream, 0, passing)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
@@ -105,7 +88,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     )
     evaluated = step.evaluation_tokens
     stream = 4 * a.hidden_size * evaluated
-    passing = block.passing * evaluated + _score_copies(step, overlap, step.plan.evaluation_batch)
+    passing = block.passing * evaluated + overlap.scores * score_bytes(
+        step, step.plan.evaluation_batch
+    )
     chunk = (
         int(overlap.chunk_16 if c == 2 else overlap.chunk)
         * 4
@@ -168,33 +153,10 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
 
 
 def library_bytes(step: StepSizes) -> int:
-    """Upper limit of the bytes that XLA's CPU matrix libraries allocate in addition to what XLA plans.
-
-    Eigen packs slices of both operands of a matmul, two slices of up to 296 summed elements
-    (TensorContractionThreadPool.h). This is largest for the gradients of the head's matrix or of its input. YNNPACK
-    splits reductions over attention scores with few rows; it then copies a chunk of scores, more often with wide vectors.
-    """
+    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans."""
     if step.kind != "cpu":
         return 0
-    o, a = step.plan.optimize, step.architecture
-    tokens = _chunk(step, step.tokens) if o.fused_loss else step.tokens
-    head = min(a.vocab_size, PACKED) * (tokens + a.hidden_size)
-    if not step.frozen:
-        head = max(head, min(tokens, PACKED) * (a.vocab_size + a.hidden_size))
-    rows = step.plan.train.batch_size
-    scores = score_bytes(step, rows)
-    queries = scores // (4 * a.heads * step.sequence)
-    attention, reductions = 1.5 * scores, REDUCTIONS[wide_vectors()]
-    if queries <= reductions.few_queries:
-        attention += min(reductions.copies * scores, SPLIT_BYTES)
-    return int(max(4 * head, attention))
-
-
-def _score_copies(step: StepSizes, overlap: Overlap, rows: int) -> float:
-    """Bytes of attention scores, probabilities, their gradients and transposed copies. On a CPU a batch of one row needs
-    one copy more, because its gradients are transposed for both products."""
-    once_more = step.kind == "cpu" and rows == 1
-    return (overlap.scores + once_more) * score_bytes(step, rows)
+    return LIBRARY_SCORES * score_bytes(step, step.plan.train.batch_size)
 
 
 def score_bytes(step: StepSizes, rows: int) -> int:

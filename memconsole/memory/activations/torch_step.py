@@ -30,8 +30,6 @@ MASK_ALIGNMENT = 16
 """Elements to which CUDA's memory-efficient attention pads a mask's rows (PyTorch, attention.cpp: pad_bias)."""
 EMBEDDING_ROWS = 10
 """Rows that one thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
-NORM_CHUNK = 65_536
-"""Elements that one thread block of CUDA's gradient norm reduces (MultiTensorApply.cuh, kChunkSize)."""
 
 
 class _Blocks:
@@ -86,7 +84,7 @@ def _update(step: StepSizes) -> Moment:
         weights=step.weights,
         gradients=step.gradients,
         state=step.state.at_step,
-        workspace=step.state.temporaries + _norm_workspace(step),
+        workspace=step.state.temporaries,
         data=step.data if step.kind == "cpu" else 0,
     )
 
@@ -464,10 +462,3 @@ def _mask_making(step: StepSizes, tokens: int) -> int:
     if step.plan.data.isolate_documents:
         return (tokens + length) * length
     return (2 + step.compute) * length * length if step.architecture.windowed(length) else 0
-
-
-def _norm_workspace(step: StepSizes) -> int:
-    """Bytes of CUDA's partial gradient norms: one per chunk, with as many chunks for each tensor as for the largest."""
-    if step.kind not in ("gpu", "rocm"):
-        return 0
-    return 4 * step.trained.tensors * -(-step.trained.largest // NORM_CHUNK)

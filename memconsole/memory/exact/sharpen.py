@@ -241,7 +241,7 @@ def _band(
         why = "as wide as the formula's: not yet measured for exact numbers on this kind of device"
         return costs.band_bytes(reserved * low, reserved * high), why
     if table.budget.kind == "cpu":
-        return (int(peak * sure.allocated[0]), int(peak * sure.allocated[1])), sure.source
+        return costs.band_bytes(peak * sure.allocated[0], peak * sure.allocated[1]), sure.source
     low, high = sure.reserved if replayed else sure.unreplayed
     least = max(peak * sure.allocated[0], reserved * low)
     return costs.band_bytes(least, reserved * high * sure.allocated[1]), sure.source

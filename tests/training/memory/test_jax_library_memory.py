@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from memconsole.memory.activations import jax_step
 from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
@@ -69,17 +68,10 @@ def peaks(score_bytes: int) -> tuple[int, int]:
 
 
 def test_small_chunks_of_scores_save_what_reductions_take_beside_the_plan() -> None:
+    """How much that is depends on the width of the processor's vectors: the band allows for it."""
     small, planned_small = peaks(8 * MIB)
     large, planned_large = peaks(32 * MIB)
     assert small < 0.5 * large
     taken = library_bytes(step_of(PLAN, MODEL, "cpu"))
-    assert taken * 0.6 < small - planned_small < taken + 24 * MIB
-    assert large - planned_large > 1.5 * taken, "what the plan alone would not tell"
-
-
-@pytest.mark.parametrize(("wide", "chunks"), [(True, 5), (False, 2.5)])
-def test_what_reductions_take_follows_the_width_of_vectors(
-    wide: bool, chunks: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax_step, "wide_vectors", lambda: wide)
-    assert library_bytes(step_of(PLAN, MODEL, "cpu")) == chunks * 8 * MIB
+    assert 0.6 * taken < small - planned_small < taken + 40 * MIB
+    assert large - planned_large > 2 * taken, "what the plan alone would not tell"

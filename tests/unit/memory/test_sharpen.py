@@ -18,7 +18,8 @@ from memconsole.memory.table import COMPONENTS, MemoryTable, Tier
 from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
+from memconsole.units import MIB
 
 GIB = 2**30
 PLAN = plans.replace(Plan(), {"model.name": "gpt2", "train.batch_size": 4})
@@ -269,3 +270,26 @@ def test_the_shipped_bands_of_the_formula_cover_every_measured_case() -> None:
     for (backend, kind), (low, high) in formula_bands().items():
         shipped = coefficients().runtime[backend][kind].band
         assert shipped[0] <= low < 1 < high <= shipped[1], (backend, kind)
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ({}, (100, 116)),
+        (
+            {
+                "data.sequence_length": 1024,
+                "train.batch_size": 2,
+                "optimize.fused_loss": True,
+            },
+            (128, 168),
+        ),
+    ],
+)
+def test_the_band_of_a_small_jax_run_covers_what_it_took_on_cpus_of_both_kinds(
+    changes: dict[str, Any], measured: tuple[int, int]
+) -> None:
+    """MiB, as docs/estimates.md says."""
+    plan = replace(Plan(), {"backend": "jax", "device.name": "cpu", **changes})
+    low, high = (size / MIB for size in table_of(plan, device("cpu")).band_bytes)
+    assert low <= measured[0] <= measured[1] <= high
