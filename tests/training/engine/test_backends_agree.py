@@ -114,7 +114,7 @@ def test_a_state_of_another_model_or_optimizer_is_refused_by_name(backend: str) 
     whole = state.tensors[moment]
     state.tensors[moment] = whole[:1]
     with pytest.raises(WeightsError, match=rf"{moment}: shape"):
-        engine.load_state(state)
+        fresh(backend).load_state(state)
     state.tensors[moment] = whole
     engine.load_state(state)
     del state.tensors["model.norm.weight"]
