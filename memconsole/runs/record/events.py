@@ -44,7 +44,7 @@ class Phase(Event, frozen=True, kw_only=True):
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """Optimizer steps since the last such record. `loss` is nats per token over those steps."""
+    """Optimizer steps since the last such record. `loss` is their mean; for language, nats per token."""
 
     step: int
     epoch: int
@@ -68,7 +68,7 @@ class Epoch(Event, frozen=True, kw_only=True):
 
 
 class Evaluation(Event, frozen=True, kw_only=True):
-    """Mean nats per token over the held-out documents."""
+    """Mean loss over the held-out rows: for language, nats per token."""
 
     step: int
     loss: float | None
