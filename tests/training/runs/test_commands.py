@@ -78,11 +78,11 @@ def test_two_backends_tell_the_same_story(environment: dict[str, str]) -> None:
     for backend in ("torch", "jax"):
         memconsole(
             environment, "train", "--set", f"backend={backend}", *SMALL,
-            "--set", "train.max_steps=200", "--set", "train.log_every=1",
+            "--set", "train.max_steps=60", "--set", "train.log_every=1",
         )  # fmt: skip
         report = json.loads(memconsole(environment, "report", "latest", "--json"))
         curves.append({s["step"]: s["loss"] for s in report["steps"]})
-    assert list(curves[0]) == list(curves[1]) == list(range(1, 201))
+    assert list(curves[0]) == list(curves[1]) == list(range(1, 61))
     for step, loss in curves[0].items():
         assert curves[1][step] == pytest.approx(loss, rel=0.02)
 

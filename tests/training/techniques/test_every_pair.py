@@ -48,7 +48,7 @@ COMPRESSED = ROWS["optimize.optimizer_offload"].index({"optimize.optimizer_offlo
 FP16_LOSS = 1e-4
 """How far apart two losses near 5 may be, each the mean of some hundred whose logits fp16 rounded differently. A step
 of Adafactor on adapters that begin at zero is not much larger."""
-SAMPLED = {"torch": 6, "jax": 3}
+SAMPLED = {"torch": 6, "jax": 2}
 
 
 class Noisy:
