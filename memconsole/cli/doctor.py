@@ -8,13 +8,15 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib import metadata, util
 
 import click
 
+from memconsole.cli import device_steps
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
-from memconsole.devices.reading import Missing
+from memconsole.devices.reading import Devices, Missing
 from memconsole.errors import UserError
 from memconsole.plan.plan import installed_backends
 from memconsole.plan.processor import missing_instructions
@@ -32,16 +34,39 @@ Finding = tuple[str, str, str]
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option(
+    "--steps/--no-steps", default=True, help="Train a few steps on every device: 10 to 60 s each."
+)
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
-    """Check terminal, devices, frameworks and limits. Exit code 1 if no backend can train."""
-    findings = [*_terminal(), *_keys(), *_python(), *_devices(), *_limits()]
+def command(ctx: click.Context, as_json: bool, steps: bool) -> None:
+    """Check terminal, devices, frameworks and limits, then train a tiny model on every device.
+
+    Exit code 1 if no backend can train here.
+    """
+    devices = read_once()
+    found = [*_terminal(), *_keys(), *_python(), *_devices(devices), *_limits()]
+    trains = any(_missing(name) == [] for name in installed_backends())
+    if not as_json:
+        click.echo("\n".join(columns(found, left=(0, 1, 2))))
+    if steps:
+        tried = list(_steps(devices, as_json))
+        trains = any(what == "ok" for _, what, _ in tried)
+        found += tried
     if as_json:
         keys = ("what", "state", "found")
-        click.echo(json_module.dumps([dict(zip(keys, f, strict=True)) for f in findings], indent=2))
-    else:
-        click.echo("\n".join(columns(findings, left=(0, 1, 2))))
-    ctx.exit(0 if any(_missing(name) == [] for name in installed_backends()) else 1)
+        click.echo(json_module.dumps([dict(zip(keys, f, strict=True)) for f in found], indent=2))
+    ctx.exit(0 if trains else 1)
+
+
+def _steps(devices: Devices, silent: bool) -> Iterator[Finding]:
+    """The findings of each device and backend; printed as they come unless `silent`."""
+    for backend, device in device_steps.trials(devices):
+        if _missing(backend):
+            continue
+        found = list(device_steps.findings(backend, device))
+        if not silent:
+            click.echo("\n".join(columns(found, left=(0, 1, 2))))
+        yield from found
 
 
 def _terminal() -> list[Finding]:
@@ -111,8 +136,7 @@ def _missing(backend: str) -> list[str]:
     return [n for n in (*NEEDS.get(backend, ()), *DATA) if util.find_spec(n) is None]
 
 
-def _devices() -> list[Finding]:
-    reading = read_once()
+def _devices(reading: Devices) -> list[Finding]:
     found: list[Finding] = []
     for device in reading.devices:
         total = device.total_bytes

@@ -1,0 +1,66 @@
+"""Trains a few steps on each device that an installed backend can use, in a separate process each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from memconsole.devices.frameworks import framework_of
+from memconsole.devices.reading import Devices
+from memconsole.plan.plan import Plan, installed_backends, replace
+from memconsole.runs.act.environment import trainer_environment
+from memconsole.sanitize import clean_line
+
+LIMIT_SECONDS = 180.0
+"""A device whose steps take longer counts as one that does not answer."""
+
+Finding = tuple[str, str, str]
+"""What was tried; ok, warning or missing; what was found."""
+
+
+def trials(devices: Devices) -> list[tuple[str, str]]:
+    """Every backend with every device that it can use."""
+    return [
+        (backend, device.id)
+        for backend in installed_backends()
+        if (framework := framework_of(backend)) is not None
+        for device in devices.devices
+        if device.kind in framework.kinds
+    ]
+
+
+def findings(backend: str, device: str) -> Iterator[Finding]:
+    """What `memconsole_trainer.trial` finds out, as it finds it. Failures are findings."""
+    plan = replace(Plan(), {"backend": backend, "device.name": device})
+    environment = trainer_environment(plan, os.environ)
+    argv = [sys.executable, "-P", "-m", "memconsole_trainer.trial", backend, device]
+    try:
+        done = subprocess.run(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+        output, errors, ended = done.stdout, done.stderr, done.returncode
+    except subprocess.TimeoutExpired as slow:
+        output, errors, ended = slow.stdout or b"", b"", None
+    for line in output.decode("utf-8", "replace").splitlines():
+        try:
+            found = json.loads(line)
+            yield (
+                f"{backend} on {device}",
+                found["state"],
+                clean_line(f"{found['what']}: {found['found']}"),
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    if ended is None:
+        yield f"{backend} on {device}", "missing", f"no answer within {LIMIT_SECONDS:.0f} s"
+    elif ended not in (0, 1):
+        last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        yield f"{backend} on {device}", "missing", clean_line(f"ended with code {ended}: {last}")
