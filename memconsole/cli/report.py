@@ -12,6 +12,7 @@ from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report import report
+from memconsole.runs.read.snapshot import Symptom
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.states import OUT_OF_MEMORY
 
@@ -38,8 +39,16 @@ def command(run: str, as_json: bool) -> None:
     if made.ladder:
         click.echo("\n".join(["", *(rung.words for rung in made.ladder)]))
     click.echo("\n".join(["", *memory_lines(made.memory)]))
+    for symptom in made.symptoms:
+        click.echo("\n".join(["", *symptom_lines(symptom)]))
     if helped := remedy_lines(remedies_after(found, made, devices)):
         click.echo("\n".join(["", *helped]))
+
+
+def symptom_lines(symptom: Symptom) -> list[str]:
+    """What went wrong, and a row per setting that acts on it."""
+    rows = [["  " + one.options, one.words] for one in symptom.helps]
+    return [symptom.words, *columns(rows, left=(0, 1))]
 
 
 def _loss(value: float | None) -> str:

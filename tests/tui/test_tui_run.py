@@ -11,7 +11,7 @@ import pytest
 
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.snapshot import Help, RunSnapshot, Symptom
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.states import Verdict
@@ -404,3 +404,22 @@ async def test_a_read_only_console_pauses_nothing(make_console: Make) -> None:
         await settle(pilot)
         assert "space pause" not in screen_text(app)
     assert app.asked == []
+
+
+async def test_what_goes_wrong_is_shown_with_the_key_that_lists_what_helps(
+    make_console: Make,
+) -> None:
+    helps = (Help({"data.streaming": False}, "tokens stay in memory"),)
+    symptom = Symptom("waits_for_data", "34 % of a step is spent waiting for data", helps)
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, snapshot())
+        assert "waiting for data" not in screen_text(app)
+        await show(app, pilot, snapshot(symptoms=(symptom,)))
+        assert "34 % of a step is spent waiting for data — f: what helps" in screen_text(app)
+        await pilot.press("f")
+        await settle(pilot)
+        assert "data.streaming = false" in screen_text(app)
+        await pilot.press("enter")
+        await settle(pilot)
+        assert app.plan_screen.view.plan.data.streaming is False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -95,6 +96,7 @@ class BatchStream:
         ahead = min(max(window, AHEAD_BATCHES), most)
         self._queue: queue.Queue[_Ahead | BaseException] = queue.Queue(maxsize=ahead)
         self._first: Item | None = None
+        self._waited_seconds = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="data", daemon=True)
         self._thread.start()
@@ -108,12 +110,15 @@ class BatchStream:
             first, self._first = self._first, None
             return first
         while True:
+            began = time.monotonic()
             try:
                 ahead = self._queue.get(timeout=0.2)
             except queue.Empty:
                 if waiting is not None:
                     waiting()
                 continue
+            finally:
+                self._waited_seconds += time.monotonic() - began
             if isinstance(ahead, BaseException):
                 raise ahead
             if ahead.joined is None:
@@ -132,6 +137,11 @@ class BatchStream:
         `waiting` and errors are as in `next`.
         """
         self._first = self.next(waiting)
+
+    def take_waited_seconds(self) -> float:
+        """Seconds that `next` waited for the thread since the last call."""
+        seconds, self._waited_seconds = self._waited_seconds, 0.0
+        return seconds
 
     def close(self) -> None:
         """Stop the thread."""

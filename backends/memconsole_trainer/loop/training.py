@@ -133,6 +133,7 @@ class Trainer:
             tokens=p.tokens,
             tokens_per_second=units / seconds if seconds > 0 else 0.0,
             step_seconds=seconds / len(metrics),
+            data_wait_seconds=self._job.stream.take_waited_seconds() / len(metrics),
         )
         self._attempt.emit(said)
         print(summary.step_line(said, p.total_steps, self._task.units), flush=True)

@@ -23,6 +23,7 @@ from memconsole.runs.read.reduce import (
     slow_step_seconds,
 )
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.symptoms import symptoms_of
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventReader
@@ -126,6 +127,7 @@ class Follower:
             verdict=_clean_verdict(life.verdict),
             stalled_seconds=self._stalled(beat, phase) if working else None,
             eta_seconds=eta_seconds(state) if life.live else None,
+            symptoms=symptoms_of(self._plan, state),
             elapsed_seconds=_elapsed(state, life),
             recent_train=state.train.recent(),
             train=state.train.whole(),

@@ -20,6 +20,8 @@ TEXT_CHARACTERS = 16_384
 """The most characters kept of a sample or a traceback."""
 RATE_RECORDS = 64
 """The speed is averaged over this many step records."""
+ENOUGH_STEPS = 20
+"""Steps from which the share of waiting is told."""
 PROFILING = "profile"
 """The phase in which steps are profiled. Memory of the profiler does not belong to the plan."""
 WARMING_PHASES = frozenset({"import", "build", "preflight", "compile"})
@@ -57,6 +59,8 @@ class RunState(FactsSoFar, kw_only=True):
     """The next step record includes compilation or warm-up."""
     step_times: list[tuple[int, float]] = msgspec.field(default_factory=list)
     """(steps, seconds per step) of the newest records, without warm-up."""
+    data_waits: list[float] = msgspec.field(default_factory=list)
+    """Seconds of a step spent waiting for data, in the newest of these records."""
     side_seconds: float = 0.0
     """Time spent on evaluating and saving in this attempt since `side_from_step`."""
     side_from_step: int = 0
@@ -79,7 +83,7 @@ def begin_attempt(state: RunState, attempt: int) -> RunState:
     state.phase, state.phase_detail = "starting", ""
     state.error = state.stopped = state.ended = None
     state.tokens_per_second = state.step_seconds = None
-    state.warming, state.step_times = True, []
+    state.warming, state.step_times, state.data_waits = True, [], []
     state.side_seconds, state.side_from_step = 0.0, state.step
     return state
 
@@ -167,6 +171,17 @@ def eta_seconds(state: RunState) -> float | None:
     return max(0.0, (state.total_steps - state.step) * pace)
 
 
+def data_wait_share(state: RunState) -> float | None:
+    """Share of the recent steps' time spent waiting for data; None before there is enough of it."""
+    waits = state.data_waits
+    times = state.step_times[-len(waits) :] if waits else []
+    seconds = sum(count * seconds for count, seconds in times)
+    if sum(count for count, _ in times) < ENOUGH_STEPS or seconds <= 0:
+        return None
+    waited = sum(count * wait for (count, _), wait in zip(times, waits, strict=True))
+    return min(1.0, waited / seconds)
+
+
 def slow_step_seconds(state: RunState) -> float | None:
     """The 99th percentile of recent step times."""
     times = sorted(seconds for _, seconds in state.step_times)
@@ -241,8 +256,9 @@ def _step(state: RunState, record: events.Step) -> None:
         state.side_seconds, state.side_from_step = 0.0, step
     elif seconds is not None and 0 < seconds < 1e9:
         state.step_times.append((taken, seconds))
-        if len(state.step_times) > RATE_RECORDS:
-            del state.step_times[0]
+        state.data_waits.append(_positive(record.data_wait_seconds))
+        for kept in (state.step_times, state.data_waits):
+            del kept[:-RATE_RECORDS]
 
 
 def _epoch(state: RunState, record: events.Epoch) -> None:

@@ -20,6 +20,8 @@ from memconsole.runs.read.follow import READ_BYTES, clean_texts
 from memconsole.runs.read.ladder import Rung, present_plan, rungs
 from memconsole.runs.read.liveness import liveness
 from memconsole.runs.read.reduce import RunState, begin_attempt, forget_memory, reduce
+from memconsole.runs.read.snapshot import Symptom
+from memconsole.runs.read.symptoms import symptoms_of
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventReader
@@ -101,6 +103,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What is learned: the name of a task in `plan.tasks`."""
     unit: str = "token"
     """What `tokens_per_second` counts."""
+    symptoms: tuple[Symptom, ...] = ()
+    """What went wrong, with the settings that act on it."""
 
 
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +213,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         else average,
         attempts=len(run.attempt_numbers()),
         ladder=rungs(run),
+        symptoms=_symptoms(run, state),
     )
 
 
@@ -294,6 +299,13 @@ def _plan(run: RunDirectory) -> dict[str, Any]:
     except PlanError:
         return {}
     return document
+
+
+def _symptoms(run: RunDirectory, state: RunState) -> tuple[Symptom, ...]:
+    try:
+        return symptoms_of(present_plan(run), state)
+    except PlanError:
+        return ()
 
 
 def _task(run: RunDirectory) -> Task:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from memconsole.plan.plan import Plan
@@ -28,6 +30,33 @@ class GaugeCurves(msgspec.Struct, frozen=True):
     allocated: Curve = Curve()
     device: Curve = Curve()
     host: Curve = Curve()
+
+
+class Help(msgspec.Struct, frozen=True):
+    """Settings to change, and what the change does."""
+
+    changes: dict[str, Any]
+    words: str
+
+    @property
+    def label(self) -> str:
+        """The settings as a plan file writes them."""
+        return ", ".join(f"{key} = {_spelled(value)}" for key, value in self.changes.items())
+
+    @property
+    def options(self) -> str:
+        """The settings as options of the command line."""
+        return " ".join(f"--set {key}={_spelled(value)}" for key, value in self.changes.items())
+
+
+class Symptom(msgspec.Struct, frozen=True):
+    """One thing that goes wrong."""
+
+    name: str
+    """waits_for_data | not_learning | overfitting"""
+    words: str
+    helps: tuple[Help, ...] = ()
+    """Only settings that the plan accepts."""
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,3 +89,11 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     pause_requested: bool = False
     """A pause was requested; the run is paused once `phase` is paused."""
     damaged_records: int = 0
+    symptoms: tuple[Symptom, ...] = ()
+    """What goes wrong, with the settings that act on it."""
+
+
+def _spelled(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"

@@ -56,6 +56,9 @@ class Step(Event, frozen=True, kw_only=True):
     """Tokens trained on since the run began, in all attempts."""
     tokens_per_second: float
     step_seconds: float
+    data_wait_seconds: float = 0.0
+    """Seconds of a step spent waiting for its batch. A device that computes on its own may have been
+    busy meanwhile with steps still queued."""
 
 
 class Epoch(Event, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ RESERVED = frozenset(
 )
 """Keys that plain terminals cannot tell apart, or that terminals and multiplexers intercept."""
 
-EXCLUDING = (frozenset({"going", "paused"}),)
+EXCLUDING = (frozenset({"going", "paused"}), frozenset({"out_of_memory", "symptom"}))
 """Conditions that never hold together, so their rows may share a key."""
 
 MAIN = ("plan", "run", "runs", "devices")
@@ -143,6 +143,9 @@ KEYS: tuple[Key, ...] = (
     Key(id="remedies", keys="f", action="remedies", label="remedies", screens=("run",),
         help="What would have saved this run from running out of memory; pick one to relaunch with it.",
         when="out_of_memory", footer=True, writes=True),
+    Key(id="helps", keys="f", action="helps", label="what helps", screens=("run",),
+        help="Settings that act on what goes wrong in this run; pick one to open the plan with it.",
+        when="symptom", footer=True),
     Key(id="pane", keys="o", action="pane", label="next pane",
         screens=("run",), help="Switch the lower pane: output, sample text, summary, closed.", footer=True),
     Key(id="logarithm", keys="y", action="logarithm", label="log scale",

@@ -12,7 +12,7 @@ from memconsole.tui.widgets.painted import Painted
 
 
 def header_lines(view: RunView, width: int) -> list[Line]:
-    """Two rows. Pure in `view`."""
+    """Two rows, and a third one if something goes wrong. Pure in `view`."""
     run = view.snapshot
     if run is None:
         return [[Span(f" {view.problem or 'reading the run …'}", "bad" if view.problem else "dim")]]
@@ -30,7 +30,17 @@ def header_lines(view: RunView, width: int) -> list[Line]:
     if run.stop_requested_by and view.live:
         about += f" · stop asked by {run.stop_requested_by}"
     line.append(Span(fit(about, width - width_of(line)), "dim"))
-    return [line, progress_line(view, run, width)]
+    return [line, progress_line(view, run, width), *symptom_lines(view, width)]
+
+
+def symptom_lines(view: RunView, width: int) -> list[Line]:
+    """What goes wrong, and the key that shows what helps; empty if nothing does."""
+    symptom = view.symptom
+    if symptom is None:
+        return []
+    key = f" — {view.keys.shown('run', 'helps')}: what helps" if symptom.helps else ""
+    words = fit(f" ▲ {symptom.words}", max(0, width - len(key)))
+    return [[Span(words.rstrip(), "warn"), Span(key, "warn")]]
 
 
 def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:

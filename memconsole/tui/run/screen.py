@@ -51,6 +51,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             return
         with self.app.batch_update():
             self.set_class(view.pane == "summary", "-summary")
+            self.set_class(view.symptom is not None, "-symptom")
             self.query_one(RunHeader).show(view)
             self.query_one(LineChart).show(view)
             self.query_one(MemoryGauges).show(view)
@@ -74,6 +75,8 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             found.add("resumable")
         if view.out_of_memory:
             found.add("out_of_memory")
+        if view.symptom is not None and view.symptom.helps:
+            found.add("symptom")
         return found
 
     def _change(self, **changes: object) -> None:
@@ -154,6 +157,26 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
         heading = f"{run.name or run.id} ran out of memory: relaunch with"
         self.app.push_screen(PickScreen(heading, choices_of(found), first_that_fits(found)), picked)
+
+    def action_helps(self) -> None:
+        """List the settings that act on what goes wrong; open the plan with the picked one."""
+        from memconsole.tui.screens.pick import Choice, PickScreen
+
+        run, symptom = self.console.run_view.snapshot, self.console.run_view.symptom
+        if run is None or symptom is None:
+            return
+
+        def picked(value: object) -> None:
+            if isinstance(value, str):
+                changes = symptom.helps[int(value)].changes
+                self.console.edit_plan(plans.replace(run.plan, changes))
+
+        choices = [
+            Choice(str(n), one.label, one.words, label_width=36)
+            for n, one in enumerate(symptom.helps)
+        ]
+        heading = f"{symptom.name.replace('_', ' ')}: open the plan with"
+        self.app.push_screen(PickScreen(heading, choices), picked)
 
     def action_pause(self) -> None:
         """Pause the run after its current step."""

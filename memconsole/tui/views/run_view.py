@@ -7,7 +7,7 @@ from typing import Literal
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.snapshot import RunSnapshot, Symptom
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.keys.table import KeyTable
 
@@ -48,6 +48,15 @@ class RunView:
         run = self.snapshot
         verdict = run.verdict if run is not None and not self.live else None
         return verdict is not None and verdict.reason in OUT_OF_MEMORY
+
+    @property
+    def symptom(self) -> Symptom | None:
+        """The first thing that goes wrong in the run; None if it ran out of memory, which has
+        remedies of its own."""
+        run = self.snapshot
+        return (
+            run.symptoms[0] if run is not None and run.symptoms and not self.out_of_memory else None
+        )
 
     @property
     def resumable(self) -> bool:

@@ -247,6 +247,19 @@ def test_waiting_for_data_may_be_interrupted() -> None:
     stream.close()
 
 
+def test_the_time_spent_waiting_for_data_is_counted_once() -> None:
+    class Slow(Blocks):
+        def block(self, index: int) -> Tokens:
+            time.sleep(0.05)
+            return super().block(index)
+
+    stream = BatchStream(TextRows(Slow(SIZES, 8, 8), 1, 0), BatchShape(1, 1, 8))
+    stream.next()
+    assert stream.take_waited_seconds() >= 0.04
+    assert stream.take_waited_seconds() == 0.0
+    stream.close()
+
+
 @given(st.integers(2, 12), st.integers(0, 30), st.integers(1, 12))
 def test_windows_of_wide_rows_cover_every_target_and_stay_inside_their_row(
     row_tokens: int, more: int, stride: int

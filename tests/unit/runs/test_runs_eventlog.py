@@ -117,7 +117,8 @@ def test_a_flipped_bit_costs_at_most_one_event_and_is_counted(
         path = chance.choice(paths)
         content = bytearray(path.read_bytes())
         original = bytes(content)
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        # Without its last newline, the last line looks like one that is still being written.
+        content[chance.randrange(len(content) - 1)] ^= 1 << chance.randrange(8)
         path.write_bytes(content)
         reader = EventReader(tmp_path)
         records = reader.read()

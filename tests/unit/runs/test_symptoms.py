@@ -1,0 +1,123 @@
+"""What goes wrong in a run is told from its records, with settings that act on it; a healthy run has no symptom."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, replace
+from memconsole.runs.read.reduce import RunState, reduce
+from memconsole.runs.read.snapshot import Symptom
+from memconsole.runs.read.symptoms import symptoms_of
+from memconsole.runs.record import events
+
+PLAN = replace(Plan(), {"train.warmup_steps": 20})
+
+
+def step(number: int, loss: float, waited: float = 0.0) -> events.Step:
+    return events.Step(
+        step=number,
+        epoch=1,
+        loss=loss,
+        learning_rate=1e-3,
+        gradient_norm=1.0,
+        tokens=number * 10,
+        tokens_per_second=100.0,
+        step_seconds=0.1,
+        data_wait_seconds=waited,
+    )
+
+
+def evaluation(number: int, loss: float, unigram: float = 5.0) -> events.Evaluation:
+    return events.Evaluation(
+        step=number,
+        loss=loss,
+        bits_per_byte=None,
+        tokens=100,
+        seconds=1.0,
+        metrics={"unigram_loss": unigram},
+    )
+
+
+def state_of(*records: events.Record) -> RunState:
+    state = RunState()
+    for record in records:
+        reduce(state, record)
+    return state
+
+
+def noisy(last: int, level: float, slope: float = 0.0, waited: float = 0.0) -> list[events.Record]:
+    noise = random.Random(1)
+    return [step(n, level - slope * n + noise.gauss(0, 0.1), waited) for n in range(1, last + 1)]
+
+
+def only(found: tuple[Symptom, ...]) -> Symptom:
+    (symptom,) = found
+    return symptom
+
+
+def test_a_run_that_learns_has_no_symptom() -> None:
+    falling = [step(n, 2 + 4 * math.exp(-n / 60), 0.01) for n in range(1, 400)]
+    judged = [evaluation(n, 2.1 + 4 * math.exp(-n / 60)) for n in (100, 200, 300, 399)]
+    records = sorted([*falling, *judged], key=lambda record: record.step)
+    assert symptoms_of(PLAN, state_of(*records)) == ()
+    assert symptoms_of(PLAN, RunState()) == ()
+
+
+def test_waiting_for_data_is_told_with_its_share() -> None:
+    found = only(symptoms_of(PLAN, state_of(*noisy(60, 3.0, waited=0.035))))
+    assert found.name == "waits_for_data"
+    assert found.words.startswith("35 % of a step")
+    assert [one.changes for one in found.helps] == [{"data.streaming": False}]
+    assert found.helps[0].options == "--set data.streaming=false"
+    held = replace(PLAN, {"data.streaming": False})
+    assert only(symptoms_of(held, state_of(*noisy(60, 3.0, waited=0.035)))).helps == ()
+    assert symptoms_of(PLAN, state_of(*noisy(60, 3.0, waited=0.015))) == ()
+    assert symptoms_of(PLAN, state_of(*noisy(10, 3.0, waited=0.09))) == (), "too early to tell"
+
+
+def test_a_flat_loss_no_better_than_the_baseline_is_not_learning() -> None:
+    flat = noisy(300, 5.1)
+    found = only(symptoms_of(PLAN, state_of(*flat, evaluation(300, 5.1))))
+    assert found.name == "not_learning"
+    assert "5.1000" in found.words
+    assert "5.0000" in found.words
+    rates = [one.changes["train.learning_rate"] for one in found.helps[:2]]
+    assert rates == [pytest.approx(3 * PLAN.train.learning_rate, rel=0.05),
+                     pytest.approx(PLAN.train.learning_rate / 3, rel=0.05)]  # fmt: skip
+    assert found.helps[2].changes == {"data.shuffle_buffer": 50_000}
+    for one in found.helps:
+        check(replace(PLAN, one.changes))
+
+
+def test_a_flat_loss_below_the_baseline_or_a_falling_one_is_none() -> None:
+    assert symptoms_of(PLAN, state_of(*noisy(300, 3.0), evaluation(300, 3.0))) == ()
+    falling = noisy(300, 6.5, slope=0.005)
+    assert symptoms_of(PLAN, state_of(*falling, evaluation(300, 5.1))) == ()
+    assert symptoms_of(PLAN, state_of(*noisy(90, 5.1), evaluation(90, 5.1))) == (), "too early"
+
+
+def test_validation_that_rises_away_from_training_is_overfitting() -> None:
+    plan = replace(PLAN, {"data.max_examples": 10, "train.weight_decay": 0.0})
+    steps = noisy(500, 2.0)
+    judged = [
+        evaluation(n, loss)
+        for n, loss in ((100, 3.0), (200, 2.9), (300, 3.0), (400, 3.1), (500, 3.3))
+    ]
+    records = sorted([*steps, *judged], key=lambda record: record.step)
+    found = only(symptoms_of(plan, state_of(*records)))
+    assert found.name == "overfitting"
+    assert "best 2.9000 at step 200" in found.words
+    changed = {key for one in found.helps for key in one.changes}
+    assert {"train.early_stopping_patience", "data.max_examples", "train.weight_decay"} <= changed
+    shorter = [r for r in records if r.step <= 400]
+    assert symptoms_of(plan, state_of(*shorter)) == (), "two evaluations are no rise"
+
+
+def test_only_settings_that_the_task_uses_are_offered() -> None:
+    lqr = replace(PLAN, {"model.name": "lqr", "data.source": "windows.h5"})
+    for symptom in symptoms_of(lqr, state_of(*noisy(60, 3.0, waited=0.05))):
+        assert all("streaming" not in key for one in symptom.helps for key in one.changes)
