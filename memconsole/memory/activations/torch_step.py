@@ -103,6 +103,7 @@ def structure(step: StepSizes) -> tuple[object, ...]:
     weights, optimizer state and data."""
     return (
         step.architecture,
+        step.frozen,
         step.tokens,
         step.evaluation_tokens,
         step.sequence,
@@ -167,6 +168,7 @@ class _Timeline:
         ):
             # The first block's input needs no gradient, so its norm keeps neither its input nor its statistics.
             self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
+        self.kept = self.kept * step.flow.blocks // a.layers  # those below trained weights keep nothing
         self.between = self.kept
         """The part of `kept` on the device while no block runs."""
         self.kept_below = self.kept
@@ -195,7 +197,8 @@ class _Timeline:
         )
         for b in self.blocks:
             below = max(0, self.kept - b.kept) + self.tables
-            yield self._live("forward", b.forward, standing, below, self.copies - b.copies)
+            live = b.forward if self.step.flow.blocks else b.evaluation
+            yield self._live("forward", live, standing, below, self.copies - b.copies)
         live = _widest(self.norm.forward, self.tokens, self.scores)
         yield self._live("forward", live, standing, self.between + self.tables, self.copies)
 
@@ -261,7 +264,7 @@ class _Timeline:
         early += 0 if standing else self.norm.gradients
         reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen_blocks else 0
         made = 0 if standing else self.block_gradients
-        for b in self.blocks:
+        for b in self.blocks if step.flow.blocks else ():
             # Live bytes are linear in the block's position, so the peak is at the top or the bottom block.
             above = max(0, self.kept_below - b.kept) + self.tables_kept
             others = max(0, self.kept_copies - b.kept_copies)
