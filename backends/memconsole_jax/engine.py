@@ -98,14 +98,11 @@ class JaxEngine:
         self._compile(model)
         if self._host is not None:
             self._host.start()
-        self._base: NDArray[np.uint8] | None = None
+        source = adapters.Fingerprinted(weights, self._programs.frozen)
+        self._kept = self._loader.base(self._kept_stacks, source.tensor)
+        self._base = source.fingerprint()
         if plan.optimize.lora_rank:
-            base = adapters.Fingerprinted(weights)
-            self._kept = self._loader.base(self._kept_stacks, base.tensor)
-            self._base = base.fingerprint()
             weights = InitialAdapters(plan, model)
-        else:
-            self._kept = self._loader.load(self._kept_stacks, weights.tensor)
         trained = self._loader.load(self._trained_stacks, weights.tensor)
         averages = first(trained) if average.is_averaged(plan) else None
         state = self._initialize(trained)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import Input, Task, task_of_model
+from memconsole.plan.trained import frozen_names
 from memconsole_jax import offload
 from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import (
@@ -72,10 +73,15 @@ class Programs:
     def is_rounded(self, name: str) -> bool:
         """Whether a weight is rounded to 16 bits when loaded: it is frozen and used in 16-bit
         compute, or it is trained in 16 bits."""
-        if rounding.is_rounded(self.plan, (self.trained | self.kept)[name].members[0]):
+        first = (self.trained | self.kept)[name].members[0]
+        if rounding.is_rounded(self.plan, first):
             return True
-        frozen = bool(self.plan.optimize.lora_rank) and name in self.kept
-        return frozen and stored_narrow(self.plan, self.kept[name].members[0])
+        return first.name in self.frozen and stored_narrow(self.plan, first)
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """The canonical names of the model's weights that are not trained."""
+        return frozenset(frozen_names(self.plan, self.model))
 
     def is_quantized(self, name: str) -> bool:
         """Whether a weight is stored as codes."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
+from memconsole.plan.trained import frozen_names
 from memconsole_torch import devices, tasks
 from memconsole_torch.held import Held
 from memconsole_torch.models import pretrained
@@ -102,15 +103,15 @@ class TorchEngine:
         self.task = tasks.of(plan, model)
         self._memory.start()
         self._plan, self._total_steps = plan, total_steps
-        self._base: NDArray[np.uint8] | None = None
+        frozen = frozen_names(plan, model)
+        source = adapters.Fingerprinted(weights, frozen)
         if plan.optimize.lora_rank:
             assert isinstance(model, Architecture)
-            base = adapters.Fingerprinted(weights)
-            self.module: nn.Module = lora.load(plan, model, base, self._device)
-            self._base = base.fingerprint()
+            self.module: nn.Module = lora.load(plan, model, source, self._device)
         else:
-            narrow = partial(rounding.narrow, plan)
-            self.module = pretrained.load(model, self.task.module, weights, self._device, narrow)
+            narrow = partial(rounding.narrow, plan, frozen)
+            self.module = pretrained.load(model, self.task.module, source, self._device, narrow)
+        self._base = source.fingerprint()
         trained = adapters.trained_parameters(plan, model)
         names = {p.name for p in trained}
         for name, p in self.module.named_parameters():
@@ -271,8 +272,7 @@ class TorchEngine:
             )
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        """Yield every tensor needed to continue exactly, one at a time; of an adapted model not the
-        base.
+        """Yield every tensor needed to continue exactly, one at a time, without a frozen base.
 
         On a CPU the arrays are the live tensors: write or copy them before the next step. There is
         no random state, because a step draws no random numbers from one.

@@ -14,8 +14,10 @@ from memconsole.memory.activations.jax_block import jax_block
 from memconsole.memory.activations.torch_block import kept_per_token
 from memconsole.memory.coefficients import speed
 from memconsole.memory.state.data import units_per_step
+from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import sizes
+from memconsole.memory.state.step_sizes import trained_group
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.model import Model
@@ -23,6 +25,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
 from memconsole.plan.sections import EIGHT_BIT, Checkpointing
 from memconsole.plan.tasks import task_of_model
+from memconsole.plan.trained import frozen_names
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
 """Bytes per second of a device whose bandwidth is unknown."""
@@ -65,7 +68,7 @@ def step_flops(plan: Plan, model: Model) -> float:
     o, architecture = plan.optimize, model
     forward = forward_flops_per_token(architecture, plan.data.sequence_length)
     head = 2 * sizes(architecture).head_matrix
-    total = _passes(plan) * forward
+    total = _passes(plan, model) * forward
     if o.gradient_checkpointing == "full":
         total += forward - head
     elif o.gradient_checkpointing == "attention":
@@ -82,14 +85,18 @@ def _step_flops_in_general(plan: Plan, model: Model) -> float:
     """The same from the task's FLOPs per row. Recomputed matmuls and attention are not distinguished."""
     o = plan.optimize
     again = {"none": 0.0, "selective": 0.05}.get(o.gradient_checkpointing, 1.0)
+    again *= _flow(plan, model).blocks / max(1, model.layers)
     rows = plan.train.batch_size * o.accumulation_steps
-    return rows * (_passes(plan) + again) * task_of_model(model).flops_per_row(plan, model)
+    return rows * (_passes(plan, model) + again) * task_of_model(model).flops_per_row(plan, model)
 
 
-def _passes(plan: Plan) -> float:
-    """FLOPs of forward and backward pass, divided by the forward pass. A frozen base has no weight gradients."""
-    o = plan.optimize
-    return 2.0 if o.freeze_base or o.lora_rank else 3.0
+def _passes(plan: Plan, model: Model) -> float:
+    """FLOPs of forward and backward pass, divided by the forward pass. Those of adapters are not counted."""
+    return _flow(plan, model).passes
+
+
+def _flow(plan: Plan, model: Model) -> Flow:
+    return flow_of(model, frozen_names(plan, model), plan.optimize.lora_rank > 0)
 
 
 def peak_units_per_second(plan: Plan, model: Model, budget: Budget) -> float:
@@ -100,7 +107,7 @@ def peak_units_per_second(plan: Plan, model: Model, budget: Budget) -> float:
     else:
         task = task_of_model(model)
         forward = task.flops_per_row(plan, model) / task.units_per_row(plan)
-    flops = _passes(plan) * forward
+    flops = _passes(plan, model) * forward
     return peak_flops(budget, plan.optimize.precision, plan.backend) / flops
 
 
@@ -159,7 +166,7 @@ def _traffic(plan: Plan, model: Model, kind: str) -> float:
     """Bytes a step moves through device memory for activations, logits, weights and state, without matmul operands."""
     o = plan.optimize
     s = sizes(model)
-    per_token = s.layers * _kept_per_token(plan, model, "none", kind)
+    per_token = _kept_per_token(plan, model, "none", kind)
     element = 4 if o.precision == "fp32" or (plan.backend == "jax" and kind == "cpu") else 2
     vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
     logits = vocabulary * (24 if element == 4 else 20)
@@ -168,25 +175,25 @@ def _traffic(plan: Plan, model: Model, kind: str) -> float:
     weights = 3 * element * s.total
     if element == 2:
         weights += 6 * s.total
-    trained = s.used.elements if not (o.freeze_base or o.lora_rank) else s.total // 100
-    accumulate = 12 * trained if o.accumulation_steps > 1 else 0
-    update = 16 * trained + 2 * state_bytes(o.optimizer, s.used) * trained // max(
-        1, s.used.elements
-    )
+    trained = trained_group(plan, model)
+    accumulate = 12 * trained.elements if o.accumulation_steps > 1 else 0
+    update = 16 * trained.elements + 2 * state_bytes(o.optimizer, trained)
     return float(o.accumulation_steps * (activations + weights + accumulate) + update)
 
 
 def _kept_per_token(plan: Plan, model: Model, checkpointing: Checkpointing, kind: str) -> int:
-    """Bytes per token that one block keeps for its backward pass."""
+    """Bytes per token that the blocks keep for the backward pass."""
     if not isinstance(model, Architecture):
         narrow = plan.optimize.precision != "fp32" and not (plan.backend == "jax" and kind == "cpu")
-        return general.kept_bytes(model, checkpointing, 2 if narrow else 4)
+        flow = _flow(plan, model)
+        return general.kept_bytes(model, flow, checkpointing, 2 if narrow else 4)
     a = model
     if plan.backend == "jax":
         o = plan.optimize
-        return jax_block(a, o.precision, checkpointing, kind, o.lora_rank).kept
-    kept = kept_per_token(a, plan.optimize, checkpointing, kind)
-    return kept.token + kept.score * plan.data.sequence_length
+        return a.layers * jax_block(a, o.precision, checkpointing, kind, o.lora_rank).kept
+    frozen = _flow(plan, model).inputs == 0
+    kept = kept_per_token(a, plan.optimize, checkpointing, kind, frozen)
+    return a.layers * (kept.token + kept.score * plan.data.sequence_length)
 
 
 def _transfers(plan: Plan, model: Model) -> float:
@@ -196,7 +203,8 @@ def _transfers(plan: Plan, model: Model) -> float:
     if o.optimizer_offload != "none":
         link = HOST_LINK if o.optimizer_offload == "cpu" else PINNED_LINK
         compressed = o.optimizer_offload == "compressed"
-        seconds += 2 * state_bytes(o.optimizer, sizes(model).used, compressed=compressed) / link
+        trained = trained_group(plan, model)
+        seconds += 2 * state_bytes(o.optimizer, trained, compressed=compressed) / link
     return seconds
 
 
@@ -212,22 +220,23 @@ def _moving(plan: Plan, model: Model, kind: str) -> float:
 def _moved_bytes(plan: Plan, model: Model, kind: str) -> float:
     """Bytes of activations moved off the device and back in a step."""
     o = plan.optimize
-    kept = _kept_per_token(plan, model, o.gradient_checkpointing, kind) * model.layers
+    kept = _kept_per_token(plan, model, o.gradient_checkpointing, kind)
     return 2.0 * kept * plan.micro_batch_tokens * o.accumulation_steps
 
 
 @lru_cache(maxsize=256)
-def _orthogonalizing_flops(model: Model, rank: int) -> float:
-    """FLOPs of Muon's five steps for every matrix: two products with the whole matrix, and one of its short side
-    (m, m)."""
-    found = 0
+def _orthogonalizing_flops(model: Model, rank: int, frozen: tuple[str, ...]) -> float:
+    """FLOPs of Muon's five steps for every trained matrix and adapter: two products with the whole matrix, and one of
+    its short side (m, m)."""
+    found, apart = 0, frozenset(frozen)
     for p in model.parameters():
-        if p.role == "matrix" and p.layer == 0:
-            sides = [(rank, side) for side in p.shape] if rank else [p.shape]
+        if p.role == "matrix":
+            sides = [(rank, side) for side in p.shape] if rank else []
+            sides += [p.shape] if p.name not in apart else []
             for one, other in sides:
                 m, n = min(one, other), max(one, other)
                 found += 5 * (4 * m * m * n + 2 * m**3)
-    return float(found * model.layers)
+    return float(found)
 
 
 def step_seconds(plan: Plan, model: Model, budget: Budget) -> float:
@@ -247,10 +256,10 @@ def step_seconds(plan: Plan, model: Model, budget: Budget) -> float:
         seconds += _transfers(plan, model)
     seconds += _moving(plan, model, budget.kind)
     if o.optimizer == "muon":
-        update = _orthogonalizing_flops(model, o.lora_rank)
+        update = _orthogonalizing_flops(model, o.lora_rank, frozen_names(plan, model))
         seconds += update / (peak_flops(budget, "fp32", plan.backend) * costs.flops_share)
     if o.optimizer in EIGHT_BIT:
-        seconds += 12e-9 * sizes(model).used.elements if budget.kind == "cpu" else 0.0
+        seconds += 12e-9 * trained_group(plan, model).elements if budget.kind == "cpu" else 0.0
     return seconds
 
 

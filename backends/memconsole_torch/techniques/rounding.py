@@ -8,7 +8,7 @@ exist for one slice at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,21 +20,23 @@ from memconsole.plan.plan import Plan
 from memconsole_torch.techniques.compressed import Compressed
 from memconsole_torch.techniques.muon import Muon
 from memconsole_torch.techniques.optimizers import Adafactor, CombinedOptimizer, Updating
+from memconsole_torch.techniques.precision import COMPUTE
 from memconsole_torch.techniques.quantized_adam import Buffers, QuantizedAdamW
 from memconsole_torch.techniques.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
+from memconsole_trainer.techniques.adapters import stored_narrow
 from memconsole_trainer.techniques.blockwise import BLOCK as QUANTIZED
 from memconsole_trainer.techniques.rounding import is_rounded, tensor_key
 
 
-def narrow(plan: Plan, module: nn.Module) -> None:
-    """Set the storage type of the weights of `module`, which has shapes only. They stay fp32 in
-    other precisions."""
+def narrow(plan: Plan, frozen: Collection[str], module: nn.Module) -> None:
+    """Set the storage type of the weights of `module`, which has shapes only: 16 bits for the
+    `frozen` ones of a plan in 16 bits, and for all of them with bf16-sr. Others stay fp32."""
+    own, apart = dict(module.named_parameters()), frozenset(frozen)
+    for p in module.model.parameters():
+        if is_rounded(plan, p) or (p.name in apart and stored_narrow(plan, p)):
+            own[p.name].data = own[p.name].data.to(COMPUTE[plan.optimize.precision])
     if plan.optimize.precision != "bf16-sr":
         return
-    own = dict(module.named_parameters())
-    for p in module.model.parameters():
-        if is_rounded(plan, p):
-            own[p.name].data = own[p.name].data.bfloat16()
     table = getattr(module, "embedding", None)
     if table is not None:
         table.forward = _Lookup(table)

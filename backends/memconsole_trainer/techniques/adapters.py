@@ -13,7 +13,7 @@ fingerprint of the base. The base itself is loaded from its original source.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from memconsole.plan.model import Model, Parameter
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of_model
+from memconsole.plan.trained import frozen_names
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.randomness import drawn
 from memconsole_trainer.techniques import base_storage
@@ -42,15 +43,15 @@ def adapters(model: Model, rank: int) -> Iterator[Parameter]:
 
 
 def trained_parameters(plan: Plan, model: Model) -> list[Parameter]:
-    """The parameters the optimizer updates: the adapters if there are any, else those that the task
-    trains."""
-    found = list(adapters(model, plan.optimize.lora_rank))
-    return found or task_of_model(model).trained(plan, model)
+    """The parameters the optimizer updates: the adapters if there are any, and the weights that the
+    task trains."""
+    own = task_of_model(model).trained(plan, model)
+    return [*adapters(model, plan.optimize.lora_rank), *own]
 
 
 def stored_narrow(plan: Plan, parameter: Parameter) -> bool:
-    """Whether a frozen weight is rounded to 16 bits, and stored so if the backend computes in 16
-    bits."""
+    """Whether this weight, if it is frozen, is rounded to 16 bits, and stored so if the backend
+    computes in 16 bits."""
     return plan.optimize.precision != "fp32" and parameter.role not in ("norm", "bias")
 
 
@@ -66,58 +67,66 @@ class InitialAdapters:
 
 
 class Fingerprinted:
-    """A `WeightSource` that stores a hash of each tensor it returns."""
+    """A `WeightSource` that stores a hash of each tensor of the `base` that it returns."""
 
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
+    def __init__(self, source: WeightSource, base: Iterable[str]) -> None:
+        self._source, self._base = source, frozenset(base)
         self._hashes: dict[str, bytes] = {}
 
     def tensor(self, name: str) -> NDArray[np.generic]:
         array = self._source.tensor(name)
-        self._hashes[name] = hashlib.sha256(np.ascontiguousarray(array).data).digest()
+        if name in self._base:
+            self._hashes[name] = hashlib.sha256(np.ascontiguousarray(array).data).digest()
         return array
 
-    def fingerprint(self) -> NDArray[np.uint8]:
-        """Hash of all tensors returned so far, independent of their order."""
+    def fingerprint(self) -> NDArray[np.uint8] | None:
+        """Hash of the base's tensors returned so far, independent of their order; None if there is
+        no base."""
+        if not self._base:
+            return None
         whole = hashlib.sha256()
         for name, digest in sorted(self._hashes.items()):
             whole.update(name.encode() + digest)
         return np.frombuffer(whole.digest(), np.uint8)
 
 
-def check_base(found: NDArray[np.uint8], stored: NDArray[np.generic]) -> None:
+def check_base(found: NDArray[np.uint8] | None, stored: NDArray[np.generic]) -> None:
     """Raise `WeightsError` unless the base's fingerprint equals the one in the checkpoint."""
     if not np.array_equal(found, stored):
         raise WeightsError(
             "the base model's weights have changed since this checkpoint: "
-            "its adapters belong to other weights"
+            "what was trained belongs to other weights"
         )
 
 
 class Merged:
-    """A `WeightSource` of plain weights: the base in its storage precision, plus the adapters."""
+    """A `WeightSource` of plain weights: the base in its storage precision plus the adapters, and
+    the weights that are `trained`."""
 
     def __init__(
         self,
         plan: Plan,
         model: Model,
         base: WeightSource,
-        adapter: Callable[[str], NDArray[np.generic]],
+        trained: Callable[[str], NDArray[np.generic]],
     ) -> None:
-        self._plan, self._base, self._adapter = plan, base, adapter
+        self._plan, self._base, self._trained = plan, base, trained
+        self._frozen = frozenset(frozen_names(plan, model))
         self._parameters = {p.name: p for p in model.parameters()}
 
     def tensor(self, name: str) -> NDArray[np.generic]:
         """The merged tensor in fp32. Allocates no more than a few copies of it."""
+        if name not in self._frozen:
+            return self._trained(name)
         parameter = self._parameters[name]
         weight = np.asarray(self._base.tensor(name), dtype=np.float32)
         weight = base_storage.stored(self._plan, parameter, weight)
         if stored_narrow(self._plan, parameter):
             weight = narrow_rounded(self._plan, weight)
-        if parameter.role != "matrix":
+        if parameter.role != "matrix" or not self._plan.optimize.lora_rank:
             return weight
         stem = name.removesuffix(".weight")
-        a, b = self._adapter(f"{stem}.lora_a"), self._adapter(f"{stem}.lora_b")
+        a, b = self._trained(f"{stem}.lora_a"), self._trained(f"{stem}.lora_b")
         return weight + np.float32(SCALE) * (np.asarray(b, np.float32) @ np.asarray(a, np.float32))
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
+from memconsole.plan.trained import frozen_names
 from memconsole.runs.record.directory import RunDirectory
 from memconsole_trainer.data.tokenizer import Tokenizer, load
 from memconsole_trainer.engine import Engine, WeightSource
@@ -37,8 +38,8 @@ class TrainedModel:
 
     @property
     def adapted(self) -> bool:
-        """Whether the checkpoint holds adapters of a base model that is stored elsewhere."""
-        return self.plan.optimize.lora_rank > 0
+        """Whether the checkpoint lacks the frozen base, which is stored elsewhere."""
+        return bool(frozen_names(self.plan, self.architecture))
 
     @property
     def averaged(self) -> bool:
@@ -52,17 +53,18 @@ class TrainedModel:
         return f", average of the weights (EMA, decay {decay:g})" if self.averaged else ""
 
     def tensor(self, name: str) -> NDArray[np.generic]:
-        """The trained tensor of a canonical parameter name, with adapters merged."""
+        """The tensor of a canonical parameter name after training, with adapters merged."""
         if not self.adapted:
             return self._stored(name)
         return Merged(self.plan, self.architecture, self._base, self._stored).tensor(name)
 
     def check_base(self) -> None:
-        """Raise `WeightsError` if the base that the adapters were trained on has changed."""
+        """Raise `WeightsError` if the frozen base has changed since training."""
         if self.adapted:
-            base = Fingerprinted(self._base)
-            for parameter in parameters(self.architecture):
-                base.tensor(parameter.name)
+            names = frozen_names(self.plan, self.architecture)
+            base = Fingerprinted(self._base, names)
+            for name in names:
+                base.tensor(name)
             check_base(base.fingerprint(), self.checkpoint.tensor(FINGERPRINT))
 
     def build(self, engine: Engine) -> None:

@@ -1,8 +1,9 @@
 """A training step of any model as a sequence of moments: activations follow a general rule, the rest is exact.
 
 Used for models without their own formulas, until a trace or the compiler gives the exact bytes. The rule: the
-backward pass of ``y = x @ W.T`` reads x, and the next operation reads y, so each matrix `(out, in)` of a block keeps
-`in + out` numbers per position. The rule ignores attention scores and shared inputs; `LOW` and `HIGH` bound that error.
+backward pass of ``y = x @ W.T`` reads x for the gradient of W, and the next operation reads y, so each matrix
+`(out, in)` of a block keeps `in + out` numbers per position, or `out` if it is frozen. Blocks below the lowest trained
+weight keep nothing. The rule ignores attention scores and shared inputs; `LOW` and `HIGH` bound that error.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
+from memconsole.memory.state.gradient_flow import Flow
 from memconsole.memory.state.step_sizes import Moment, StepSizes, row_bytes
 from memconsole.plan.model import Model
 from memconsole.plan.sections import Checkpointing
@@ -32,8 +34,6 @@ class Block(msgspec.Struct, frozen=True):
     """The block's input."""
     outputs: int
     """Outputs of all its matrices."""
-    kept: int
-    """Inputs and outputs of all its matrices."""
     widest: int
     """Input and output of its largest matrix."""
     outside: int
@@ -49,19 +49,18 @@ def block_of(model: Model) -> Block:
     return Block(
         width=shapes[0][-1] if shapes else 0,
         outputs=sum(shape[0] for shape in shapes),
-        kept=sum(map(sum, shapes)),
         widest=max(map(sum, shapes), default=0),
         outside=sum(map(sum, before)),
     )
 
 
-def kept_bytes(model: Model, checkpointing: Checkpointing, compute: int) -> int:
-    """Bytes per position that one block keeps for its backward pass. A block's input stays in fp32."""
+def kept_bytes(model: Model, flow: Flow, checkpointing: Checkpointing, compute: int) -> int:
+    """Bytes per position that all blocks keep for the backward pass. A block's input stays in fp32."""
     block = block_of(model)
     if checkpointing == "none":
-        return compute * block.kept
+        return compute * (flow.blocks * block.outputs + flow.inputs)
     again = {"full": 0, "attention": block.width, "selective": block.outputs}[checkpointing]
-    return 4 * block.width + compute * again
+    return flow.blocks * (4 * block.width + compute * again)
 
 
 def loss_bytes(step: StepSizes, rows: int) -> int:
@@ -72,23 +71,26 @@ def loss_bytes(step: StepSizes, rows: int) -> int:
 
 def moments(step: StepSizes) -> Iterator[Moment]:
     """The largest moment of each phase of a step, of an evaluation and of a checkpoint."""
-    o, block, layers = step.plan.optimize, block_of(step.model), step.model.layers
+    o, block, flow = step.plan.optimize, block_of(step.model), step.flow
     weights, resident, data = step.weights + step.gathered, step.state.resident, step.data
     # XLA on a CPU computes 16-bit types in 32 bits.
     compute = 4 if step.plan.backend == "jax" and step.kind == "cpu" else step.compute
     copies = 0
     if compute == 2 and not step.rounded:
-        copies = 2 * layers * step.sizes.block_matrices
+        copies = 2 * step.trained.orthogonal  # frozen matrices are stored so
+    layers = max(1, flow.blocks)
     held = min(layers, OFFLOADED_BLOCKS.get(step.kind, 2)) if o.activation_offload else layers
-    own = kept_bytes(step.model, o.gradient_checkpointing, compute)
-    outside = 4 * block.outside * step.tokens
+    own = kept_bytes(step.model, flow, o.gradient_checkpointing, compute) // layers
+    outside = 4 * block.outside * step.tokens if flow.below else 0
     kept = own * held * step.tokens + outside
     passing = compute * block.widest * step.tokens
     loss = loss_bytes(step, step.plan.train.batch_size)
     standing = step.standing
     yield Moment("forward", weights, standing, resident, kept, 0, copies + passing, data)
     yield Moment("loss", weights, standing, resident, kept, loss, copies, data)
-    again = 0 if o.gradient_checkpointing == "none" else compute * block.kept * step.tokens
+    again = 0
+    if o.gradient_checkpointing != "none":
+        again = kept_bytes(step.model, flow, "none", compute) // layers * step.tokens
     yield Moment(
         "backward", weights, standing, resident, kept + again, loss, copies + 2 * passing, data
     )
@@ -98,7 +100,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     if o.optimizer_in_backward:
         gradients = made = largest
     elif not step.accumulates:
-        made = max(0, gradients - step.gradient * step.sizes.block.elements)
+        made = max(0, gradients - step.gradient * flow.lowest)
     last = own * step.tokens + outside + again
     workspace = copies + 2 * passing + (largest if step.accumulates else 0)
     yield Moment("backward", weights, made, resident, last, 0, workspace, data)

@@ -47,10 +47,12 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     standing, resident = step.standing, step.state.resident
     model = step.weights + step.gathered
     logits, made_head = _loss(step, overlap)
-    head = 0 if step.frozen else step.gradient * step.head
-    looked_up = 0 if step.frozen else step.gradient * s.embedding
+    head = step.gradient * step.head if step.flow.head else 0
+    looked_up = step.gradient * s.embedding if step.flow.table else 0
     blocks = max(0, step.gradients - (head + (looked_up if s.head else 0)) // step.shards)
-    if step.accumulates and not o.lora_rank:  # the backward pass adds each to the accumulated sum
+    if (
+        step.accumulates and not step.frozen_blocks
+    ):  # the backward pass adds each to the accumulated sum
         blocks //= s.layers
         head = made_head = 0
 
@@ -107,7 +109,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
     """Bytes of a 16-bit copy of matrices that are stored in fp32."""
     o = step.plan.optimize
-    narrow = step.frozen and (step.compute == 2 or o.base_storage != "bf16")
+    narrow = step.frozen_blocks and (step.compute == 2 or o.base_storage != "bf16")
     if narrow or step.rounded:
         return 0
     return int(overlap.rounded_blocks * 2 * step.sizes.layers * step.sizes.block_matrices)
@@ -133,7 +135,7 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     a, t = step.architecture, step.tokens
     narrow = step.compute == 2 and step.kind != "cpu"
     cast = overlap.cast_head * 2 * step.head if narrow and not step.rounded else 0
-    gradient = 0 if step.frozen else step.gradient * step.head
+    gradient = step.gradient * step.head if step.flow.head else 0
     chunked = step.plan.optimize.fused_loss
     if step.kind == "cpu":
         cast = 4 * step.head if step.compute == 2 else 0

@@ -57,14 +57,16 @@ def evaluated_norm(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
     return _evaluated(AttentionOperations(a, kernels), _norm)
 
 
-def kept_per_token(a: Architecture, choice: OptimizeChoice, checkpointing: str, kind: str) -> Size:
+def kept_per_token(
+    a: Architecture, choice: OptimizeChoice, checkpointing: str, kind: str, frozen: bool
+) -> Size:
     """Activations that one block keeps under `checkpointing`."""
     kernels = Kernels(
         compute=4 if choice.precision == "fp32" else 2,
         kind=kind,
         checkpointing=checkpointing,
         rank=choice.lora_rank,
-        frozen=choice.freeze_base or choice.lora_rank > 0,
+        frozen=frozen,
         storage=choice.base_storage,
         rounded=choice.precision == "bf16-sr",
         summed=choice.precision == "bf16-sr" and choice.accumulation_steps > 1,

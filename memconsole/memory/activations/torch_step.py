@@ -103,6 +103,7 @@ def structure(step: StepSizes) -> tuple[object, ...]:
     weights, optimizer state and data."""
     return (
         step.architecture,
+        step.frozen,
         step.tokens,
         step.evaluation_tokens,
         step.sequence,
@@ -148,7 +149,7 @@ class _Timeline:
         self.copies = sum(b.count * b.copies for b in self.blocks)
         """16-bit copies of all blocks' weights in autocast's cache, until the forward context ends."""
         self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
-        trained = not step.frozen
+        trained = step.flow.head
         self.head_gradient = step.gradient * step.head if trained else 0
         self.head_cast = 2 * step.head if trained and step.compute == 2 else 0
         if step.rounded:
@@ -159,9 +160,15 @@ class _Timeline:
         self.kept = sum(b.count * b.kept for b in self.blocks)
         """Activations of all blocks that are kept from the forward to the backward pass."""
         o = step.plan.optimize
-        if step.frozen and a.layers > 1 and o.gradient_checkpointing == "none" and not o.compile:
+        if (
+            _starts_frozen(step)
+            and a.layers > 1
+            and o.gradient_checkpointing == "none"
+            and not o.compile
+        ):
             # The first block's input needs no gradient, so its norm keeps neither its input nor its statistics.
             self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
+        self.kept = self.kept * step.flow.blocks // a.layers  # those below trained weights keep nothing
         self.between = self.kept
         """The part of `kept` on the device while no block runs."""
         self.kept_below = self.kept
@@ -190,7 +197,8 @@ class _Timeline:
         )
         for b in self.blocks:
             below = max(0, self.kept - b.kept) + self.tables
-            yield self._live("forward", b.forward, standing, below, self.copies - b.copies)
+            live = b.forward if self.step.flow.blocks else b.evaluation
+            yield self._live("forward", live, standing, below, self.copies - b.copies)
         live = _widest(self.norm.forward, self.tokens, self.scores)
         yield self._live("forward", live, standing, self.between + self.tables, self.copies)
 
@@ -208,7 +216,7 @@ class _Timeline:
         copies = self.copies + self.head_cast
         live = self._before_head + self.hidden
         yield self._at("loss", standing, live, copies, 8 * n + self.labels)
-        if step.frozen:
+        if not step.flow.head:
             live -= self.hidden  # a frozen head does not keep its input
         copies = self.kept_copies + self.head_cast
         yield self._at("backward", standing, live, copies, 12 * n)
@@ -254,9 +262,9 @@ class _Timeline:
         live = _widest(moments, self.tokens, self.scores)
         yield self._live("backward", live, early, self.between + self.tables_kept, self.kept_copies)
         early += 0 if standing else self.norm.gradients
-        reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen else 0
+        reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen_blocks else 0
         made = 0 if standing else self.block_gradients
-        for b in self.blocks:
+        for b in self.blocks if step.flow.blocks else ():
             # Live bytes are linear in the block's position, so the peak is at the top or the bottom block.
             above = max(0, self.kept_below - b.kept) + self.tables_kept
             others = max(0, self.kept_copies - b.kept_copies)
@@ -267,7 +275,7 @@ class _Timeline:
             yield self._live("backward", b.backward, early, above, others, reduced)
             behind = early + -(-max(0, made - b.program.gradients) // shards)
             yield self._live("backward", b.backward, behind, self.tables_kept, 0, reduced)
-        if not step.frozen:
+        if step.flow.table:
             yield from self._embedding_backward(early + -(-made // shards))
 
     def _embedding_backward(self, gradients: int) -> Iterator[Moment]:
@@ -318,7 +326,7 @@ class _Timeline:
         tables, _ = _tables(step, tokens)
         making = 4 * a.hidden_size * tokens + _mask_making(step, tokens)
         # Evaluation uses the fp32 average. Autocast caches no copies of it, because it needs no gradient.
-        averaged = step.state.average > 0 and step.compute == 2 and not step.frozen
+        averaged = step.state.average > 0 and step.compute == 2 and not step.frozen_blocks
         yield self._at("evaluation", 0, tables + making)
         for b in self.blocks:
             copies = b.evaluation.copies if step.plan.optimize.compile else self.copies
@@ -373,7 +381,7 @@ def kernels_of(step: StepSizes) -> Kernels:
         kind=step.kind,
         checkpointing=o.gradient_checkpointing,
         rank=o.lora_rank,
-        frozen=step.frozen,
+        frozen=step.frozen_blocks,
         rounded=step.rounded,
         summed=step.rounded and step.accumulates,
         storage=o.base_storage,
@@ -407,8 +415,13 @@ def _evaluating(kernels: Kernels) -> Kernels:
     )
 
 
+def _starts_frozen(step: StepSizes) -> bool:
+    """Whether the input of the first block needs no gradient: nothing before or in it is trained but adapters."""
+    return step.frozen_blocks and not step.flow.below
+
+
 def _blocks(step: StepSizes, kernels: Kernels) -> list[_Blocks]:
-    """The blocks grouped by whether attention gets a mask. With a frozen base the first block keeps less: `_Timeline`
+    """The blocks grouped by whether attention gets a mask. A first block above frozen weights keeps less: `_Timeline`
     subtracts that, unless the model has one block, which then gets `Kernels.first`."""
     a = step.architecture
     masked = a.local_layers if a.windowed(step.sequence) else 0
@@ -416,7 +429,7 @@ def _blocks(step: StepSizes, kernels: Kernels) -> list[_Blocks]:
         masked = a.layers
     counts = {True: masked, False: a.layers - masked}
     found = []
-    if step.frozen and a.layers == 1:
+    if _starts_frozen(step) and a.layers == 1:
         first = msgspec.structs.replace(kernels, first=True, masked=masked > 0)
         return [_Blocks(step, first, 1)]
     for behind_mask, count in counts.items():

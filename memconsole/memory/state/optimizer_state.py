@@ -197,8 +197,8 @@ def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
         # the state of one weight is in use while the next one's is copied
         each = [state_bytes(optimizer, one, compressed=compressed) for one in order]
         at_step = max(map(sum, pairwise(each)), default=whole)
-        most = max(temporaries(_alone(one)) for one in order)
+        most = max((temporaries(_alone(one)) for one in order), default=0)
         return State(resident=0, at_step=at_step, host=whole, temporaries=most)
     one_by_one = compressed or rounded
-    most = max(map(temporaries, order)) if one_by_one else temporaries(trained)
+    most = max(map(temporaries, order), default=0) if one_by_one else temporaries(trained)
     return State(resident=whole, at_step=whole, host=0, temporaries=most)

@@ -33,6 +33,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of matrices that Muon orthogonalizes."""
     orthogonalizing: int = 0
     """Elements live at once while Muon processes the largest matrix: two updates, and a square of the short side."""
+    small: int = 0
+    """Elements of norms and biases, which stay in fp32 whatever the precision."""
     coded_blocks: int = 0
     """Blocks of matrices that a quantized frozen base stores in codes."""
     factored: int = 0
@@ -59,6 +61,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             tables=self.tables + times * other.tables,
             orthogonal=self.orthogonal + times * other.orthogonal,
             orthogonalizing=max(self.orthogonalizing, other.orthogonalizing),
+            small=self.small + times * other.small,
             coded_blocks=self.coded_blocks + times * other.coded_blocks,
             factored=self.factored + times * other.factored,
             sides=() if self.tensors else other.sides,
@@ -159,6 +162,7 @@ def group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 tables=p.size if p.role in TABLES and large else 0,
                 orthogonal=p.size if matrix else 0,
                 orthogonalizing=2 * p.size + min(p.shape) ** 2 if matrix else 0,
+                small=p.size if p.role in ("norm", "bias") else 0,
                 coded_blocks=-(-p.size // STORAGE_BLOCK) if matrix else 0,
                 factored=sum(p.shape) if len(p.shape) > 1 else p.size,
                 sides=p.shape[::-1] if matrix else (),

@@ -6,12 +6,14 @@ from functools import lru_cache
 
 import msgspec
 
+from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import Rule, State, state
 from memconsole.memory.state.sizes import Group, Sizes, coded_bytes, group, order, sizes
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.model import Model, Parameter
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of_model
+from memconsole.plan.trained import frozen_names
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -54,7 +56,9 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
     compute: int
     """Bytes of an element in matmuls."""
     shards: int
-    frozen: bool
+    frozen: tuple[str, ...]
+    """Names of the weights that are not trained (`plan/trained.py`)."""
+    flow: Flow
     rounded: bool
     """Whether weights, except norms and biases, are stored in bf16 only, without an fp32 copy."""
     trained: Group
@@ -63,7 +67,7 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
     """All stored weights, including adapters."""
     gradients: int
     head: int
-    """Elements of the matrix that makes logits. It has no gradient if the base is frozen."""
+    """Elements of the matrix that makes logits. It has no gradient if it is frozen."""
     gathered: int
     """Unsharded weights present during forward and backward under FSDP."""
     data: int
@@ -73,6 +77,11 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
         """The model of a language plan."""
         assert isinstance(self.model, Architecture)
         return self.model
+
+    @property
+    def frozen_blocks(self) -> bool:
+        """Whether every matrix of the blocks is frozen. They may have adapters."""
+        return self.flow.inputs == 0
 
     @property
     def accumulates(self) -> bool:
@@ -94,21 +103,22 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
     o, s = plan.optimize, sizes(model)
     compute = 4 if o.precision == "fp32" else 2
     shards = plan.device.count if o.sharding == "fsdp" else 1
-    frozen = o.freeze_base or o.lora_rank > 0
-    trained = trained_group(plan, model)
-    # XLA on a CPU would widen a 16-bit base in each step, so the JAX backend stores it in fp32 there.
-    narrow = frozen and not (plan.backend == "jax" and kind == "cpu")
-    whole, coded = s.total, 0
-    if frozen and o.base_storage != "bf16":
-        whole -= s.layers * s.block_matrices
-        coded = coded_bytes(o.base_storage, s.layers * s.block.coded_blocks)
-    stored = whole * (compute if narrow else 4) + coded + (4 * trained.elements if frozen else 0)
-    rounded = o.precision == "bf16-sr" and not (plan.backend == "jax" and kind == "cpu")
-    if rounded:
-        stored -= 2 * (s.total - s.small)
+    frozen = frozen_names(plan, model)
+    trained, adapters = trained_group(plan, model), _adapters(s, o.lora_rank)
+    # XLA on a CPU would widen 16-bit weights in each step, so the JAX backend stores them in fp32 there.
+    widens = plan.backend == "jax" and kind == "cpu"
+    rounded = o.precision == "bf16-sr" and not widens
+    narrow = s.total - s.small if rounded else 0
+    if compute == 2 and not widens and not rounded:
+        narrow = _narrow_elements(model, frozen)
+    stored = 4 * (s.total + adapters.elements) - 2 * narrow
+    if o.lora_rank and o.base_storage != "bf16":
+        matrices = s.layers * s.block_matrices
+        stored -= (2 if narrow else 4) * matrices
+        stored += coded_bytes(o.base_storage, s.layers * s.block.coded_blocks)
     gradients = 4 * trained.elements
     if rounded and o.accumulation_steps == 1:
-        gradients -= 2 * (trained.elements - s.small)
+        gradients -= 2 * (trained.elements - trained.small)
     gathered = 0
     if shards > 1:
         gathered = compute * (2 * s.block.elements + s.outside.elements)
@@ -120,10 +130,7 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
         kind=kind,
         shards=shards,
     )
-    if isinstance(model, Architecture):
-        kept = _state(rule, model, o.lora_rank, frozen)
-    else:
-        kept = _state_of_task(rule, model, _trained_names(plan, model))
+    kept = _state(rule, model, o.lora_rank, frozen)
     if plan.train.ema_decay:
         kept = kept.with_average(-(-4 * trained.elements // shards))
     return StepSizes(
@@ -137,6 +144,7 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
         compute=compute,
         shards=shards,
         frozen=frozen,
+        flow=flow_of(model, frozen, o.lora_rank > 0),
         rounded=rounded,
         trained=trained,
         state=kept,
@@ -149,38 +157,35 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
 
 
 @lru_cache(maxsize=4096)
-def _state(rule: Rule, architecture: Architecture, rank: int, frozen: bool) -> State:
+def _state(rule: Rule, model: Model, rank: int, frozen: tuple[str, ...]) -> State:
     """The optimizer's bytes. They are cached, because most key presses do not change them."""
-    s = sizes(architecture)
-    return state(rule, _trained(s, rank, frozen), _order(s, rank, frozen))
+    return state(rule, _trained(model, rank, frozen), _order(model, rank, frozen))
 
 
 def trained_group(plan: Plan, model: Model) -> Group:
-    """The weights that `plan` trains: a decoder's weights or its adapters; for other models the task decides."""
-    o = plan.optimize
-    if isinstance(model, Architecture):
-        return _trained(sizes(model), o.lora_rank, o.freeze_base or o.lora_rank > 0)
-    return _named_group(model, _trained_names(plan, model))
+    """The weights that `plan` trains: those of the model that are not frozen, and adapters."""
+    return _trained(model, plan.optimize.lora_rank, frozen_names(plan, model))
 
 
-def _trained_names(plan: Plan, model: Model) -> tuple[str, ...]:
-    return tuple(p.name for p in task_of_model(model).trained(plan, model))
+@lru_cache(maxsize=1024)
+def _trained(model: Model, rank: int, frozen: tuple[str, ...]) -> Group:
+    s = sizes(model)
+    own = group(_others(model, frozen)) if frozen else s.used
+    return own.plus(_adapters(s, rank))
+
+
+def _others(model: Model, frozen: tuple[str, ...]) -> list[Parameter]:
+    """The weights that are not `frozen`."""
+    apart = frozenset(frozen)
+    return [p for p in model.parameters() if p.name not in apart]
 
 
 @lru_cache(maxsize=256)
-def _named_group(model: Model, names: tuple[str, ...]) -> Group:
-    return group(p for p in model.parameters() if p.name in names)
-
-
-@lru_cache(maxsize=4096)
-def _state_of_task(rule: Rule, model: Model, names: tuple[str, ...]) -> State:
-    """The optimizer's bytes for the weights called `names`."""
-    one_by_one = order(p for p in model.parameters() if p.name in names)
-    return state(rule, _named_group(model, names), one_by_one)
-
-
-def _trained(s: Sizes, rank: int, frozen: bool) -> Group:
-    return _adapters(s, rank) if frozen else s.used
+def _narrow_elements(model: Model, frozen: tuple[str, ...]) -> int:
+    """Elements of the frozen weights that 16-bit plans store in 16 bits: all but norms and biases."""
+    apart = frozenset(frozen)
+    found = group(p for p in model.parameters() if p.name in apart)
+    return found.elements - found.small
 
 
 def _adapters(s: Sizes, rank: int) -> Group:
@@ -197,11 +202,12 @@ def _adapters(s: Sizes, rank: int) -> Group:
     )
 
 
-def _order(s: Sizes, rank: int, frozen: bool) -> tuple[Group, ...]:
+def _order(model: Model, rank: int, frozen: tuple[str, ...]) -> tuple[Group, ...]:
     """The trained weights one by one, without repeats of identical blocks."""
+    s = sizes(model)
     if not frozen:
         return s.order
-    return tuple(
+    adapters = (
         Group(
             elements=rank * side,
             tensors=1,
@@ -210,9 +216,10 @@ def _order(s: Sizes, rank: int, frozen: bool) -> tuple[Group, ...]:
             orthogonalizing=2 * rank * side + min(rank, side) ** 2,
             factored=rank + side,
         )
-        for one in s.order
+        for one in (s.order if rank else ())
         for side in one.sides
     )
+    return (*adapters, *order(_others(model, frozen)))
 
 
 def _batch_bytes(plan: Plan, model: Model, kind: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import cast
 
 from memconsole.plan.architecture import Architecture
@@ -37,8 +38,9 @@ class Language:
         return plan.data.sequence_length
 
     def trained(self, plan: Plan, model: Model) -> list[Parameter]:
-        """Every weight that the loss depends on. Adapters are added separately; the base is then frozen."""
-        return [p for p in model.parameters() if p.used]
+        """Every weight that the loss depends on, or none if the base is frozen. Adapters are added separately."""
+        o = plan.optimize
+        return [] if o.freeze_base or o.lora_rank else list(_used(cast(Architecture, model)))
 
     def flops_per_row(self, plan: Plan, model: Model) -> float:
         """Two operations for each weight and token, and attention over half of the row
@@ -54,6 +56,11 @@ class Language:
 
     def check(self, plan: Plan, model: Model) -> None:
         """Does nothing: settings for text are checked with the plan."""
+
+
+@lru_cache(maxsize=256)
+def _used(a: Architecture) -> tuple[Parameter, ...]:
+    return tuple(p for p in a.parameters() if p.used)
 
 
 LANGUAGE = Language()

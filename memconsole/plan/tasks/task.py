@@ -74,7 +74,7 @@ class Task(Protocol):
         ...
 
     def trained(self, plan: Plan, model: Model) -> list[Parameter]:
-        """The weights that the optimizer updates. All others are frozen."""
+        """The weights of the model that the optimizer updates. All others are frozen (`plan/trained.py`)."""
         ...
 
     def flops_per_row(self, plan: Plan, model: Model) -> float:

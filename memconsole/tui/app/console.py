@@ -111,6 +111,11 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             self.exit()
 
     @property
+    def front(self) -> Screen[object] | None:
+        """The screen on top; None once the console closes."""
+        return self.screen_stack[-1] if self.screen_stack else None
+
+    @property
     def plan_screen(self) -> PlanScreen:
         """The screen at the bottom of the stack."""
         screen = self.screen_stack[0]
@@ -164,7 +169,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
     @on(ExactNews)
     def _exact_news(self) -> None:
-        if self.is_running and self.screen_stack:
+        if self.front is not None:
             self.plan_screen.exact_news()
 
     @work(thread=True, exclusive=True, group="live", exit_on_error=False)
@@ -179,7 +184,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
     async def _offer(self, message: LiveRunFound) -> None:
         """Show a live run, unless the user has begun to plan or asked for a plan."""
         run_id = message.run_id
-        if self.run_id:
+        if self.run_id or self.front is None:
             return
         if self._plan is None and not self.plan_screen.touched and len(self.screen_stack) == 1:
             await self.watch_run(run_id)
@@ -192,8 +197,8 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
     def notice(self, words: str, role: str = "accent") -> None:
         """Show a one-row notice on the current screen."""
-        if isinstance(self.screen, ConsoleScreen):
-            self.screen.notice(words, role)
+        if isinstance(self.front, ConsoleScreen):
+            self.front.notice(words, role)
 
     def edit_plan(self, plan: Plan) -> None:
         """Open a plan in the plan screen."""
@@ -215,6 +220,8 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
 
     async def _show(self, screen: Screen[object] | None) -> None:
         """Show only this screen above the plan screen, or none."""
+        if self.front is None:
+            return
         while len(self.screen_stack) > 1:
             await self.pop_screen()
         if screen is not None:
@@ -232,7 +239,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
                 f"no run is being watched; {launch} launches this plan, {runs} lists all runs"
             )
             return
-        if not isinstance(self.screen, RunScreen):
+        if not isinstance(self.front, RunScreen):
             if self.run_view.snapshot is None:
                 self.ensure_following()
             await self._show(RunScreen())

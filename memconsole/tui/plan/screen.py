@@ -92,19 +92,19 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     def _show(self, view: PlanView) -> None:
         """Change the view and update the widgets. The view changes only here."""
         self.view = view = with_rows(view, self.lookup)
-        if not self.composed or not self.is_current:
-            return
-        with self.app.batch_update():
-            self.query_one(PlanSummary).show(view)
-            self.query_one(Toggles).show(view)
-            self.query_one(ToggleDetail).show(view)
-            self.query_one(MemoryTableView).show(view)
-            self.query_one(BudgetBar).show(view)
-            self.query_one(PhaseStrip).show(view)
-            self.query_one(PlannedSpeed).show(view)
-            self.refresh_frame()
-        self._exact.follow(view)
-        self._ahead.follow(view)
+        if self.redraw():
+            self._exact.follow(view)
+            self._ahead.follow(view)
+
+    def draw_body(self) -> None:
+        view = self.view
+        self.part(PlanSummary).show(view)
+        self.part(Toggles).show(view)
+        self.part(ToggleDetail).show(view)
+        self.part(MemoryTableView).show(view)
+        self.part(BudgetBar).show(view)
+        self.part(PhaseStrip).show(view)
+        self.part(PlannedSpeed).show(view)
 
     @property
     def looks_ahead(self) -> bool:

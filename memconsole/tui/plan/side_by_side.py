@@ -25,23 +25,15 @@ class ComparePlansScreen(ConsoleModal, inherit_bindings=False):
         with Vertical(id="body"):
             yield TextLines(id="text")
 
-    def on_mount(self) -> None:
-        self._show()
-
-    def on_resize(self) -> None:
-        self._show()
-
-    def _show(self) -> None:
-        if self.composed:
-            rows = plan_rows(self._this, self._other, max(20, min(120, self.size.width - 1)))
-            self.query_one("#text", TextLines).show(rows)
-            self.refresh_frame()
+    def draw_body(self) -> None:
+        rows = plan_rows(self._this, self._other, max(20, min(120, self.size.width - 1)))
+        self.part(TextLines, "text").show(rows)
 
     def title_line(self) -> tuple[str, str]:
         return "plans side by side", ""
 
     def action_move(self, rows: int) -> None:
-        self.query_one("#text", TextLines).scroll_by(rows)
+        self.part(TextLines, "text").scroll_by(rows)
 
     def action_accept(self) -> None:
         self.dismiss(self._other.plan)

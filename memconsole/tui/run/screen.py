@@ -37,27 +37,24 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 yield EpochTable(id="epochs")
                 yield OutputPane(id="output")
 
-    def on_screen_resume(self) -> None:
-        self.run_changed(self.console.run_view)
-
     def devices_changed(self, devices: Devices) -> None:
         """A live run shows the reading with its next snapshot; an ended run is redrawn now."""
         if not self.console.run_view.live:
-            self.run_changed(self.console.run_view)
+            self.redraw()
 
     def run_changed(self, view: RunView) -> None:
-        """Draw `view`; only what changed is sent."""
-        if not self.composed or not self.is_current:
-            return
-        with self.app.batch_update():
-            self.set_class(view.pane == "summary", "-summary")
-            self.set_class(view.symptom is not None, "-symptom")
-            self.query_one(RunHeader).show(view)
-            self.query_one(LineChart).show(view)
-            self.query_one(MemoryGauges).show(view)
-            self.query_one(EpochTable).show(view)
-            self.query_one(OutputPane).show(view)
-            self.refresh_frame()
+        """Draw the new view; only what changed is sent."""
+        self.redraw()
+
+    def draw_body(self) -> None:
+        view = self.console.run_view
+        self.set_class(view.pane == "summary", "-summary")
+        self.set_class(view.symptom is not None, "-symptom")
+        self.part(RunHeader).show(view)
+        self.part(LineChart).show(view)
+        self.part(MemoryGauges).show(view)
+        self.part(EpochTable).show(view)
+        self.part(OutputPane).show(view)
 
     def title_line(self) -> tuple[str, str]:
         run = self.console.run_view.snapshot

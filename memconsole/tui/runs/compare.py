@@ -83,7 +83,6 @@ class CompareRunsScreen(ConsoleModal, inherit_bindings=False):
             yield TextLines(id="text")
 
     def on_mount(self) -> None:
-        self.query_one("#text", TextLines).show([[Span(" reading the runs …", "dim")]])
         self._follow()
 
     def on_unmount(self) -> None:
@@ -116,34 +115,30 @@ class CompareRunsScreen(ConsoleModal, inherit_bindings=False):
         self._runs = message.runs
         if message.problem:
             self.notice(message.problem, "bad")
-        self._show()
+        self.redraw()
 
-    def on_resize(self) -> None:
-        self._show()
-
-    def _show(self) -> None:
-        if not self.composed or not self._runs:
+    def draw_body(self) -> None:
+        text = self.part(TextLines, "text")
+        if not self._runs:
+            text.show([[Span(" reading the runs …", "dim")]])
             return
-        with self.app.batch_update():
-            curves = self.query_one(CurvesOverEachOther)
-            other = self.shown_key("other-loss")
-            curves.show(self._runs, self._validation, self._logarithmic, other)
-            rows = run_rows(self._runs, max(20, self.size.width - 1))
-            text = self.query_one("#text", TextLines)
-            text.styles.height = min(len(rows), self.size.height // 2)
-            text.show(rows)
-            self.refresh_frame()
+        other = self.shown_key("other-loss")
+        curves = self.part(CurvesOverEachOther)
+        curves.show(self._runs, self._validation, self._logarithmic, other)
+        rows = run_rows(self._runs, max(20, self.size.width - 1))
+        text.styles.height = min(len(rows), self.size.height // 2)
+        text.show(rows)
 
     def title_line(self) -> tuple[str, str]:
         return "runs side by side", f"{len(self._ids)} runs"
 
     def action_move(self, rows: int) -> None:
-        self.query_one("#text", TextLines).scroll_by(rows)
+        self.part(TextLines, "text").scroll_by(rows)
 
     def action_logarithm(self) -> None:
         self._logarithmic = not self._logarithmic
-        self._show()
+        self.redraw()
 
     def action_other_loss(self) -> None:
         self._validation = not self._validation
-        self._show()
+        self.redraw()

@@ -100,7 +100,6 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             yield ChoiceList(id="list")
 
     def on_mount(self) -> None:
-        self._show()
         self._list()
         self.set_interval(2.0 * self.console.interval_seconds, self._list)
 
@@ -127,30 +126,24 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             if chosen is not None and kept
             else min(self._cursor, max(0, len(ids) - 1))
         )
-        self._show()
+        self.redraw()
 
     def _selected(self) -> RunStatus | None:
         return self._shown[self._cursor] if self._cursor < len(self._shown) else None
 
-    def _show(self) -> None:
-        if not self.composed:
-            return
+    def draw_body(self) -> None:
         width = max(20, self.size.width - 2)
         now = time.time()
         name, backend = _widths(width)
         head = f"    {left('state', 13)}{left('run', name + 1)}{left('model', 11)}{' ' * backend}"
         head += right("step", 12) + right("loss", 8) + "  started"
-        self.query_one("#head", TextLines).show([[Span(fit(head, width + 2), "dim")]])
+        self.part(TextLines, "head").show([[Span(fit(head, width + 2), "dim")]])
         launch = self.shown_key("launch", "plan")
         empty = " · ".join(self._notes) or f"no runs yet; {launch} on the plan screen launches one"
         if self._filter and self._runs:
             empty = f"no run holds {self._filter!r}; {self.shown_key('dismiss')} shows all"
         rows = [run_line(run, width, now, run.id in self._marked) for run in self._shown]
-        self.query_one(ChoiceList).show(rows, self._cursor, empty)
-        self.refresh_frame()
-
-    def on_resize(self) -> None:
-        self._show()
+        self.part(ChoiceList).show(rows, self._cursor, empty)
 
     def title_line(self) -> tuple[str, str]:
         live = sum(run.state in LIVE for run in self._runs)
@@ -175,7 +168,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
     def action_move(self, rows: int) -> None:
         if self._shown:
             self._cursor = min(max(0, self._cursor + rows), len(self._shown) - 1)
-            self._show()
+            self.redraw()
 
     async def action_open(self) -> None:
         run = self._selected()
@@ -197,7 +190,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
     def action_filter(self) -> None:
         """Type words; enter goes back to the list, escape shows every run again."""
-        entry = self.query_one("#filter", Entry)
+        entry = self.part(Entry)
         entry.display = True
         entry.focus()
 
@@ -210,12 +203,12 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.query_one("#filter", Entry).display = bool(self._filter.strip())
+        self.part(Entry).display = bool(self._filter.strip())
         self.set_focus(None)
 
     def _clear_filter(self) -> bool:
         """Clear the filter; returns whether there was one."""
-        entry = self.query_one("#filter", Entry)
+        entry = self.part(Entry)
         there = bool(entry.display)
         entry.value, entry.display = "", False
         self.set_focus(None)

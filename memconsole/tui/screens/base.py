@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import ClassVar, TypeVar, cast
 
 from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.screen import Screen
+from textual.widget import Widget
 
 from memconsole.devices.reading import Devices
 from memconsole.tui.draw.ink import ROLES, Line, Span, fit, width_of
@@ -18,6 +19,8 @@ from memconsole.tui.widgets.notice import Notice
 from memconsole.tui.widgets.text_lines import TextLines
 
 SMALLEST = Size(60, 16)
+
+Part = TypeVar("Part", bound=Widget)
 
 
 class ConsoleScreen(Screen[object], inherit_bindings=False):
@@ -75,20 +78,31 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         """The app, limited to what a screen may use."""
         return cast(Console, self.app)
 
-    _whole = False
+    _parts: tuple[Widget, ...] = ()
+    """Every widget of this screen except containers, once all are made."""
 
     @property
     def composed(self) -> bool:
-        """Whether all widgets exist, including those in containers.
+        """Whether all widgets are made, and the screen is not removed."""
+        return bool(self._parts) and self.is_attached
 
-        True from before the mount event until the screen is removed.
+    def part(self, kind: type[Part], id: str = "") -> Part:
+        """One of the screen's widgets.
+
+        The screen keeps its widgets itself. A search of the tree would fail while the screen is
+        being removed, when timers, workers and resizes may still draw. A widget that is not
+        mounted only keeps what it is told to show.
         """
-        if not self._whole:
-            inside = self.query("Horizontal, Vertical")
-            self._whole = len(self.children) > 0 and all(len(one.children) for one in inside)
-        return self.is_attached and self._whole
+        return next(one for one in self._parts if isinstance(one, kind) and id in ("", one.id))
 
     def compose(self) -> ComposeResult:
+        parts = []
+        for widget in self._all_widgets():
+            parts.append(widget)
+            yield widget
+        self._parts = tuple(parts)
+
+    def _all_widgets(self) -> ComposeResult:
         yield TextLines(id="title")
         yield from self.compose_body()
         yield Notice(id="notice")
@@ -99,14 +113,29 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         """The screen's own widgets, in one container with the id `body`."""
         raise NotImplementedError
 
+    def redraw(self) -> bool:
+        """Draw the whole screen, if its widgets are made and it is on top. Returns whether it is.
+
+        Everything that happens to a screen draws through this method: it may happen at any time.
+        """
+        if not self.composed or not self.is_current:
+            return False
+        with self.app.batch_update():
+            self.draw_body()
+            self.refresh_frame()
+        return True
+
+    def draw_body(self) -> None:
+        """Tell the screen's own widgets what to show. Only `redraw` calls this."""
+
     def on_mount(self) -> None:
         leave = self.shown_key("leave-anywhere")
         words = f"at least {SMALLEST.width}x{SMALLEST.height} needed · {leave} quits"
-        self.query_one("#too-small", TextLines).show([[Span(words, "warn")]])
-        self.refresh_frame()
+        self.part(TextLines, "too-small").show([[Span(words, "warn")]])
+        self.redraw()
 
     def on_screen_resume(self) -> None:
-        self.refresh_frame()
+        self.redraw()
 
     def conditions(self) -> set[str]:
         """The conditions of the key table's `when` that are true."""
@@ -140,11 +169,11 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         note = fit(note, width - width_of(line) - 2)
         space = width - width_of(line) - width_of([Span(note)]) - 1
         line += [Span(" " * max(1, space)), Span(note, "dim")]
-        self.query_one("#title", TextLines).show([line])
-        self.query_one("#keys", KeyBar).show(self.offered_keys())
+        self.part(TextLines, "title").show([line])
+        self.part(KeyBar).show(self.offered_keys())
 
     def on_resize(self) -> None:
-        self.refresh_frame()
+        self.redraw()
 
     def devices_changed(self, devices: Devices) -> None:
         """Called with a new reading of the devices."""
@@ -155,7 +184,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
     def notice(self, words: str, role: str = "accent") -> None:
         """Show a notice above the footer until the next key press; empty text removes it."""
         if self.composed:
-            self.query_one("#notice", Notice).show(words, role)
+            self.part(Notice).show(words, role)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether the key table offers this action. Actions it does not know are Textual's own."""

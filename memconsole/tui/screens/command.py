@@ -48,7 +48,7 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
         with Vertical(id="body", classes="form"):
             yield TextLines(id="text")
 
-    def on_mount(self) -> None:
+    def draw_body(self) -> None:
         width = max(20, self.size.width - 4)
         lines: list[Line] = [rule("command line", width)]
         lines += [[Span(f" {part}")] for part in pieces(command_of(self._plan), width - 3)]
@@ -62,13 +62,13 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
         lines += [
             [Span(f" {row}", "title" if row.startswith("[") else "")] for row in text.splitlines()
         ]
-        self.query_one("#text", TextLines).show(lines)
+        self.part(TextLines, "text").show(lines)
 
     def title_line(self) -> tuple[str, str]:
         return "the same without the console", ""
 
     def action_move(self, rows: int) -> None:
-        self.query_one("#text", TextLines).scroll_by(rows)
+        self.part(TextLines, "text").scroll_by(rows)
 
     def action_copy(self) -> None:
         """Ask the terminal to copy, and also write a file: a terminal may ignore the request."""

@@ -37,7 +37,7 @@ class ConfirmScreen(ConsoleModal, inherit_bindings=False):
         with Vertical(id="body", classes="form"):
             yield TextLines(id="question")
 
-    def on_mount(self) -> None:
+    def draw_body(self) -> None:
         width = max(20, self.size.width - 4)
         lines: list[Line] = [[Span(text, "strong")] for text in wrap(self.question, width, 4)]
         lines.append([])
@@ -53,7 +53,7 @@ class ConfirmScreen(ConsoleModal, inherit_bindings=False):
                     Span(f" {words}", "dim"),
                 ]
             )
-        self.query_one("#question", TextLines).show(lines)
+        self.part(TextLines, "question").show(lines)
 
     def title_line(self) -> tuple[str, str]:
         return "sure?", ""

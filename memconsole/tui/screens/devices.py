@@ -25,29 +25,20 @@ class DevicesScreen(ConsoleScreen, inherit_bindings=False):
         with Vertical(id="body"):
             yield TextLines(id="text")
 
-    def on_mount(self) -> None:
-        self._show()
-
-    def on_resize(self) -> None:
-        self._show()
-
     def devices_changed(self, devices: Devices) -> None:
         """Show a new reading."""
-        self._show()
+        self.redraw()
 
-    def _show(self) -> None:
-        if self.composed:
-            text = self.query_one("#text", TextLines)
-            width, height = max(20, self.size.width - 2), self.size.height - FRAME_ROWS
-            text.show(device_lines(self.console.devices, width, height))
-            self.refresh_frame()
+    def draw_body(self) -> None:
+        width, height = max(20, self.size.width - 2), self.size.height - FRAME_ROWS
+        self.part(TextLines, "text").show(device_lines(self.console.devices, width, height))
 
     def title_line(self) -> tuple[str, str]:
         devices = self.console.devices
         return "devices", f"{len(devices.devices)} found" if devices else ""
 
     def action_move(self, rows: int) -> None:
-        self.query_one("#text", TextLines).scroll_by(rows)
+        self.part(TextLines, "text").scroll_by(rows)
 
     async def action_back(self) -> None:
         await self.console.action_show_plan()

@@ -73,18 +73,13 @@ class HelpScreen(ConsoleModal, inherit_bindings=False):
         with Vertical(id="body", classes="form"):
             yield TextLines(id="text")
 
-    def on_mount(self) -> None:
-        self._show()
-
-    def on_resize(self) -> None:
-        self._show()
-
-    def _show(self) -> None:
+    def draw_body(self) -> None:
         width = max(20, self.size.width - 4)
-        self.query_one("#text", TextLines).show(help_lines(self.console.keys, self._current, width))
+        lines = help_lines(self.console.keys, self._current, width)
+        self.part(TextLines, "text").show(lines)
 
     def title_line(self) -> tuple[str, str]:
         return "keys", "arrows scroll"
 
     def action_move(self, rows: int) -> None:
-        self.query_one("#text", TextLines).scroll_by(rows)
+        self.part(TextLines, "text").scroll_by(rows)

@@ -141,8 +141,7 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
             yield ChoiceList(id="choices")
 
     def on_mount(self) -> None:
-        self.query_one(Entry).focus()
-        self._show()
+        self.part(Entry).focus()
 
     def title_line(self) -> tuple[str, str]:
         return self.heading, f"or type a {self._free_text}" if self._free_text else ""
@@ -156,7 +155,7 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
         if self._free_text and typed and all(c.value != typed for c in self._found):
             self._found.append(Choice(typed, typed, f"as typed: {self._free_text}"))
         self._cursor = 0
-        self._show()
+        self.redraw()
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
@@ -168,13 +167,13 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
             cursor = self._cursor + rows
             last = len(self._found) - 1
             self._cursor = cursor % (last + 1) if abs(rows) == 1 else min(max(0, cursor), last)
-            self._show()
+            self.redraw()
 
     def action_accept(self) -> None:
         if self._found:
             self.dismiss(cleaned(self._found[self._cursor].value))
 
-    def _show(self) -> None:
+    def draw_body(self) -> None:
         width = max(20, self.size.width)
         lines: list[Line] = []
         for choice in self._found:
@@ -185,4 +184,4 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
             ]
             room = width - choice.label_width - 10
             lines.append([*head, Span("  " + fit(choice.note, room), "dim")])
-        self.query_one(ChoiceList).show(lines, self._cursor)
+        self.part(ChoiceList).show(lines, self._cursor)

@@ -62,8 +62,7 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
             yield TextLines(id="about")
 
     def on_mount(self) -> None:
-        self.query_one(Entry).focus()
-        self._show()
+        self.part(Entry).focus()
 
     def title_line(self) -> tuple[str, str]:
         take, leave = self.shown_key("accept"), self.shown_key("dismiss")
@@ -79,19 +78,19 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
         event.stop()
         if self._problem:
             self._problem = ""
-            self._show()
+            self.redraw()
 
     def action_accept(self) -> None:
-        word = cleaned(self.query_one(Entry).value)
+        word = cleaned(self.part(Entry).value)
         self._problem = self._refusal(word) or ""
         if self._problem:
-            self._show()
+            self.redraw()
         else:
             self.dismiss(word)
 
-    def _show(self) -> None:
+    def draw_body(self) -> None:
         width = max(20, self.size.width - 4)
         lines: list[Line] = [[Span(text, "dim")] for text in wrap(self._about, width, 3)]
         lines.append([])
         lines += [[Span(text, "bad")] for text in wrap(self._problem, width, 6)]
-        self.query_one("#about", TextLines).show(lines)
+        self.part(TextLines, "about").show(lines)
