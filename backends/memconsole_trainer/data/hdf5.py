@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.hdf5_links import refuse_other_files
 
 _CACHE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
@@ -123,6 +124,7 @@ def open_hdf5(
 def describe(path: Path) -> list[str]:
     """One line per dataset of the file: name, shape and type. Raises `DataError`."""
     with _open(path) as file:
+        refuse_other_files(path, file)
         return [
             f"{name} {'x'.join(map(str, d.shape)) or 'scalar'} {d.dtype}"
             for name, d in _datasets(file)
@@ -134,6 +136,7 @@ def _usable(path: Path) -> dict[str, str]:
 
     found = {}
     with _open(path) as file:
+        refuse_other_files(path, file)
         for name, dataset in _datasets(file):
             text = h5py.check_string_dtype(dataset.dtype) is not None
             if len(dataset.shape) == 2 and dataset.dtype.kind in "iu":
