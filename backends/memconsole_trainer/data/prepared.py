@@ -60,15 +60,21 @@ def make_tokenizer(
     split: Split,
     saved: Path,
     beside_model: Path | None,
+    known: str = "",
+    warn: Callable[[str], None] = lambda warning: None,
 ) -> Tokenizer | None:
     """The run's tokenizer; None for token rows without one.
 
     It is, in this order: the one `saved` in the run, the plan's, the one beside the model's
-    weights, or one trained on the data. A new one is written to `saved`. Raises `PlanError` and
-    `DataError`.
+    weights, or one trained on the data. A new one is written to `saved`.
+
+    `known` is the hash of the run's file in its checkpoint, if there is one. A file that is damaged
+    is made again from where it came from. Raises `PlanError` and `DataError`.
     """
-    if saved.is_file():
-        return tokenizers.load(saved, architecture.vocab_size)
+    kept = _intact(saved, architecture, known, warn) if saved.is_file() else None
+    if kept is not None:
+        _tell_sampled(kept, warn)
+        return kept
     chosen = Path(plan.data.tokenizer).expanduser() if plan.data.tokenizer else beside_model
     if chosen is not None:
         tokenizer = tokenizers.load(chosen, architecture.vocab_size)
@@ -82,8 +88,33 @@ def make_tokenizer(
                 "data.vocab_size",
             )
         tokenizer = tokenizers.train(_first_texts(plan, source, split), size)
-    tokenizer.save(saved)
+    if known in ("", tokenizer.fingerprint):
+        tokenizer.save(saved)
+    _tell_sampled(tokenizer, warn)
     return tokenizer
+
+
+def _intact(
+    saved: Path, architecture: Architecture, known: str, warn: Callable[[str], None]
+) -> Tokenizer | None:
+    """The tokenizer in `saved`; None if the file is damaged, which is told."""
+    if not known or tokenizers.file_fingerprint(saved) == known:
+        try:
+            return tokenizers.load(saved, architecture.vocab_size)
+        except PlanError as error:
+            problem = str(error)
+    else:
+        problem = f"{saved}: not the tokenizer of the run's checkpoint"
+    warn(f"{problem}; it is damaged, and is made again")
+    return None
+
+
+def _tell_sampled(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:
+    if tokenizer.sampled:
+        warn(
+            f"the tokenizer cuts words at random ({tokenizer.sampled}); training switches that off, "
+            "so that a text always gives the same tokens"
+        )
 
 
 def boundary(plan: Plan, tokenizer: Tokenizer | None) -> int | None:

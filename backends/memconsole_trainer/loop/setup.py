@@ -28,7 +28,7 @@ from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint, step_of
 from memconsole_trainer.weights.huggingface import has_weights
-from memconsole_trainer.weights.starting import starting_weights, weights_directory
+from memconsole_trainer.weights.starting import check_format, starting_weights, weights_directory
 
 
 class StopRequestedError(Exception):
@@ -68,6 +68,9 @@ def set_up(attempt: Attempt) -> Job:
     picked, plan = attempt.run.read_plan(), present_plan(attempt.run)
     check(plan)
     model = catalog.model(plan)
+    directory = weights_directory(plan)
+    if directory is not None:
+        check_format(directory)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
     checkpoints.sweep()
@@ -83,7 +86,8 @@ def set_up(attempt: Attempt) -> Job:
             f"optimize.precision = {precision}: this CPU has no {missing}, so that training is far slower than in fp32"
         )
 
-    data = open_data(plan, model, attempt.run.path, say)
+    known = stored.state["fingerprints"] if stored else {}
+    data = open_data(plan, model, attempt.run.path, say, known)
     print(f"  {data.description}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     shape = BatchShape(
@@ -109,7 +113,6 @@ def set_up(attempt: Attempt) -> Job:
         # Fill before the model is built, so that memory of the data is not counted as the model's.
         stream.fill(say.tick)
         say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
-        directory = weights_directory(plan)
         if directory is not None and not has_weights(directory):
             say.warning(f"{directory} holds no safetensors: training starts from new weights")
         weights = starting_weights(plan, model)

@@ -78,5 +78,6 @@ class TaskData(Protocol):
         ...
 
 
-Opener = Callable[[Plan, Model, Path, Teller], TaskData]
-"""Opens the data of a run; the path is the run's directory. Raises `PlanError` and `DataError`."""
+Opener = Callable[[Plan, Model, Path, Teller, Mapping[str, str]], TaskData]
+"""Opens the data of a run, from its directory and the fingerprints in the checkpoint that it is resumed
+from (none for a new run). Raises `PlanError` and `DataError`."""
