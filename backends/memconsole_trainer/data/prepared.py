@@ -15,6 +15,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data import tokenizer as tokenizers
 from memconsole_trainer.data import validation
 from memconsole_trainer.data.documents import DataError, Documents, StreamDocuments
+from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.measure import measure
 from memconsole_trainer.data.split import Split
@@ -45,6 +46,7 @@ class Prepared:
     train_tokens: int
     exact: bool
     fingerprint: str
+    hashes: DataHashes
     description: str
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
@@ -185,6 +187,7 @@ def prepare(
         train_tokens=train_tokens,
         exact=exact,
         fingerprint=source.fingerprint,
+        hashes=source.hashes,
         description=(
             f"{plan.data.source}: {documents}, {'' if exact else 'about '}{train_tokens:,} train "
             f"tokens, {kept.tokens:,} held out"

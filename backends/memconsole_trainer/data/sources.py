@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,14 @@ def column_types(features: Any) -> dict[str, str]:
 
 
 def _table(kind: str, files: list[Path], column: str, data: DataChoice) -> Documents:
-    return _columns(load_table(kind, files), column, data, str(files[0]))
+    return _columns(load_table(kind, files), column, data, str(files[0]), files)
 
 
-def _columns(table: Any, column: str, data: DataChoice, where: str) -> Documents:
+def _columns(
+    table: Any, column: str, data: DataChoice, where: str, files: Sequence[Path] = ()
+) -> Documents:
     check_column(column_types(table.features), column, where)
-    return _nonempty(ColumnDocuments(table, column, data.max_examples), where)
+    return _nonempty(ColumnDocuments(table, column, data.max_examples, files), where)
 
 
 def check_column(columns: dict[str, str], column: str, where: str) -> None:

@@ -75,6 +75,7 @@ class LanguageData:
             "data": prepared.fingerprint,
             "tokenizer": tokenizer_hash,
         }
+        self.hashes = prepared.hashes
         self.validation_rows = len(prepared.validation)
 
     def rows(self) -> TextRows:

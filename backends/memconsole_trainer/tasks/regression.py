@@ -67,6 +67,7 @@ class WindowData:
             f"{split.held_rows:,} held out"
         )
         self.fingerprints: Mapping[str, str] = {"data": file.fingerprint}
+        self.hashes = file.hashes
         self.validation_rows = len(held.targets)
 
     def rows(self) -> WindowRows:

@@ -10,6 +10,7 @@ from typing import Protocol
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import events
+from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.stream import BatchShape, Rows
 from memconsole_trainer.engine import Batch, Engine, LossSum
 
@@ -44,6 +45,8 @@ class TaskData(Protocol):
     """One line for the log."""
     fingerprints: Mapping[str, str]
     """Hashes of what must not change when a run is resumed: "data" and, for text, "tokenizer"."""
+    hashes: DataHashes
+    """Hashes of everything that was read so far."""
     validation_rows: int
 
     def rows(self) -> Rows:
