@@ -169,22 +169,22 @@ def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
 def check_unchanged(
     run: RunDirectory, stored: LoadedCheckpoint, data: TaskData, say: Teller
 ) -> None:
-    """Raise `DataError` if the data are not those of the checkpoint, unless the user agreed."""
+    """Raise `DataError` if the data is not that of the checkpoint, unless the user agreed."""
     problem = ""
     if stored.state["fingerprints"].get("data") != data.fingerprints["data"]:
-        problem = "their names, lengths or beginnings are not the same"
+        problem = "its files have other names, lengths or beginnings"
     elif "read" in stored.state:  # older checkpoints have only the fingerprint
         problem = data.hashes.difference(stored.state["read"], say.tick)
     if not problem:
         return
-    changed = f"the data have changed since {stored.path.name}: {problem}"
+    changed = f"the data has changed since {stored.path.name}: {problem}"
     consent = consents.agreed(run)
     if consent is None:
         raise DataError(
             f"{changed}; the run cannot be continued exactly. Start a new run, or continue with the "
-            f"changed data: memconsole resume {run.id} --changed-data"
+            f"data as it is: memconsole resume {run.id} --changed-data"
         )
-    say.warning(f"{changed}; continuing with them, as {consent.who} agreed")
+    say.warning(f"{changed}; continuing with it, as {consent.who} agreed")
 
 
 class Announcer:
