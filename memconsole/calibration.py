@@ -46,6 +46,7 @@ class _Stored(msgspec.Struct, kw_only=True):
     steps: int
     measured: _Peaks
     shortfall: _Lacked | None = None
+    missing_records: int = 0
 
 
 class Receipts:
@@ -121,8 +122,9 @@ class Receipts:
         self._seen.add(name)
         lacked = stored.shortfall
         peak = lacked.needed_bytes if lacked else stored.measured.peak_bytes
-        # A run that ended in its first step did not measure a whole step.
-        if not peak or (lacked is None and stored.steps < 2):
+        # A run that ended in its first step did not measure a whole step, and a damaged log may lack
+        # the record of the peak.
+        if not peak or stored.missing_records or (lacked is None and stored.steps < 2):
             return
         run = Measured(
             plan=plan,

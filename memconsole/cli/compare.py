@@ -11,6 +11,7 @@ from memconsole.cli.tables import columns
 from memconsole.plan.differences import differing
 from memconsole.plan.tasks import TASKS
 from memconsole.runs.read.figures import figures
+from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.report import Report, report
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.units import format_bytes
@@ -30,8 +31,8 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     for label, values in (
         ("ended", [made.verdict.reason if made.verdict else "training" for made in reports]),
         ("steps", [str(made.steps[-1].step) if made.steps else "0" for made in reports]),
-        ("final training loss", [_loss(made.final_train_loss) for made in reports]),
-        ("best validation loss", [_loss(made.best_validation_loss) for made in reports]),
+        ("final training loss", [_told(made, "final_train_loss") for made in reports]),
+        ("best validation loss", [_told(made, "best_validation_loss") for made in reports]),
         *_figures(reports),
         ("units/s", [_speed(made) for made in reports]),
         ("minutes", [f"{made.total_minutes:.2f}" for made in reports]),
@@ -39,6 +40,9 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     ):
         rows.append([label, *values])
     click.echo("\n".join(columns(rows)))
+    for made in reports:
+        if made.missing_records:
+            click.echo(f"{made.run}: {missing_words(made.missing_records)}")
 
 
 def _figures(reports: list[Report]) -> list[tuple[str, list[str]]]:
@@ -58,6 +62,10 @@ def _settings(found: list[RunDirectory]) -> list[list[str]]:
     return [[key, *map(str, values)] for key, values in differences.items()]
 
 
+def _told(made: Report, figure: str) -> str:
+    return marked(_loss(getattr(made, figure)), figure, made.uncertain)
+
+
 def _loss(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.4f}"
 
@@ -71,4 +79,4 @@ def _peak(made: Report) -> str:
     measured = made.memory.measured
     if measured is None or measured.peak_bytes is None:
         return "n/a"
-    return format_bytes(measured.peak_bytes)
+    return marked(format_bytes(measured.peak_bytes), "memory.measured", made.uncertain)

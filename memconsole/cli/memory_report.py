@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from memconsole.plan.plan import PlanError
 from memconsole.remedies import remedies_of
 from memconsole.runs.read.comparison import Comparison
 from memconsole.runs.read.ladder import present_plan
+from memconsole.runs.read.missing import marked
 from memconsole.runs.read.report import MemoryReport, Report
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.states import OUT_OF_MEMORY
@@ -41,10 +43,11 @@ def remedies_after(run: RunDirectory, made: Report, devices: Devices | None) -> 
         return ()
 
 
-def memory_lines(memory: MemoryReport) -> list[str]:
-    """One row per figure, then the host memory by kind and the source of the band."""
+def memory_lines(memory: MemoryReport, uncertain: Collection[str] = ()) -> list[str]:
+    """One row per figure, then the host memory by kind and the source of the band. Measurements that
+    may be wrong are marked."""
     rows = [["memory", "estimated", "measured", "error", "in band"]]
-    rows += [_row(c) for c in memory.comparison]
+    rows += [_row(c, uncertain) for c in memory.comparison]
     lines = columns(rows)
     measured = memory.measured
     if measured.host_anonymous_bytes is not None:
@@ -88,9 +91,10 @@ def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:
     return columns(rows, left=(0, 3, 4, 5))
 
 
-def _row(c: Comparison) -> list[str]:
+def _row(c: Comparison, uncertain: Collection[str]) -> list[str]:
     guess = "n/a" if c.estimated_bytes is None else f"{c.tier} {format_bytes(c.estimated_bytes)}"
     seen = ("≥ " if c.at_least else "") + _bytes(c.measured_bytes)
+    seen = marked(seen, "memory.measured", uncertain)
     error = "n/a"
     if c.error_percent is not None and (not c.at_least or c.error_percent < 0):
         error = f"{c.error_percent:+.1f} %"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.figures import figures
+from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.units import format_bytes, format_count, format_duration
 
@@ -27,6 +28,7 @@ class ProgressLines:
         self._sample = -1
         self._checkpoint = -1
         self._warned: tuple[str, ...] = ()
+        self._missing = 0
 
     def new(self, run: RunSnapshot) -> Iterator[str]:
         """Lines for what happened since the last call."""
@@ -48,6 +50,9 @@ class ProgressLines:
             if warning not in self._warned:
                 yield f"warning: {warning}"
         self._warned = run.warnings
+        if run.missing_records > self._missing:
+            self._missing = run.missing_records
+            yield f"warning: {missing_words(run.missing_records)}"
         due = run.elapsed_seconds - self._step_at >= self._between
         if due and facts.step > self._step and facts.loss is not None:
             self._step, self._step_at = facts.step, run.elapsed_seconds
@@ -102,13 +107,20 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Why", run.verdict.evidence))
     last = run.evaluations[-1] if run.evaluations else None
     losses = [e.loss for e in run.evaluations if e.loss is not None]
+    if ended and ended.best_validation_loss is not None:
+        losses.append(ended.best_validation_loss)
     if losses:
-        rows.append(("Best validation loss", _loss(min(losses))))
+        best = marked(_loss(min(losses)), "best_validation_loss", run.uncertain)
+        rows.append(("Best validation loss", best))
     if facts.loss is not None:
         train = ended.final_train_loss if ended else facts.loss
-        rows.append(("Final training loss", _loss(train)))
+        rows.append(
+            ("Final training loss", marked(_loss(train), "final_train_loss", run.uncertain))
+        )
     if last is not None:
-        rows.append(("Final validation loss", _loss(last.loss)))
+        rows.append(
+            ("Final validation loss", marked(_loss(last.loss), "evaluations", run.uncertain))
+        )
         for found in figures(task_of(run.plan), last):
             label = found.measure.label
             title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"
@@ -116,17 +128,23 @@ def summary(run: RunSnapshot) -> str:
     if ended is not None and ended.early:
         rows.append(("Ended", ended.early))
     minutes = ended.total_minutes if ended else run.elapsed_seconds / 60
-    rows.append(("Total training time", f"{minutes:.2f} minutes ({minutes / 60:.2f} hours)"))
+    time = f"{minutes:.2f} minutes ({minutes / 60:.2f} hours)"
+    rows.append(("Total training time", marked(time, "total_minutes", run.uncertain)))
     if run.epochs:
         average = sum(e.minutes for e in run.epochs) / len(run.epochs)
-        rows.append(("Average epoch time", f"{average:.2f} minutes"))
-        rows.append(("Total epochs", str(len(run.epochs))))
+        rows.append(
+            ("Average epoch time", marked(f"{average:.2f} minutes", "epochs", run.uncertain))
+        )
+        rows.append(("Total epochs", marked(str(len(run.epochs)), "epochs", run.uncertain)))
     rows.append(("Steps", f"{facts.step:,}"))
     if facts.peak_bytes is not None:
-        rows.append(("Peak memory", format_bytes(facts.peak_bytes)))
+        peak = marked(format_bytes(facts.peak_bytes), "memory.measured", run.uncertain)
+        rows.append(("Peak memory", peak))
     if facts.started:
         rows.append(("Device", f"{facts.started.device_name} ({facts.started.device_id})"))
     rows.append(("Run", run.id))
+    if run.missing_records:
+        rows.append(("Records", missing_words(run.missing_records)))
     width = max(len(label) for label, _ in rows) + 2
     lines += [f"  {label + ':':<{width}} {value}" for label, value in rows]
     if run.verdict is not None and run.verdict.resumable and run.state != "finished":

@@ -11,6 +11,7 @@ from memconsole.cli.progress import summary
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
 from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.missing import MARK
 from memconsole.runs.read.report import report
 from memconsole.runs.read.snapshot import Symptom
 from memconsole.runs.record.directory import find_run
@@ -35,10 +36,12 @@ def command(run: str, as_json: bool) -> None:
             [str(e.epoch), _loss(e.train_loss), _loss(e.validation_loss), f"{e.minutes:.2f}"]
             for e in made.epochs
         ]
+        if "epochs" in made.uncertain:
+            rows.append([MARK, "epochs may be missing", "", ""])
         click.echo("\n".join(["", *columns(rows, left=())]))
     if made.ladder:
         click.echo("\n".join(["", *(rung.words for rung in made.ladder)]))
-    click.echo("\n".join(["", *memory_lines(made.memory)]))
+    click.echo("\n".join(["", *memory_lines(made.memory, made.uncertain)]))
     for symptom in made.symptoms:
         click.echo("\n".join(["", *symptom_lines(symptom)]))
     if helped := remedy_lines(remedies_after(found, made, devices)):

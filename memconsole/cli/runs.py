@@ -10,6 +10,7 @@ import msgspec
 
 from memconsole.cli.tables import columns
 from memconsole.runs.read.follow import RunStatus, status
+from memconsole.runs.read.missing import MARK, missing_words
 from memconsole.runs.record.directory import list_runs
 from memconsole.runs.record.states import LIVE
 from memconsole.units import format_duration
@@ -33,6 +34,11 @@ def command(as_json: bool, live: bool) -> None:
     rows = [["run", "name", "state", "model", "backend", "step", "loss", "age"]]
     rows += [_row(run) for run in found]
     click.echo("\n".join(columns(rows, left=(0, 1, 2, 3, 4))))
+    damaged = [run for run in found if run.missing_records]
+    if damaged:
+        click.echo("\ndamaged records:")
+        lines = [f"  {run.id}: {missing_words(run.missing_records)}" for run in damaged]
+        click.echo("\n".join(lines))
     refused = [run for run in found if run.refused]
     if refused:
         click.echo("\nrefused before anything was trained:")
@@ -48,7 +54,7 @@ def _row(run: RunStatus) -> list[str]:
         run.model,
         run.backend,
         f"{run.step:,}{total}",
-        "-" if run.loss is None else f"{run.loss:.4f}",
+        ("-" if run.loss is None else f"{run.loss:.4f}") + (MARK if run.missing_records else ""),
         format_duration(max(0.0, time.time() - run.created_wall)),
     ]
 

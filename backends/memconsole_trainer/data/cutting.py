@@ -203,7 +203,7 @@ class WindowShuffleIterator(grain.DatasetIterator):
         )
 
     def __next__(self) -> Tokens:
-        if self._yielded == len(self._window):
+        if self._yielded >= len(self._window):
             self._before = self._parent.get_state()
             self._number += 1
             self._yielded = 0

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from memconsole_trainer.data.hashes import BlockHashes, Content, DataHashes, text_content
+
 PIECE_BYTES = 64 * 1024
 """Longer files are cut near this size, so that even one long file can be split into train and
 held-out parts."""
@@ -33,7 +35,9 @@ class Documents(Protocol):
     total_bytes: int | None
     """Approximate UTF-8 bytes of all texts; None if unknown."""
     fingerprint: str
-    """Changes when the data changes."""
+    """Changes with the names and lengths of the data, and with some of its content."""
+    hashes: DataHashes
+    """Hashes of everything that was read so far."""
 
     def read(self, start: int, stop: int) -> list[str]:
         """Read texts `start` to `stop`. Raises `DataError`."""
@@ -73,11 +77,21 @@ class FileDocuments:
         """Number of the file that each piece belongs to."""
         self.total_bytes: int | None = int(self.sizes.sum())
         self.fingerprint = digest.hexdigest()
+        self._read = BlockHashes(self.count, self._content)
+        self.hashes = DataHashes(files[: numbers[-1] + 1 if numbers else 0], {"text": self._read})
 
     def read(self, start: int, stop: int) -> list[str]:
-        return [self._piece(i) for i in range(start, stop)]
+        texts = []
+        for index in range(start, stop):
+            data = self._piece(index)
+            self._read.take(index, (data,))
+            texts.append(data.decode("utf-8", "replace"))
+        return texts
 
-    def _piece(self, index: int) -> str:
+    def _content(self, index: int) -> Content:
+        return (self._piece(index),)
+
+    def _piece(self, index: int) -> bytes:
         path, start, stop = self._pieces[index]
         try:
             with open(path, "rb") as file:
@@ -87,17 +101,19 @@ class FileDocuments:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         if len(data) != stop - start:
             raise DataError(f"{path}: became shorter while it was being read")
-        return data.decode("utf-8", "replace")
+        return data
 
 
 class ColumnDocuments:
-    """One text column of a table that `datasets` maps from disk."""
+    """One text column of a table that `datasets` maps from disk, made from `files`."""
 
     block_size = 64
 
     total_bytes: int | None = None
 
-    def __init__(self, table: Any, column: str, max_examples: int | None) -> None:
+    def __init__(
+        self, table: Any, column: str, max_examples: int | None, files: Sequence[Path] = ()
+    ) -> None:
         self._table = table
         self._column = column
         rows = len(table)
@@ -106,9 +122,20 @@ class ColumnDocuments:
         for index in {0, self.count // 2, max(self.count - 1, 0)} if self.count else ():
             digest.update(str(table[index][column]).encode("utf-8", "replace"))
         self.fingerprint = digest.hexdigest()
+        self._read = BlockHashes(-(-self.count // self.block_size), self._block)
+        self.hashes = DataHashes(files, {column: self._read})
 
     def read(self, start: int, stop: int) -> list[str]:
-        return [text or "" for text in self._table[start:stop][self._column]]
+        texts = [text or "" for text in self._table[start:stop][self._column]]
+        first, rest = divmod(start, self.block_size)
+        if not rest and stop == min(start + self.block_size, self.count or 0):
+            self._read.take(first, text_content(texts))
+        return texts
+
+    def _block(self, index: int) -> Content:
+        start = index * self.block_size
+        stop = min(start + self.block_size, self.count or 0)
+        return text_content(text or "" for text in self._table[start:stop][self._column])
 
 
 class StreamDocuments:
@@ -126,6 +153,7 @@ class StreamDocuments:
         self.expected_count = max_examples if max_examples is not None else _published(stream)
         """Number of texts expected, if the source states it."""
         self.fingerprint = hashlib.sha256(f"{name}/{column}".encode()).hexdigest()
+        self.hashes = DataHashes((), {})
 
     def iterate(self, start: int = 0) -> Iterator[str]:
         """Yield the texts from number `start` on. Raises `DataError`."""

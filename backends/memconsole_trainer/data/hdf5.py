@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.hashes import BlockHashes, Content, DataHashes, array_content
+from memconsole_trainer.data.hdf5_links import refuse_other_files
 
 _CACHE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
@@ -20,7 +22,11 @@ class Hdf5Dataset:
     """One dataset of one file. The file is opened on first use, and each process opens its own
     handle."""
 
-    def __init__(self, path: Path, name: str, max_examples: int | None) -> None:
+    def __init__(
+        self, path: Path, name: str, max_examples: int | None, hashed_rows: int | None = None
+    ) -> None:
+        """What is read is hashed in blocks of `hashed_rows`, which is `block_size` if not given:
+        blocks that are always read whole."""
         self.path = path
         self.name = name
         self._handle: Any = None
@@ -35,6 +41,9 @@ class Hdf5Dataset:
         chunk = int(dataset.chunks[0]) if dataset.chunks else 1
         self.block_size = chunk * max(1, _BLOCK_BYTES // max(row_bytes * chunk, 1))
         self.block_size = max(1, min(self.block_size, rows))
+        self._hashed_rows = hashed_rows or self.block_size
+        self.blocks = BlockHashes(-(-self.count // self._hashed_rows), self._content)
+        self.hashes = DataHashes([path], {name: self.blocks})
         digest = hashlib.sha256(f"{name}/{dataset.shape}/{dataset.dtype}".encode())
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         for start in {0, rows // 2, max(rows - 1, 0)}:
@@ -43,6 +52,19 @@ class Hdf5Dataset:
 
     def read_rows(self, start: int, stop: int) -> NDArray[Any]:
         """Read rows `start` to `stop` unchanged. Raises `DataError`."""
+        values = self._rows(start, stop)
+        size = self._hashed_rows
+        for block in range(-(-start // size), -(-stop // size)):
+            first, last = block * size, min((block + 1) * size, self.count or 0)
+            if last <= stop:
+                self.blocks.take(block, array_content(values[first - start : last - start]))
+        return values
+
+    def _content(self, block: int) -> Content:
+        start = block * self._hashed_rows
+        return array_content(self._rows(start, min(start + self._hashed_rows, self.count or 0)))
+
+    def _rows(self, start: int, stop: int) -> NDArray[Any]:
         try:
             values: NDArray[Any] = self._dataset()[start:stop]
         except (OSError, RuntimeError) as error:
@@ -123,6 +145,7 @@ def open_hdf5(
 def describe(path: Path) -> list[str]:
     """One line per dataset of the file: name, shape and type. Raises `DataError`."""
     with _open(path) as file:
+        refuse_other_files(path, file)
         return [
             f"{name} {'x'.join(map(str, d.shape)) or 'scalar'} {d.dtype}"
             for name, d in _datasets(file)
@@ -134,6 +157,7 @@ def _usable(path: Path) -> dict[str, str]:
 
     found = {}
     with _open(path) as file:
+        refuse_other_files(path, file)
         for name, dataset in _datasets(file):
             text = h5py.check_string_dtype(dataset.dtype) is not None
             if len(dataset.shape) == 2 and dataset.dtype.kind in "iu":

@@ -15,6 +15,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data import tokenizer as tokenizers
 from memconsole_trainer.data import validation
 from memconsole_trainer.data.documents import DataError, Documents, StreamDocuments
+from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.measure import measure
 from memconsole_trainer.data.split import Split
@@ -45,6 +46,7 @@ class Prepared:
     train_tokens: int
     exact: bool
     fingerprint: str
+    hashes: DataHashes
     description: str
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
@@ -60,15 +62,21 @@ def make_tokenizer(
     split: Split,
     saved: Path,
     beside_model: Path | None,
+    known: str = "",
+    warn: Callable[[str], None] = lambda warning: None,
 ) -> Tokenizer | None:
     """The run's tokenizer; None for token rows without one.
 
     It is, in this order: the one `saved` in the run, the plan's, the one beside the model's
-    weights, or one trained on the data. A new one is written to `saved`. Raises `PlanError` and
-    `DataError`.
+    weights, or one trained on the data. A new one is written to `saved`.
+
+    `known` is the hash of the run's file in its checkpoint, if there is one. A file that is damaged
+    is made again from where it came from. Raises `PlanError` and `DataError`.
     """
-    if saved.is_file():
-        return tokenizers.load(saved, architecture.vocab_size)
+    kept = _intact(saved, architecture, known, warn) if saved.is_file() else None
+    if kept is not None:
+        _tell_sampled(kept, warn)
+        return kept
     chosen = Path(plan.data.tokenizer).expanduser() if plan.data.tokenizer else beside_model
     if chosen is not None:
         tokenizer = tokenizers.load(chosen, architecture.vocab_size)
@@ -82,8 +90,33 @@ def make_tokenizer(
                 "data.vocab_size",
             )
         tokenizer = tokenizers.train(_first_texts(plan, source, split), size)
-    tokenizer.save(saved)
+    if known in ("", tokenizer.fingerprint):
+        tokenizer.save(saved)
+    _tell_sampled(tokenizer, warn)
     return tokenizer
+
+
+def _intact(
+    saved: Path, architecture: Architecture, known: str, warn: Callable[[str], None]
+) -> Tokenizer | None:
+    """The tokenizer in `saved`; None if the file is damaged, which is told."""
+    if not known or tokenizers.file_fingerprint(saved) == known:
+        try:
+            return tokenizers.load(saved, architecture.vocab_size)
+        except PlanError as error:
+            problem = str(error)
+    else:
+        problem = f"{saved}: not the tokenizer of the run's checkpoint"
+    warn(f"{problem}; it is damaged, and is made again")
+    return None
+
+
+def _tell_sampled(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:
+    if tokenizer.sampled:
+        warn(
+            f"the tokenizer cuts words at random ({tokenizer.sampled}); training switches that off, "
+            "so that a text always gives the same tokens"
+        )
 
 
 def boundary(plan: Plan, tokenizer: Tokenizer | None) -> int | None:
@@ -154,6 +187,7 @@ def prepare(
         train_tokens=train_tokens,
         exact=exact,
         fingerprint=source.fingerprint,
+        hashes=source.hashes,
         description=(
             f"{plan.data.source}: {documents}, {'' if exact else 'about '}{train_tokens:,} train "
             f"tokens, {kept.tokens:,} held out"

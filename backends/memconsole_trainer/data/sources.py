@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +65,33 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
 
 def load_table(kind: str, files: list[Path]) -> Any:
     """Load `files`, tables of one format, as a memory-mapped `datasets.Dataset`. Raises
-    `DataError`."""
-    from datasets import load_dataset  # takes 1.5 s, so only when a table is read
+    `DataError`.
+
+    A name is the name of one file, whatever characters it has. `datasets.load_dataset` would take
+    it for a pattern, and would report each load to a server.
+    """
+    import datasets  # takes 1.5 s, so only when a table is read
+    from datasets.data_files import DataFilesDict, DataFilesList
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    form = "json" if kind == "jsonl" else kind
     options: dict[str, Any] = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}
     names = [str(p) for p in files]
+    for name in names:
+        if "::" in name:
+            raise DataError(f'{name}: "::" in the name of a table cannot be read; rename it')
     try:
-        builder = "json" if kind == "jsonl" else kind
-        return load_dataset(builder, data_files=names, split="train", **options)
+        # The library keeps what it has read in its cache, under a hash of names, sizes and times.
+        stamps = [(str(s.st_size), str(s.st_mtime_ns)) for s in map(Path.stat, files)]
+        module = importlib.import_module(f"datasets.packaged_modules.{form}.{form}")
+        builder = getattr(module, form.capitalize())(
+            data_files=DataFilesDict({"train": DataFilesList(names, stamps)}),
+            hash=datasets.__version__,
+            **options,
+        )
+        builder.download_and_prepare()
+        return builder.as_dataset(split="train")
     except Exception as error:
         raise DataError(f"{names[0]}: cannot be read as {kind}: {_reason(error)}") from error
 
@@ -83,12 +102,14 @@ def column_types(features: Any) -> dict[str, str]:
 
 
 def _table(kind: str, files: list[Path], column: str, data: DataChoice) -> Documents:
-    return _columns(load_table(kind, files), column, data, str(files[0]))
+    return _columns(load_table(kind, files), column, data, str(files[0]), files)
 
 
-def _columns(table: Any, column: str, data: DataChoice, where: str) -> Documents:
+def _columns(
+    table: Any, column: str, data: DataChoice, where: str, files: Sequence[Path] = ()
+) -> Documents:
     check_column(column_types(table.features), column, where)
-    return _nonempty(ColumnDocuments(table, column, data.max_examples), where)
+    return _nonempty(ColumnDocuments(table, column, data.max_examples, files), where)
 
 
 def check_column(columns: dict[str, str], column: str, where: str) -> None:

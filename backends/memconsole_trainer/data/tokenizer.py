@@ -24,10 +24,20 @@ Tokens = NDArray[Any]
 
 class Tokenizer:
     """Converts text to token ids and back. `end_of_text` ends each document; None if there is no
-    such token."""
+    such token.
+
+    A text always gives the same tokens: subword regularization, which samples among the ways to cut
+    a word (BPE dropout, Provilkov et al. 2020; the Unigram model's `alpha`, Kudo 2018), is off.
+    """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self.sampled = ""
+        """The setting of subword regularization that was switched off, with its value."""
+        for name in ("dropout", "alpha"):
+            if value := getattr(inner.model, name, None):
+                self.sampled = f"{name} {value:g}"
+                setattr(inner.model, name, None)
         inner.no_truncation()
         inner.no_padding()
         self.vocab_size = int(inner.get_vocab_size(with_added_tokens=True))
@@ -157,6 +167,15 @@ def load(path: Path, vocab_size: int) -> Tokenizer:
             "data.tokenizer",
         )
     return tokenizer
+
+
+def file_fingerprint(path: Path) -> str:
+    """The hash of a run's `tokenizer.json`, equal to the `fingerprint` of the tokenizer that was
+    saved there; empty if the file cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:

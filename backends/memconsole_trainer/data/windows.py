@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.hdf5 import Hdf5Dataset, describe
 from memconsole_trainer.data.split import hashed
 from memconsole_trainer.randomness import generator
@@ -58,7 +59,13 @@ class WindowFile:
                 f"{', '.join(describe(path)) or 'no datasets'}",
                 "data.source",
             )
-        self._parts = [Hdf5Dataset(path, name, max_examples) for name in DATASETS]
+        # Rows are read together, so that all datasets are hashed in blocks of the same rows.
+        first = Hdf5Dataset(path, DATASETS[0], max_examples)
+        rows = first.block_size
+        self._parts = [
+            first,
+            *(Hdf5Dataset(path, name, max_examples, rows) for name in DATASETS[1:]),
+        ]
         shapes = [part.shape for part in self._parts]
         width = shapes[0][1] if len(shapes[0]) == 3 else 0
         for name, shape, row in zip(
@@ -81,7 +88,9 @@ class WindowFile:
         if not self.count:
             raise DataError(f"{path}: holds no windows")
         self.block_rows = self._parts[0].block_size
-        self._ids = Hdf5Dataset(path, TRAJECTORIES, max_examples) if TRAJECTORIES in found else None
+        self._ids = None
+        if TRAJECTORIES in found:
+            self._ids = Hdf5Dataset(path, TRAJECTORIES, max_examples, _SCAN)
         if self._ids is not None and self._ids.shape != shapes[0][:1]:
             raise PlanError(
                 f"{path}: {TRAJECTORIES} has shape {self._ids.shape}; expected ({shapes[0][0]:,},)",
@@ -91,6 +100,10 @@ class WindowFile:
         for part in (*self._parts, *([self._ids] if self._ids else [])):
             digest.update(part.fingerprint.encode())
         self.fingerprint = digest.hexdigest()
+        read = {
+            part.name: part.blocks for part in (*self._parts, *([self._ids] if self._ids else []))
+        }
+        self.hashes = DataHashes([path], read)
 
     @property
     def row_bytes(self) -> int:

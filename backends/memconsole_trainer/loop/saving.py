@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.record import events
+from memconsole.runs.record import consent, events
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
@@ -29,6 +29,7 @@ class Saver:
         self._watch = watch
         self.last: Path | None = job.last_saved
         self._saved = _place(job.progress) if job.last_saved else None
+        self._told_changed = False
 
     def save(self) -> None:
         """Commit a checkpoint, unless the last one has this state already or no step was taken.
@@ -44,6 +45,8 @@ class Saver:
             saved = self.write(job.checkpoints, p.step, DISK_WAIT_SECONDS)
             self.last, self._saved = saved.path, _place(p)
             job.checkpoints.retain()
+            consent.end(self._attempt.run)
+            self._tell_changed()
         self._attempt.emit(
             events.Checkpoint(
                 step=p.step,
@@ -53,6 +56,15 @@ class Saver:
             ),
             durable=True,
         )
+
+    def _tell_changed(self) -> None:
+        """Warn once of data that were read a second time and were not the same."""
+        if self._job.data.hashes.changed and not self._told_changed:
+            self._told_changed = True
+            self._watch.warn(
+                "data on disk have changed while they were trained on: what was read again is not "
+                "what was read before"
+            )
 
     def write(
         self, checkpoints: checkpoint.Checkpoints, step: int, patience_seconds: float
@@ -74,6 +86,7 @@ class Saver:
             "progress": msgspec.to_builtins(p),
             "validation_loss": p.validation_loss if p.validation_step == p.step else None,
             "fingerprints": job.fingerprints,
+            "read": job.data.hashes.state(),
             "control": job.control.state(),
             "architecture": msgspec.to_builtins(job.model),
             "versions": {n: str(v) for n, v in job.engine.versions.items()},

@@ -14,7 +14,9 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.ladder import present_plan, rungs
+from memconsole.runs.record import consent as consents
 from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.control.controller import Controller, controller_of
 from memconsole_trainer.data.documents import DataError
@@ -25,10 +27,10 @@ from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.schedule import warmup_steps
 from memconsole_trainer.tasks.opening import open_data
-from memconsole_trainer.tasks.task import TaskData
+from memconsole_trainer.tasks.task import TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint, step_of
 from memconsole_trainer.weights.huggingface import has_weights
-from memconsole_trainer.weights.starting import starting_weights, weights_directory
+from memconsole_trainer.weights.starting import check_format, starting_weights, weights_directory
 
 
 class StopRequestedError(Exception):
@@ -68,6 +70,9 @@ def set_up(attempt: Attempt) -> Job:
     picked, plan = attempt.run.read_plan(), present_plan(attempt.run)
     check(plan)
     model = catalog.model(plan)
+    directory = weights_directory(plan)
+    if directory is not None:
+        check_format(directory)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
     checkpoints.sweep()
@@ -83,7 +88,8 @@ def set_up(attempt: Attempt) -> Job:
             f"optimize.precision = {precision}: this CPU has no {missing}, so that training is far slower than in fp32"
         )
 
-    data = open_data(plan, model, attempt.run.path, say)
+    known = stored.state["fingerprints"] if stored else {}
+    data = open_data(plan, model, attempt.run.path, say, known)
     print(f"  {data.description}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     shape = BatchShape(
@@ -101,6 +107,7 @@ def set_up(attempt: Attempt) -> Job:
             )
     else:
         state = resumed(stored, fingerprints)
+        check_unchanged(attempt.run, stored, data, say)
     control = controller_of(plan)
     if stored is not None:
         control.load_state(stored.state.get("control", {}))
@@ -109,7 +116,6 @@ def set_up(attempt: Attempt) -> Job:
         # Fill before the model is built, so that memory of the data is not counted as the model's.
         stream.fill(say.tick)
         say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
-        directory = weights_directory(plan)
         if directory is not None and not has_weights(directory):
             say.warning(f"{directory} holds no safetensors: training starts from new weights")
         weights = starting_weights(plan, model)
@@ -143,21 +149,42 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
 
 
 def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
-    """Read the progress from a checkpoint. Raises `PlanError` or `DataError` if plan or data have
-    changed."""
+    """Read the progress from a checkpoint. Raises `PlanError` or `DataError` if plan or tokenizer
+    have changed."""
     before = stored.state["fingerprints"]
     if before["plan"] != fingerprints["plan"]:
         raise PlanError(
             f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
             "start a new run"
         )
-    for what in fingerprints.keys() - {"plan"}:
+    for what in fingerprints.keys() - {"plan", "data"}:
         if before.get(what) != fingerprints[what]:
             raise DataError(
                 f"the {what} has changed since {stored.path.name}: the run cannot be continued "
                 "exactly; start a new run"
             )
     return typed_json.convert(stored.state["progress"], Progress)
+
+
+def check_unchanged(
+    run: RunDirectory, stored: LoadedCheckpoint, data: TaskData, say: Teller
+) -> None:
+    """Raise `DataError` if the data is not that of the checkpoint, unless the user agreed."""
+    problem = ""
+    if stored.state["fingerprints"].get("data") != data.fingerprints["data"]:
+        problem = "its files have other names, lengths or beginnings"
+    elif "read" in stored.state:  # older checkpoints have only the fingerprint
+        problem = data.hashes.difference(stored.state["read"], say.tick)
+    if not problem:
+        return
+    changed = f"the data has changed since {stored.path.name}: {problem}"
+    consent = consents.agreed(run)
+    if consent is None:
+        raise DataError(
+            f"{changed}; the run cannot be continued exactly. Start a new run, or continue with the "
+            f"data as it is: memconsole resume {run.id} --changed-data"
+        )
+    say.warning(f"{changed}; continuing with it, as {consent.who} agreed")
 
 
 class Announcer:

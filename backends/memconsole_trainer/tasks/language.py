@@ -19,6 +19,7 @@ from memconsole_trainer.data.prepared import Prepared, boundary, make_tokenizer,
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.tokenizer import file_fingerprint
 from memconsole_trainer.engine import Array, Batch, Engine, LossSum
 from memconsole_trainer.tasks.task import Judged, Teller
 from memconsole_trainer.weights.starting import weights_directory
@@ -27,7 +28,9 @@ SAMPLE_TEMPERATURE = 0.8
 SAMPLE_TOP_K = 50
 
 
-def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> LanguageData:
+def open_data(
+    plan: Plan, model: Model, directory: Path, say: Teller, known: Mapping[str, str]
+) -> LanguageData:
     """Open source, tokenizer, train rows and held-out rows of a run. Raises `PlanError` and
     `DataError`."""
     assert isinstance(model, Architecture)
@@ -37,13 +40,16 @@ def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> Languag
     say.phase("tokenizer")
     weights = weights_directory(plan)
     beside = weights / "tokenizer.json" if weights else None
+    saved = directory / "tokenizer.json"
     tokenizer = make_tokenizer(
         plan,
         model,
         source,
         split,
-        directory / "tokenizer.json",
+        saved,
         beside if beside and beside.is_file() else None,
+        known.get("tokenizer", ""),
+        say.warning,
     )
     say.phase("data", "measuring")
     found = prepare(plan, model, source, split, tokenizer, directory / "data.json", say.tick)
@@ -51,23 +57,25 @@ def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> Languag
         say.warning("nothing is held out for validation: the data is a single document")
     if isinstance(source, TokenRows) and tokenizer is None:
         say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
-    return LanguageData(plan, model, found)
+    return LanguageData(plan, model, found, file_fingerprint(saved) if tokenizer else "")
 
 
 class LanguageData:
     """Implements `TaskData`."""
 
-    def __init__(self, plan: Plan, architecture: Architecture, prepared: Prepared) -> None:
+    def __init__(
+        self, plan: Plan, architecture: Architecture, prepared: Prepared, tokenizer_hash: str
+    ) -> None:
         self._plan, self._architecture, self._prepared = plan, architecture, prepared
         self._boundary = boundary(plan, prepared.tokenizer)
         self._unigram: float | None = None
         self._target_bytes: int | None = None
-        tokenizer = prepared.tokenizer
         self.description = prepared.description
         self.fingerprints: Mapping[str, str] = {
             "data": prepared.fingerprint,
-            "tokenizer": tokenizer.fingerprint if tokenizer else "",
+            "tokenizer": tokenizer_hash,
         }
+        self.hashes = prepared.hashes
         self.validation_rows = len(prepared.validation)
 
     def rows(self) -> TextRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from memconsole.plan.model import Model
@@ -14,6 +15,9 @@ OPENERS: dict[str, Opener] = {"language": language.open_data, "regression": regr
 """The opener of each task, by the task's name."""
 
 
-def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> TaskData:
-    """Open the data of a run. Raises `PlanError` and `DataError`."""
-    return OPENERS[task_of(plan).name](plan, model, directory, say)
+def open_data(
+    plan: Plan, model: Model, directory: Path, say: Teller, known: Mapping[str, str]
+) -> TaskData:
+    """Open the data of a run. `known` holds the fingerprints in the checkpoint that it is resumed
+    from. Raises `PlanError` and `DataError`."""
+    return OPENERS[task_of(plan).name](plan, model, directory, say, known)

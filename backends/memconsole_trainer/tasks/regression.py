@@ -34,7 +34,9 @@ RIDGE = 1e-3
 """Ridge term per fitted row, so that constant features do not make the system singular."""
 
 
-def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> WindowData:
+def open_data(
+    plan: Plan, model: Model, directory: Path, say: Teller, known: Mapping[str, str]
+) -> WindowData:
     """Open the file of a run, split it and read its held-out rows. Raises `PlanError` and
     `DataError`."""
     assert isinstance(model, Regressor)
@@ -65,6 +67,7 @@ class WindowData:
             f"{split.held_rows:,} held out"
         )
         self.fingerprints: Mapping[str, str] = {"data": file.fingerprint}
+        self.hashes = file.hashes
         self.validation_rows = len(held.targets)
 
     def rows(self) -> WindowRows:

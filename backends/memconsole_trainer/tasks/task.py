@@ -10,6 +10,7 @@ from typing import Protocol
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import events
+from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.stream import BatchShape, Rows
 from memconsole_trainer.engine import Batch, Engine, LossSum
 
@@ -44,6 +45,8 @@ class TaskData(Protocol):
     """One line for the log."""
     fingerprints: Mapping[str, str]
     """Hashes of what must not change when a run is resumed: "data" and, for text, "tokenizer"."""
+    hashes: DataHashes
+    """Hashes of everything that was read so far."""
     validation_rows: int
 
     def rows(self) -> Rows:
@@ -78,5 +81,6 @@ class TaskData(Protocol):
         ...
 
 
-Opener = Callable[[Plan, Model, Path, Teller], TaskData]
-"""Opens the data of a run; the path is the run's directory. Raises `PlanError` and `DataError`."""
+Opener = Callable[[Plan, Model, Path, Teller, Mapping[str, str]], TaskData]
+"""Opens the data of a run, from its directory and the fingerprints in the checkpoint that it is resumed
+from (none for a new run). Raises `PlanError` and `DataError`."""

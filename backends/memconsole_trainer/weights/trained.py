@@ -15,7 +15,7 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.trained import frozen_names
 from memconsole.runs.record.directory import RunDirectory
-from memconsole_trainer.data.tokenizer import Tokenizer, load
+from memconsole_trainer.data.tokenizer import Tokenizer, file_fingerprint, load
 from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged
@@ -104,4 +104,12 @@ def read(path: Path) -> TrainedModel:
     )
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
-    return TrainedModel(plan, catalog.architecture(plan), stored, path / "tokenizer.json")
+    tokenizer = path / "tokenizer.json"
+    known = stored.state["fingerprints"].get("tokenizer")
+    if known and tokenizer.is_file() and file_fingerprint(tokenizer) != known:
+        print(
+            f"warning: {tokenizer} is not the tokenizer that {run.id} was trained with: its text "
+            "will be wrong; put the right one in its place",
+            file=sys.stderr,
+        )
+    return TrainedModel(plan, catalog.architecture(plan), stored, tokenizer)

@@ -168,7 +168,9 @@ class _Timeline:
         ):
             # The first block's input needs no gradient, so its norm keeps neither its input nor its statistics.
             self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
-        self.kept = self.kept * step.flow.blocks // a.layers  # those below trained weights keep nothing
+        self.kept = (
+            self.kept * step.flow.blocks // a.layers
+        )  # those below trained weights keep nothing
         self.between = self.kept
         """The part of `kept` on the device while no block runs."""
         self.kept_below = self.kept

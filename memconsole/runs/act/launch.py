@@ -16,8 +16,10 @@ from memconsole import typed_json
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.read.liveness import liveness, refusal, settled
+from memconsole.runs.record import consent
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
 from memconsole.runs.record.files import write_atomic
+from memconsole.runs.record.identity import user_name
 from memconsole.runs.record.records import StartRecord
 from memconsole.runs.record.redaction import recorded_environment
 
@@ -47,8 +49,10 @@ def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -
     return run
 
 
-def resume(run: RunDirectory) -> int:
+def resume(run: RunDirectory, *, changed_data: bool = False) -> int:
     """Start the next attempt of a run that has ended. Returns its number.
+
+    With `changed_data` the user agrees to continue although the data have changed.
 
     Raises `RunError` if the run or an orphan of it is alive, if the run is finished, and if its
     plan was refused before anything was trained. A run's plan never changes, so another plan is
@@ -69,6 +73,8 @@ def resume(run: RunDirectory) -> int:
             f"run {run.id} trained nothing: {why}; to train it, changed where needed: "
             f"memconsole train --plan {run.plan_path} --set KEY=VALUE"
         )
+    if changed_data:
+        consent.agree(run, user_name())
     return start_supervisor(run, "--resume")
 
 

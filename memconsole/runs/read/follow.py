@@ -13,8 +13,8 @@ from memconsole.runs.read.facts import facts_of
 from memconsole.runs.read.ladder import rungs
 from memconsole.runs.read.liveness import Liveness, liveness, refusal
 from memconsole.runs.read.log_tail import LogTail
+from memconsole.runs.read.missing import Missing
 from memconsole.runs.read.reduce import (
-    STATE_VERSION,
     RunState,
     begin_attempt,
     eta_seconds,
@@ -22,9 +22,9 @@ from memconsole.runs.read.reduce import (
     reduce,
     slow_step_seconds,
 )
+from memconsole.runs.read.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.symptoms import symptoms_of
-from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
@@ -68,16 +68,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     created_wall: float
     refused: str = ""
     """Why the trainer refused the plan, if nothing was trained."""
-
-
-class SavedState(msgspec.Struct, frozen=True, kw_only=True):
-    """`state.json`: the state after the events up to `position` in the log of `state.attempt`."""
-
-    version: int = STATE_VERSION
-    position: tuple[int, int, int]
-    """From `EventReader`: segment, byte offset, last sequence number."""
-    damaged: int
-    state: RunState
+    missing_records: int = 0
+    """Records of the event log that could not be read or are not there."""
 
 
 class Follower:
@@ -94,7 +86,7 @@ class Follower:
         self._monotonic = monotonic
         self._state = RunState()
         self._reader: EventReader | None = None
-        self._damaged = 0
+        self._missing = Missing()
         self._log: LogTail | None = None
         self._beat: object = None
         self._beat_at = monotonic()
@@ -139,15 +131,13 @@ class Follower:
             log_tail=self._log.poll() if self._log else (),
             stop_requested_by=self._stop_requested_by(life),
             pause_requested=life.live and pause_asked(self.run),
-            damaged_records=self.damaged,
+            missing_records=self.missing,
         )
 
     @property
-    def damaged(self) -> int:
-        """How many records could not be read or had impossible values."""
-        reader = self._reader
-        now = reader.damaged + reader.unknown if reader else 0
-        return self._damaged + now + self._state.odd
+    def missing(self) -> int:
+        """How many records could not be read, are not there, or had impossible values."""
+        return self._missing.records(self._reader) + self._state.odd
 
     @property
     def state(self) -> RunState:
@@ -170,6 +160,7 @@ class Follower:
             model=self._plan.model.name,
             created_wall=self._created,
             refused=clean_line(refusal(self.run, life.verdict), 500),
+            missing_records=self.missing,
         )
 
     def save_state(self) -> bool:
@@ -181,13 +172,12 @@ class Follower:
         reader = self._reader
         if reader is None or reader.position == self._saved:
             return False
+        damaged, unseen = self._missing.counts(reader)
         saved = SavedState(
-            position=reader.position,
-            damaged=self._damaged + reader.damaged + reader.unknown,
-            state=self._state,
+            position=reader.position, damaged=damaged, unseen=unseen, state=self._state
         )
         try:
-            files.write_atomic(self.run.state_path, msgspec.json.encode(saved), durable=False)
+            write_saved(self.run.state_path, saved)
         except OSError:
             return False
         self._saved = reader.position
@@ -195,8 +185,8 @@ class Follower:
 
     def _load(self) -> None:
         """Continue from `state.json`, unless it is missing, damaged or does not match the log."""
-        saved = files.read_struct(self.run.state_path, SavedState)
-        if saved is None or saved.version != STATE_VERSION:
+        saved = read_saved(self.run.state_path)
+        if saved is None:
             return
         attempt, (segment, offset, _) = saved.state.attempt, saved.position
         directory = self.run.attempt_path(attempt)
@@ -208,7 +198,7 @@ class Follower:
         except OSError:
             return
         self._state = clean_texts(saved.state)
-        self._damaged = saved.damaged
+        self._missing = Missing(saved.damaged, saved.unseen)
         self._reader = EventReader(directory, saved.position)
         self._saved = saved.position
         self._log = LogTail(directory / "out.log")
@@ -219,8 +209,7 @@ class Follower:
         later = [n for n in self.run.attempt_numbers() if n > self._state.attempt]
         self._drain()
         for number in later:
-            if self._reader is not None:
-                self._damaged += self._reader.damaged + self._reader.unknown
+            self._missing.leave(self._reader)
             directory = self.run.attempt_path(number)
             self._reader = EventReader(directory)
             self._log = LogTail(directory / "out.log")

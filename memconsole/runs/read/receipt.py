@@ -59,6 +59,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     average_epoch_minutes: float | None
     written_wall: float
+    missing_records: int = 0
+    """Records of the event log that could not be read. The measured peaks may be too low then."""
 
 
 def write_receipt(run: RunDirectory) -> Receipt:
@@ -95,6 +97,7 @@ def write_receipt(run: RunDirectory) -> Receipt:
         tokens_per_second=_typical_speed(story.steps),
         average_epoch_minutes=made.average_epoch_minutes,
         written_wall=time.time(),
+        missing_records=made.missing_records,
     )
     files.write_struct(run.receipt_path, receipt)
     return receipt

@@ -19,6 +19,7 @@ from memconsole.runs.read.comparison import (
 from memconsole.runs.read.follow import READ_BYTES, clean_texts
 from memconsole.runs.read.ladder import Rung, present_plan, rungs
 from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.missing import Missing, uncertain_figures
 from memconsole.runs.read.reduce import RunState, begin_attempt, forget_memory, reduce
 from memconsole.runs.read.snapshot import Symptom
 from memconsole.runs.read.symptoms import symptoms_of
@@ -105,6 +106,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What `tokens_per_second` counts."""
     symptoms: tuple[Symptom, ...] = ()
     """What went wrong, with the settings that act on it."""
+    missing_records: int = 0
+    """Records of the event log that could not be read or are not there."""
+    uncertain: tuple[str, ...] = ()
+    """The figures of this document that may be wrong because of them."""
 
 
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +126,8 @@ class Story(msgspec.Struct):
 
     state: RunState
     steps: list[StepLine]
+    missing: int = 0
+    """Records that could not be read or are not there."""
 
 
 def report(run: RunDirectory) -> Report:
@@ -133,10 +140,12 @@ def read_story(run: RunDirectory) -> Story:
     state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
     steps: list[StepLine] = []
     left = {rung.attempt for rung in rungs(run)}
+    missing, reader = Missing(), None
     for number in run.attempt_numbers():
         state = begin_attempt(state, number)
         if number - 1 in left:
             forget_memory(state)
+        missing.leave(reader)
         reader, before = EventReader(run.attempt_path(number)), None
         while reader.position != before:
             before = reader.position
@@ -154,7 +163,7 @@ def read_story(run: RunDirectory) -> Story:
                             tokens_per_second=record.tokens_per_second,
                         )
                     )
-    return Story(state, steps)
+    return Story(state, steps, missing.records(reader) + state.odd)
 
 
 def _truncate(steps: list[StepLine], last: int) -> None:
@@ -183,6 +192,8 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
     average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
     losses = [e.loss for e in evaluations if e.loss is not None]
     losses += [e.validation_loss for e in epochs if e.validation_loss is not None]
+    if ended and ended.best_validation_loss is not None:
+        losses.append(ended.best_validation_loss)  # its evaluation may be among the missing records
     stored = stored_estimate(run)
     return Report(
         run=clean_line(run.id, 80),
@@ -214,6 +225,8 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         attempts=len(run.attempt_numbers()),
         ladder=rungs(run),
         symptoms=_symptoms(run, state),
+        missing_records=story.missing,
+        uncertain=uncertain_figures(story.missing, ended is not None),
     )
 
 

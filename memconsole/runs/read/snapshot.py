@@ -8,6 +8,7 @@ import msgspec
 
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.facts import RunFacts
+from memconsole.runs.read.missing import uncertain_figures
 from memconsole.runs.record import events
 from memconsole.runs.record.states import State, Verdict
 
@@ -88,9 +89,15 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     stop_requested_by: str | None = None
     pause_requested: bool = False
     """A pause was requested; the run is paused once `phase` is paused."""
-    damaged_records: int = 0
     symptoms: tuple[Symptom, ...] = ()
     """What goes wrong, with the settings that act on it."""
+    missing_records: int = 0
+    """Records that could not be read or are not there."""
+
+    @property
+    def uncertain(self) -> tuple[str, ...]:
+        """The figures that may be wrong because of them."""
+        return uncertain_figures(self.missing_records, self.facts.ended is not None)
 
 
 def _spelled(value: Any) -> str:

@@ -171,7 +171,7 @@ class EventReader:
         self, attempt_directory: Path, position: tuple[int, int, int] | None = None
     ) -> None:
         """Start at the beginning, or at another reader's `position`."""
-        self._directory = attempt_directory
+        self.directory = attempt_directory
         self._segment, self._offset, self.last_sequence = position or (0, 0, 0)
         self._inode: int | None = None
         self._skipping = False
@@ -211,7 +211,7 @@ class EventReader:
         return records
 
     def _following(self) -> int | None:
-        later = [n for n in segment_numbers(self._directory) if n > self._segment]
+        later = [n for n in segment_numbers(self.directory) if n > self._segment]
         return later[0] if later else None
 
     def _enter(self, segment: int) -> None:
@@ -219,16 +219,22 @@ class EventReader:
 
     def _leave(self) -> None:
         """Leave a complete segment. Text after its last newline counts as damaged."""
-        if self._skipping or self._tail:
+        if self.torn:
             self.damaged += 1
 
     _tail = False
+
+    @property
+    def torn(self) -> bool:
+        """Whether text without a newline stands at the end: a record that is being written, or a
+        damaged one."""
+        return self._tail or self._skipping
 
     def _read_segment(self, records: list[Record], budget: int) -> tuple[int, bool]:
         """Read lines of the current segment. Returns (bytes consumed, whether it reached
         the end).
         """
-        path = self._directory / f"events-{self._segment:06d}.log"
+        path = self.directory / f"events-{self._segment:06d}.log"
         self._tail = False
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -10,6 +10,7 @@ from memconsole.memory.table import COMPONENTS, Estimate, MemoryTable
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
+from memconsole.runs.read.missing import marked
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, finite, plot
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule
@@ -86,17 +87,27 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
         ("state", [state_word(run) for run in shown]),
         ("step", [f"{run.facts.step:,}" for run in shown]),
         ("train loss", [_loss(run.facts.loss) for run in shown]),
-        ("best validation", [_loss(_best(run)) for run in shown]),
+        ("best validation", [_marked(_loss(_best(run)), run) for run in shown]),
         *(
             (f"{units}/s", [_rate(run, units) for run in shown])
             for units in dict.fromkeys(task_of(run.plan).units for run in shown)
         ),
         ("minutes", [minutes_word(run.elapsed_seconds / 60) for run in shown]),
-        ("memory peak", [_bytes(run.facts.peak_bytes) for run in shown]),
+        ("memory peak", [_marked(_bytes(run.facts.peak_bytes), run) for run in shown]),
+        *(
+            [("records missing", [f"{run.missing_records:,}" for run in shown])]
+            if any(run.missing_records for run in shown)
+            else []
+        ),
     ]
     lines += [_row(name, texts, cells) for name, texts in figures]
     lines += difference_rows([run.plan for run in shown], cells, width)
     return lines
+
+
+def _marked(text: str, run: RunSnapshot) -> str:
+    """A figure that the records tell, with a mark if some are missing."""
+    return marked(text, "evaluations", run.uncertain)
 
 
 def _rate(run: RunSnapshot, units: str) -> str:

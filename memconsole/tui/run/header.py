@@ -29,6 +29,8 @@ def header_lines(view: RunView, width: int) -> list[Line]:
         about += " · pauses after this step" if run.pause_requested else " · goes on"
     if run.stop_requested_by and view.live:
         about += f" · stop asked by {run.stop_requested_by}"
+    if run.missing_records:
+        line.append(Span(f"  ▲ {run.missing_records:,} records missing", "warn"))
     line.append(Span(fit(about, width - width_of(line)), "dim"))
     return [line, progress_line(view, run, width), *symptom_lines(view, width)]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.comparison import Comparison, EstimatedTable, MemoryLine, compare
 from memconsole.runs.read.figures import figures
+from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
@@ -41,28 +44,35 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     best = ended.best_validation_loss if ended else min(validation, default=None)
     final = ended.final_validation_loss if ended else (validation[-1] if validation else None)
     if best is not None or final is not None:
-        text = f"best {_loss(best)} · final {_loss(final)}"
+        sure = run.uncertain
+        final_figure = "" if ended else "evaluations"
+        text = f"best {marked(_loss(best), 'best_validation_loss', sure)} · "
+        text += f"final {marked(_loss(final), final_figure, sure)}"
         for found in figures(task_of(run.plan), run.evaluations[-1]) if run.evaluations else ():
             words = (measure_word(found.value), found.measure.name)
             text += f" · {' '.join(reversed(words) if found.baseline else words)}"
         rows.append(("validation loss", text, "validation"))
     train = ended.final_train_loss if ended else facts.loss
     if train is not None:
-        rows.append(("final train loss", loss_word(train), "train"))
+        words = marked(loss_word(train), "final_train_loss", run.uncertain)
+        rows.append(("final train loss", words, "train"))
     if ended is not None and ended.early:
         rows.append(("ended", ended.early, ""))
     minutes = ended.average_epoch_minutes if ended else None
     if minutes is None and run.epochs:
         minutes = sum(e.minutes for e in run.epochs) / len(run.epochs)
     total = ended.total_minutes if ended else run.elapsed_seconds / 60
-    time = f"{minutes_word(total)} minutes in all"
+    time = marked(f"{minutes_word(total)} minutes in all", "total_minutes", run.uncertain)
     if minutes is not None:
-        time = f"{minutes_word(minutes)} minutes per epoch · {time}"
+        each = f"{minutes_word(minutes)} minutes per epoch"
+        time = f"{marked(each, 'average_epoch_minutes', run.uncertain)} · {time}"
     rows.append(("time", time, ""))
     device = facts.started.device_name if facts.started else run.plan.device.name
     rows.append(("device", f"{device} · {run.plan.backend}", ""))
     rows += memory_rows(view, run)
     rows.append(("run", f"{run.id} · step {facts.step:,} · attempts {run.attempt}", ""))
+    if run.missing_records:
+        rows.append(("event log", missing_words(run.missing_records), "warn"))
     return rows
 
 
@@ -73,7 +83,7 @@ def _loss(value: float | None) -> str:
 def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
     """One row per measured or predicted figure, and the shortfall if the run ran out of memory."""
     rows = [
-        (_NAMES[one.name], comparison_words(one), _role(one))
+        (_NAMES[one.name], comparison_words(one, run.uncertain), _role(one))
         for one in compared(view, run)
         if one.name in _NAMES
     ]
@@ -116,10 +126,11 @@ def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
     return tuple(row for row in rows if not (on_cpu and row.name == "device"))
 
 
-def comparison_words(one: Comparison) -> str:
+def comparison_words(one: Comparison, uncertain: Collection[str] = ()) -> str:
     """``measured 171 MiB · predicted =168 MiB (−2 %), inside its band 160 MiB to 176 MiB``."""
     seen = "n/a" if one.measured_bytes is None else format_bytes(one.measured_bytes)
-    text = "measured " + ("≥ " if one.at_least else "") + seen
+    text = "measured " + ("≥ " if one.at_least else "")
+    text += marked(seen, "memory.measured", uncertain)
     if one.estimated_bytes is None:
         return text
     text += f" · predicted {one.tier}{format_bytes(one.estimated_bytes)}"

@@ -12,6 +12,7 @@ from textual.message import Message
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
+from memconsole.runs.read.missing import MARK
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.comparing import MOST_RUNS
 from memconsole.tui.draw.ink import Line, Span, fit, left, right
@@ -64,6 +65,7 @@ def run_line(run: RunStatus, width: int, now: float, marked: bool = False) -> Li
     mark, role = state_mark(run)
     steps = f"{run.step:,}" + (f"/{run.total_steps:,}" if run.total_steps else "")
     loss = "—" if run.loss is None else f"{run.loss:.3f}"
+    loss += MARK if run.missing_records else ""
     name, backend = _widths(width)
     line: Line = [
         Span(f"{mark} {left(state_word(run), 11)}", role),
@@ -148,6 +150,8 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
     def title_line(self) -> tuple[str, str]:
         live = sum(run.state in LIVE for run in self._runs)
         words = f"{live} live, {len(self._runs)} in all"
+        if damaged := sum(bool(run.missing_records) for run in self._runs):
+            words = f"{MARK} {damaged} with missing records, {words}"
         if self._marked:
             words = f"{len(self._marked)} marked, {words}"
         return "all runs", words

@@ -194,6 +194,7 @@ def test_receipts_are_read_from_the_folder_of_runs_and_damaged_ones_left_out(
     (tmp_path / "still-training").mkdir()
     leave("damaged", b"{")
     leave("of-no-step", receipt(steps=0, measured={"peak_bytes": 5 * measured}))
+    leave("of-a-damaged-log", receipt(missing_records=1, measured={"peak_bytes": measured // 2}))
     leave("unknown-key", receipt(plan={"model": {"nonsense": 1}}))
     receipts = Receipts(tmp_path)
     receipts.refresh()

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from memconsole.plan.plan import Plan, apply_settings
 from memconsole.runs.read import follow
-from memconsole.runs.read.follow import Follower, SavedState, stall_limit_seconds, status
+from memconsole.runs.read.follow import Follower, stall_limit_seconds, status
 from memconsole.runs.read.liveness import Liveness
 from memconsole.runs.read.reduce import RunState, eta_seconds, reduce, seconds_per_step
+from memconsole.runs.read.saved_state import SavedState
 from memconsole.runs.read.snapshot import Curve
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
@@ -281,7 +282,7 @@ def test_damage_costs_one_record_and_is_counted(run: RunDirectory, clock: Clock)
     lines[5] = lines[5].replace(b'"loss":', b'"losS":')
     log.write_bytes(b"".join(lines))
     snapshot = Follower(run).poll()
-    assert snapshot.damaged_records == 1
+    assert snapshot.missing_records == 1
     assert len(snapshot.train.steps) == 9
 
 

@@ -151,6 +151,8 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
         "task",
         "unit",
         "symptoms",
+        "missing_records",
+        "uncertain",
     ]
     assert document["verdict"] == {"reason": "finished", "evidence": "exit code 0"}
     assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second"}

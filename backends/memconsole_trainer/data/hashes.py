@@ -1,0 +1,170 @@
+"""Hashes of the data that a run has read, by which a resumed run finds out that they have changed.
+
+A source is read in numbered blocks. Each block is hashed when it is read, which costs a twentieth of
+a second per GiB. A checkpoint holds the hashes, and the sizes and modification times of the files.
+The hash, XXH3, finds accidents and edits; it does not withstand someone who forges data.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+GROUPS = 4096
+"""Most hashes of a part in a checkpoint. If there are more blocks, neighbours share a hash."""
+CHECKED_BYTES = 256 << 20
+"""Bytes that are read again when a run is resumed, if no file has another size or time."""
+
+Content = Iterable[Any]
+"""What a block holds, as buffers: bytes or contiguous arrays."""
+
+
+class BlockHashes:
+    """The hashes of one array or list of texts, by block.
+
+    `content` reads a block again. Blocks that earlier attempts of the run have read are known from
+    its checkpoint.
+    """
+
+    def __init__(self, count: int, content: Callable[[int], Content]) -> None:
+        self._count = count
+        self._content = content
+        self._own = np.zeros(count, np.uint64)
+        """The hashes of the blocks that this process has read; 0 for others."""
+        self._earlier = np.zeros(count, np.bool_)
+        self._groups = np.zeros(min(count, GROUPS), np.uint64)
+        """For each group of neighbours, all hashes of earlier blocks combined by exclusive or."""
+        self.changed = False
+        """Whether a block had another content when this process read it again."""
+
+    def take(self, block: int, content: Content) -> None:
+        """Hash a block that was read."""
+        found = _hash(block, content)
+        if not self._own[block]:
+            self._own[block] = found
+        elif self._own[block] != found:
+            self.changed = True
+
+    def state(self) -> dict[str, Any]:
+        """The hashes of all blocks read so far, for a checkpoint."""
+        new = np.flatnonzero((self._own != 0) & ~self._earlier)
+        groups, read = self._groups.copy(), self._earlier.copy()
+        np.bitwise_xor.at(groups, new * len(groups) // max(self._count, 1), self._own[new])
+        read[new] = True
+        return {
+            "blocks": self._count,
+            "read": base64.b64encode(np.packbits(read).tobytes()).decode(),
+            "hashes": base64.b64encode(groups.astype("<u8").tobytes()).decode(),
+        }
+
+    def check(
+        self, state: Mapping[str, Any], most_bytes: int | None, tick: Callable[[], None]
+    ) -> str:
+        """Compare with a checkpoint, reading again up to `most_bytes`, spread over the data.
+
+        Returns "same" if all blocks were read by then and have been compared, "changed" if one
+        differs, and "" if not all could be compared. Raises what reading raises.
+        """
+        if state["blocks"] != self._count:
+            return "changed"
+        bits = np.frombuffer(base64.b64decode(state["read"]), np.uint8)
+        read = np.unpackbits(bits, count=self._count).astype(np.bool_)
+        groups = np.frombuffer(base64.b64decode(state["hashes"]), "<u8").astype(np.uint64)
+        seen, every = 0, bool(read.all())
+        for group in np.random.default_rng(0).permutation(len(groups)):
+            if most_bytes is not None and seen >= most_bytes:
+                every = False
+                break
+            first = -(-group * self._count // len(groups))
+            stop = -(-(group + 1) * self._count // len(groups))
+            together = np.uint64(0)
+            for block in (first + np.flatnonzero(read[first:stop])).tolist():
+                if not self._own[block]:
+                    pieces = list(self._content(block))
+                    seen += sum(memoryview(piece).nbytes for piece in pieces)
+                    self._own[block] = _hash(block, pieces)
+                    tick()
+                together ^= self._own[block]
+            if together != groups[group]:
+                return "changed"
+        self._earlier, self._groups = read, groups
+        return "same" if every else ""
+
+
+class DataHashes:
+    """What is known of the data of a run: its files, and what was read of each part."""
+
+    def __init__(self, files: Sequence[Path], parts: Mapping[str, BlockHashes]) -> None:
+        self._files = _stamps(files)
+        self._parts = parts
+
+    @property
+    def changed(self) -> bool:
+        """Whether data that this process read twice had changed meanwhile."""
+        return any(part.changed for part in self._parts.values())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        parts = {name: part.state() for name, part in self._parts.items()}
+        return {"files": self._files, "parts": parts}
+
+    def difference(self, state: Mapping[str, Any], tick: Callable[[], None]) -> str:
+        """What differs from the state in a checkpoint, as one phrase; empty if nothing does.
+
+        Files of another time are the same data if all was read before and is the same. Raises what
+        reading raises.
+        """
+        untouched = state["files"] == self._files
+        found = set()
+        for name, part in self._parts.items():
+            known = state["parts"].get(name)
+            same = part.check(known, CHECKED_BYTES if untouched else None, tick) if known else ""
+            if same == "changed":
+                return "what was read of it is not the same"
+            found.add(same)
+        if untouched or found == {"same"}:
+            return ""
+        return "its files have been written, and not all of them had been read before"
+
+
+def text_content(texts: Iterable[str | bytes]) -> Content:
+    """The content of a block of texts. The lengths tell where one ends."""
+    for text in texts:
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        yield b"%d:" % len(data)
+        yield data
+
+
+def array_content(values: NDArray[Any]) -> Content:
+    """The content of a block of rows: numbers, or texts."""
+    if values.dtype.kind == "O":
+        return text_content(values.tolist())
+    return (np.ascontiguousarray(values).view(np.uint8),)
+
+
+def _hash(block: int, content: Content) -> np.uint64:
+    """The hash of a block, never 0. The number counts too, so that exchanged blocks differ."""
+    digest = xxhash.xxh3_64(seed=block)
+    for piece in content:
+        digest.update(piece)
+    return np.uint64(digest.intdigest() or 1)
+
+
+def _stamps(files: Sequence[Path]) -> str:
+    """One hash of the name, size and modification time of each file."""
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            status = path.stat()
+            words = f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0"
+        except OSError:
+            words = f"{path.name}\0gone\0"  # reading it will say so
+        digest.update(words.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

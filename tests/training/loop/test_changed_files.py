@@ -1,0 +1,111 @@
+"""Runs whose data or tokenizer changed on disk: refused, continued by consent, or healed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from memconsole.runs.act import launch
+from memconsole.runs.record import consent, events
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.failure import ExitCode
+from memconsole_trainer.weights.trained import read
+from tests.training.harness.runs import attempt, plan, state_hashes, told
+
+pytest.importorskip("torch")
+
+
+class Runs(NamedTuple):
+    data: Path
+    whole: RunDirectory
+    stopped: RunDirectory
+    """The same run, stopped at its fourth step."""
+
+
+@pytest.fixture(scope="module")
+def runs(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        made = Runs(text, create_run(plan(text)), create_run(plan(text)))
+    assert attempt(made.whole) == 0
+    assert attempt(made.stopped, lambda phase, step: step >= 4) == ExitCode.STOPPED
+    return made
+
+
+@pytest.fixture
+def stopped(runs: Runs, tmp_path: Path) -> RunDirectory:
+    """A copy of the stopped run."""
+    return RunDirectory(shutil.copytree(runs.stopped.path, tmp_path / runs.stopped.id))
+
+
+@pytest.fixture
+def changed(runs: Runs) -> object:
+    """One word near the end of a file is another while the test runs; its size is the same."""
+    path = runs.data / "07.txt"
+    before, status = path.read_text(), path.stat()
+    path.write_text(before[:-3] + "xyz")
+    yield path
+    path.write_text(before)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def errors(run: RunDirectory) -> list[str]:
+    return [error.message for error in told(run, events.Error)]
+
+
+def test_changed_data_is_refused_until_the_user_agrees(
+    runs: Runs, stopped: RunDirectory, changed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert attempt(stopped) == ExitCode.BAD_DATA
+    assert "data has changed since step-000000004" in errors(stopped)[-1]
+    assert f"memconsole resume {stopped.id} --changed-data" in errors(stopped)[-1]
+    monkeypatch.setattr(launch, "start_supervisor", lambda run, mode: run.new_attempt())
+    launch.resume(stopped, changed_data=True)
+    assert attempt(stopped, lambda phase, step: step >= 6) == ExitCode.STOPPED
+    assert any("continuing with it" in w.message for w in told(stopped, events.Warning))
+    assert consent.agreed(stopped) is None  # it ended with the checkpoint of step 6
+    assert attempt(stopped) == 0
+    assert state_hashes(stopped) != state_hashes(runs.whole)
+
+
+def test_a_checkpoint_without_hashes_is_resumed_by_its_fingerprint(
+    runs: Runs, stopped: RunDirectory
+) -> None:
+    import hashlib
+
+    (newest,) = stopped.committed_checkpoints()[-1:]
+    state = json.loads((newest / "state.json").read_text())
+    assert set(state.pop("read")) == {"files", "parts"}
+    content = json.dumps(state).encode()
+    (newest / "state.json").write_bytes(content)
+    manifest = json.loads((newest / "MANIFEST.json").read_text())
+    manifest["files"]["state.json"] = {
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    (newest / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert attempt(stopped) == 0
+    assert state_hashes(stopped) == state_hashes(runs.whole)
+
+
+@pytest.mark.parametrize("where", ["first", "middle"])
+def test_a_flipped_bit_in_the_tokenizer_is_healed_and_told(
+    where: str, runs: Runs, stopped: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = stopped.path / "tokenizer.json"
+    intact = path.read_bytes()
+    place = 0 if where == "first" else intact.index(b'"k"') + 1
+    path.write_bytes(intact[:place] + bytes([intact[place] ^ 4]) + intact[place + 1 :])
+    read(stopped.path)
+    assert "is not the tokenizer that" in capsys.readouterr().err
+    assert attempt(stopped) == 0
+    assert [str(path) in w.message for w in told(stopped, events.Warning)].count(True) == 1
+    assert path.read_bytes() == intact
+    assert state_hashes(stopped) == state_hashes(runs.whole)
+    read(stopped.path)
+    assert capsys.readouterr().err == ""
