@@ -61,6 +61,15 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def format_step(seconds: float) -> str:
+    """``310 ms``, ``4.2 ms``, ``85 µs``: a duration that may be well below a second."""
+    if not 0 < seconds < 0.9995:
+        return format_duration(seconds)
+    if seconds < 0.000_9995:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1000:.1f} ms" if seconds < 0.00995 else f"{seconds * 1000:.0f} ms"
+
+
 def _three(value: float) -> str:
     size = abs(value)
     return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"

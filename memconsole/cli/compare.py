@@ -34,7 +34,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
         ("final training loss", [_told(made, "final_train_loss") for made in reports]),
         ("best validation loss", [_told(made, "best_validation_loss") for made in reports]),
         *_figures(reports),
-        ("units/s", [_speed(made) for made in reports]),
+        _speeds(reports),
         ("minutes", [f"{made.total_minutes:.2f}" for made in reports]),
         ("peak memory", [_peak(made) for made in reports]),
     ):
@@ -70,9 +70,21 @@ def _loss(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.4f}"
 
 
+def _speeds(reports: list[Report]) -> tuple[str, list[str]]:
+    """The median speeds. The label names the unit if all runs count the same, else each speed does."""
+    units = [f"{TASKS[made.task].units}/s" for made in reports]
+    one = len(set(units)) == 1
+    found = [_speed(made) for made in reports]
+    shown = [
+        speed if one or speed == "n/a" else f"{speed} {unit}"
+        for speed, unit in zip(found, units, strict=True)
+    ]
+    return (units[0] if one else "speed"), shown
+
+
 def _speed(made: Report) -> str:
     speeds = sorted(step.tokens_per_second for step in made.steps)
-    return f"{speeds[len(speeds) // 2]:,.0f} {TASKS[made.task].units}" if speeds else "n/a"
+    return f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "n/a"
 
 
 def _peak(made: Report) -> str:

@@ -24,7 +24,7 @@ from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import BY_KEY
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.units import format_bytes, format_count, format_duration
+from memconsole.units import format_bytes, format_count, format_step
 
 DOES_NOT_FIT = 3
 NOT_EXACT = 1
@@ -216,7 +216,7 @@ def text(plan: Plan, found: Estimate) -> str:
         *_about(table),
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
         over,
-        f"step {Tier.FORMULA}{format_duration(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
+        f"step {Tier.FORMULA}{format_step(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
         + (
             f", {found.epoch_minutes:,.1f} minutes per epoch"
             if found.epoch_minutes is not None

@@ -22,13 +22,14 @@ class Regression:
     name = "regression"
     unit, units, positions = "window", "windows", "steps"
     loss = Measure("loss", "masked MSE")
+    files = WINDOW_FILES
     measures: tuple[Measure, ...] = (
         Measure("mean_absolute_error", "mean absolute error", short="MAE"),
     )
     derived: tuple[Measure, ...] = ()
     baselines: tuple[Measure, ...] = (
         Measure("zero_loss", "zero output", short="zero"),
-        Measure("linear_loss", "linear map of the last step", short="linear map"),
+        Measure("linear_loss", "linear map of the last step", short="linear"),
     )
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:

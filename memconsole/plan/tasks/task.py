@@ -62,6 +62,8 @@ class Task(Protocol):
     """What an evaluation sums in addition to the loss, in the order in which backends return the sums."""
     derived: tuple[Measure, ...]
     """What the trainer computes from these sums and the data."""
+    files: tuple[str, ...]
+    """Suffixes of the files that it reads; empty if it reads text."""
     baselines: tuple[Measure, ...]
     """Losses of trivial models on the held-out rows, for comparison."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memconsole.devices.reading import Missing
 from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.units import format_bytes, format_duration
+from memconsole.units import format_bytes, format_duration, format_step
 
 if TYPE_CHECKING:
     from memconsole.runs.read.follow import RunStatus
@@ -95,10 +95,8 @@ def duration_word(seconds: float | None) -> str:
 
 
 def step_word(seconds: float) -> str:
-    """The time of one step, in milliseconds below a second."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
-    return format_duration(seconds)
+    """The time of one step, in milliseconds or microseconds below a second."""
+    return format_step(seconds)
 
 
 def minutes_word(minutes: float | None) -> str:

@@ -13,14 +13,29 @@ from memconsole.tui.widgets.painted import Painted
 
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
-    """The chart's title row: names, glyphs and the last exact values."""
+    """The chart's title row: names, glyphs and the last exact values. Names are shortened before they
+    are cut."""
+    line = _legend(run, logarithmic, width, "validation")
+    if width_of(line) > width:
+        line = _legend(run, logarithmic, width, "val")
+    shown: Line = []
+    for span in line:
+        room = width - width_of(shown)
+        shown.append(Span(fit(span.text, room), span.role))
+    room = width - width_of(shown)
+    if room > 2:
+        shown.append(Span(" " + "─" * (room - 1), "dim"))
+    return shown
+
+
+def _legend(run: RunSnapshot, logarithmic: bool, width: int, validation: str) -> Line:
     line: Line = [Span(" loss ", "title")]
     line.append(
         Span(f"─ train {loss_word(run.facts.loss) if run.facts.loss is not None else '—'}", "train")
     )
     if run.evaluations:
         last = run.evaluations[-1]
-        line.append(Span(f"  ◆ validation {loss_word(last.loss)}", "validation"))
+        line.append(Span(f"  ◆ {validation} {loss_word(last.loss)}", "validation"))
     task = task_of(run.plan)
     baseline = baseline_of(task, run.evaluations)
     if baseline is not None:
@@ -32,14 +47,7 @@ def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
         word = f"  {measure_word(found.value)} {found.measure.name}"
         if not found.baseline and len(word) <= width - width_of(line):  # never cut
             line.append(Span(word, "validation"))
-    shown: Line = []
-    for span in line:
-        room = width - width_of(shown)
-        shown.append(Span(fit(span.text, room), span.role))
-    room = width - width_of(shown)
-    if room > 2:
-        shown.append(Span(" " + "─" * (room - 1), "dim"))
-    return shown
+    return line
 
 
 class LineChart(Painted):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from textual import on
 from textual.app import ComposeResult
@@ -12,12 +14,16 @@ from textual.widgets import Input
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan
-from memconsole.tui.draw.ink import Line, Span, cleaned, fit, left
+from memconsole.plan.tasks import task_of
+from memconsole.tui.draw.ink import Line, Span, cleaned, fit, left, width_of
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
 from memconsole.units import format_bytes, format_count
+
+MOST_FILES = 200
+"""Most files that the data picker lists."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,9 @@ def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Ch
             rows.append(Choice(name, name, f"{size} · {model.label}"))
         return rows, "directory or hub id"
     if kind == "dataset":
+        own = task_of(plan).files
+        if own:
+            return _files_with(own, plan), f"path ({', '.join(own)})"
         rows = []
         for name, data in catalog.datasets().items():
             size = f"{format_bytes(data.bytes)} · " if data.bytes else ""
@@ -82,6 +91,21 @@ def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Ch
         note = f"{size} · {verdicts.get(name, 'not for this backend')} · {device.label} · catalog"
         rows.append(Choice(name, name, note))
     return rows, "device name"
+
+
+def _files_with(suffixes: tuple[str, ...], plan: Plan) -> list[Choice]:
+    """The files with one of these suffixes in the working folder and beside the plan's data."""
+    here = Path.cwd()
+    beside = Path(plan.data.source).expanduser().parent
+    found: dict[Path, Choice] = {}
+    with contextlib.suppress(OSError):
+        for folder in (here, here / beside):
+            for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if file.suffix.lower() in suffixes and file.is_file():
+                    name = str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+                    note = f"{format_bytes(file.stat().st_size)} · {file.parent}"
+                    found.setdefault(file.resolve(), Choice(name, name, note))
+    return list(found.values())[:MOST_FILES]
 
 
 def _verdicts(plan: Plan) -> dict[str, str]:
@@ -115,7 +139,10 @@ _BACKENDS = {
 
 
 class PickScreen(ConsoleModal, inherit_bindings=False):
-    """Type to narrow, arrows to move, enter to take. Closes with the value or None."""
+    """Type to narrow, arrows to move, enter to take. Closes with the value or None.
+
+    If the note of the selected row is cut, it is shown whole above the footer.
+    """
 
     SCREEN = "pick"
     BINDINGS = bindings("pick")
@@ -176,12 +203,16 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
     def draw_body(self) -> None:
         width = max(20, self.size.width)
         lines: list[Line] = []
-        for choice in self._found:
+        cut = ""
+        for place, choice in enumerate(self._found):
             mark = "●" if choice.value == self._present else " "
             head = [
                 Span(f"{mark} ", "accent"),
                 Span(left(choice.label, choice.label_width), "strong"),
             ]
             room = width - choice.label_width - 10
+            if place == self._cursor and width_of([Span(choice.note)]) > room:
+                cut = choice.note
             lines.append([*head, Span("  " + fit(choice.note, room), "dim")])
         self.part(ChoiceList).show(lines, self._cursor)
+        self.notice(cut, "dim")
