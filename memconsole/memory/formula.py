@@ -10,7 +10,13 @@ from collections.abc import Iterator
 
 from memconsole.memory.activations import general, jax_step, torch_step
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.host import compiler_bytes, host_bytes, runtime_bytes, saved_bytes
+from memconsole.memory.host import (
+    compiler_bytes,
+    host_bytes,
+    runtime_bytes,
+    saved_bytes,
+    waiting_on_device,
+)
 from memconsole.memory.state.step_sizes import Moment, StepSizes, step_of
 from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
 from memconsole.plan.architecture import Architecture
@@ -34,7 +40,8 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
         if moment.phase not in totals or total > totals[moment.phase]:
             totals[moment.phase], largest[moment.phase] = total, moment
     on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
-    own = runtime_bytes(step, costs) + (compiler if on_cpu else 0)
+    framework, waiting = runtime_bytes(step, costs), waiting_on_device(step)
+    own = framework + waiting + (compiler if on_cpu else 0)
     ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
     phases = {phase: total + own for phase, total in ordered.items()}
     peak_phase = max(phases, key=phases.__getitem__)
@@ -44,7 +51,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     device = reserved if on_cpu else reserved + costs.context_bytes
     (low, high), why = costs.band, ""
     if not isinstance(model, Architecture):
-        least, most = general.bounds(tuple(largest.values()), own)
+        least, most = general.bounds(tuple(largest.values()), own - waiting, waiting)
         low, high, why = low * least, high * most, general.WHERE_FROM
     return MemoryTable(
         backend=plan.backend,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.coefficients import Runtime
-from memconsole.memory.state.data import data_bytes
-from memconsole.memory.state.step_sizes import StepSizes, row_bytes
+from memconsole.memory.state.data import data_bytes, waiting_bytes
+from memconsole.memory.state.step_sizes import StepSizes
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 
@@ -16,6 +16,13 @@ def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
     decoder = isinstance(step.model, Architecture)
     library = library_bytes(step) if decoder and step.plan.backend == "jax" else 0
     return costs.workspace_bytes + kernels + library
+
+
+def waiting_on_device(step: StepSizes) -> int:
+    """Bytes of rows that wait in the memory of a CPU, where the step runs too. Rows of text are small: the framework's
+    own bytes, which were measured with them, include them."""
+    text = isinstance(step.model, Architecture)
+    return 0 if text or step.kind != "cpu" else waiting_bytes(step.plan, step.model)
 
 
 def compiler_bytes(plan: Plan, costs: Runtime) -> int:
@@ -42,7 +49,8 @@ def host_bytes(step: StepSizes, costs: Runtime, on_host: int) -> int:
     device is the CPU."""
     if isinstance(step.model, Architecture):
         data = data_bytes(step.plan, step.model.vocab_size)
-    else:  # the rows of this step and the next one; the file stays on disk
-        rows = step.plan.train.batch_size * step.plan.optimize.accumulation_steps
-        data = 2 * rows * row_bytes(step.plan, step.model)
+    elif step.kind == "cpu":  # part of `on_host`
+        data = 0
+    else:
+        data = waiting_bytes(step.plan, step.model)
     return costs.host_bytes + data + step.state.host + on_host

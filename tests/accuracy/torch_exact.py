@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.timeline import Exact
-from memconsole.memory.state.step_sizes import row_bytes
+from memconsole.memory.state.data import row_bytes
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan, replace

@@ -13,8 +13,9 @@ from functools import lru_cache
 
 import msgspec
 
+from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow
-from memconsole.memory.state.step_sizes import Moment, StepSizes, row_bytes
+from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.plan.model import Model
 from memconsole.plan.sections import Checkpointing
 from memconsole.plan.tasks import task_of_model
@@ -125,12 +126,15 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     yield Moment("checkpoint", step.weights, state=resident)
 
 
-def bounds(moments: Iterator[Moment] | tuple[Moment, ...], own: int) -> tuple[float, float]:
-    """Low and high factor that bound the error of the peak. Only what the rule counts is uncertain."""
+def bounds(
+    moments: Iterator[Moment] | tuple[Moment, ...], own: int, waiting: int = 0
+) -> tuple[float, float]:
+    """Low and high factor that bound the error of the peak. Uncertain is what the rule counts, and the `own` bytes of the
+    framework, which were measured on decoders."""
     totals = []
     for m in moments:
-        ruled = m.activations + m.logits + m.workspace
-        sure = m.total - ruled + own
+        ruled = m.activations + m.logits + m.workspace + own
+        sure = m.total - ruled + own + waiting
         totals.append((sure + LOW * ruled, sure + ruled, sure + HIGH * ruled))
     low, peak, high = (max(column) for column in zip(*totals, strict=True))
     return low / peak, high / peak

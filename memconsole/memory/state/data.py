@@ -15,6 +15,8 @@ ROW_OVERHEAD_BYTES = 152
 
 AHEAD_BYTES = 64 << 20
 """Most bytes of rows that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BYTES`."""
+AHEAD_BATCHES = 8
+"""Fewest batches that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BATCHES`."""
 
 
 def data_bytes(plan: Plan, vocab_size: int) -> int:
@@ -31,6 +33,31 @@ def data_bytes(plan: Plan, vocab_size: int) -> int:
         rows = min(rows, tokens // plan.stride + 1)
     row = token * (plan.data.sequence_length + 1)
     return batches + rows * (row + ROW_OVERHEAD_BYTES) + min(rows * row, AHEAD_BYTES)
+
+
+def waiting_bytes(plan: Plan, model: Model) -> int:
+    """Host bytes of rows of numbers: those in the shuffle buffer, and the batches that wait for the device. The size
+    of the file limits the buffer, as far as it is known."""
+    row, rows = row_bytes(plan, model), plan.data.shuffle_buffer
+    each = plan.train.batch_size * plan.optimize.accumulation_steps
+    most = max(AHEAD_BYTES // (row * each), 2)
+    ahead = min(max(rows // each, AHEAD_BATCHES), most) * each
+    size = _file_bytes(plan.data)
+    held = rows if size is None else min(rows, size // row)
+    return (held + ahead) * row
+
+
+def row_bytes(plan: Plan, model: Model) -> int:
+    """Bytes of one row of a batch, all arrays together."""
+    return sum(array.row_bytes for array in task_of_model(model).inputs(plan, model))
+
+
+@lru_cache(maxsize=256)
+def _file_bytes(data: DataChoice) -> int | None:
+    try:
+        return catalog.dataset(Plan(data=data)).bytes
+    except PlanError:
+        return None
 
 
 def training_tokens(plan: Plan) -> int | None:

@@ -6,13 +6,13 @@ from functools import lru_cache
 
 import msgspec
 
+from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import Rule, State, state
 from memconsole.memory.state.sizes import Group, Sizes, coded_bytes, group, order, sizes
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.model import Model, Parameter
 from memconsole.plan.plan import Plan
-from memconsole.plan.tasks import task_of_model
 from memconsole.plan.trained import frozen_names
 
 
@@ -227,8 +227,3 @@ def _batch_bytes(plan: Plan, model: Model, kind: str) -> int:
     whole = kind == "cpu" or plan.backend == "jax"
     held = plan.optimize.accumulation_steps if whole else 1
     return row_bytes(plan, model) * plan.train.batch_size * held
-
-
-def row_bytes(plan: Plan, model: Model) -> int:
-    """Bytes of one row of a batch, all arrays together."""
-    return sum(array.row_bytes for array in task_of_model(model).inputs(plan, model))

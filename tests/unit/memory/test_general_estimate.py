@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +18,13 @@ from memconsole.memory.answers.advice import (
     remedies,
 )
 from memconsole.memory.answers.solve import fit
+from memconsole.memory.coefficients import runtime as costs_of
 from memconsole.memory.estimate import estimate, model_of, table_of
 from memconsole.memory.exact.sharpen import KnownExact, sharpened
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.formula import PHASES
 from memconsole.memory.seconds import step_flops
+from memconsole.memory.state.data import waiting_bytes
 from memconsole.memory.table import Tier
 from memconsole.memory.tracers.ahead import prepared
 from memconsole.memory.tracers.question import traced_plan
@@ -30,6 +34,8 @@ from memconsole.plan.check import check
 from memconsole.plan.optimizations import BY_KEY
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
+from memconsole_trainer.data.stream import BatchShape, BatchStream
+from memconsole_trainer.engine import Batch
 
 KINDS = {"torch": ("cpu", "gpu", "rocm", "apple"), "jax": ("cpu", "gpu", "rocm", "tpu")}
 PARAMETERS = 208_774
@@ -50,12 +56,13 @@ def device(kind: str, usable: int = 2**34) -> Budget:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Pricing does not open the file: any bytes stand for windows."""
     folder = tmp_path_factory.mktemp("windows")
     (folder / "windows.h5").write_bytes(b"windows")
+    (folder / "large.h5").write_bytes(bytes(50 * ROW))
     with contextlib.chdir(folder):
-        yield
+        yield folder
 
 
 def regression(backend: str = "torch", **changes: Any) -> Plan:
@@ -97,14 +104,49 @@ def test_state_and_data_are_exact(backend: str) -> None:
 
 
 def test_only_what_the_rule_counts_widens_the_band() -> None:
-    """A micro-batch of one row is nearly all state, which is exact; activations may be off by a factor of two."""
+    """With one row, state and waiting rows are most of it, which are exact; the rest may be off by a factor of two."""
 
     def width(rows: int) -> float:
         low, high = table_of(regression(train__batch_size=rows), device("cpu")).band_bytes
         return high / low
 
-    assert width(1) < 1.6 < 3 < width(1024)
+    assert width(1) < 1.7 < 3 < width(1024)
     assert "factor of two" in table_of(regression(), device("cpu")).band_from
+
+
+@dataclass
+class NoRows:
+    """The `Rows` of an empty dataset: the queue is as long as for a full one."""
+
+    shuffle_buffer: int
+    row_bytes: int = ROW
+
+    def epoch(self, epoch: int) -> Any:
+        raise ValueError("there are no rows")
+
+    def join(self, rows: list[Any]) -> Any:
+        raise NotImplementedError
+
+    def batch(self, joined: Any, shape: BatchShape) -> tuple[Batch, int]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("buffer", [1, 10_000, 1_000_000])
+def test_rows_that_wait_for_a_cpu_are_priced(buffer: int, windows: Path) -> None:
+    """The buffer, as far as the file fills it, and the trainer's queue; another device's memory holds none."""
+    rows = (windows / "large.h5").stat().st_size // ROW
+    plan = regression(data__shuffle_buffer=buffer, data__source="large.h5")
+    queue = BatchStream(NoRows(buffer), BatchShape(1, 16, 32))._queue.maxsize
+    expected = (min(rows, buffer) + 16 * queue) * ROW
+    none = table_of(regression(), device("gpu"))
+    for kind, waits in (("cpu", expected), ("gpu", 0)):
+        table = table_of(plan, device(kind))
+        runtime = next(c for c in table.components if c.name == "runtime")
+        own = costs_of("torch", kind).workspace_bytes
+        assert runtime.at("forward") == own + waits, kind
+    assert table.host_bytes - none.host_bytes == expected - waiting_bytes(
+        regression(), model_of(plan)
+    )
 
 
 def test_rates_count_windows() -> None:
