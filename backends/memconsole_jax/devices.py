@@ -1,4 +1,4 @@
-"""Chooses the device that JAX computes on, and applies settings that JAX reads at its start."""
+"""The device that JAX computes on: choosing it, the settings that JAX reads at its start, and its memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import psutil
 
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
-from memconsole_trainer.engine import DeviceFacts
+from memconsole_trainer.engine import DeviceFacts, MemoryReading
+from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.host.platform_lines import cpu_name, optimization_lines
 
 CACHE_BYTES = 2**29
@@ -141,6 +142,39 @@ def _cpu_features() -> str:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     found = [x.partition(":")[2] for x in lines if x.startswith(("flags", "Features"))]
     return "".join(found[:1]) + platform.machine() + cpu_name()
+
+
+class DeviceMemory:
+    """The memory of one device: on a CPU what this process holds since `start`, elsewhere what
+    XLA's allocator holds."""
+
+    def __init__(self, device: Any, facts: DeviceFacts) -> None:
+        self._device, self._total = device, facts.total_bytes
+        self._host = HostMemory() if facts.kind == "cpu" else None
+
+    def start(self) -> None:
+        """Take the baseline of a CPU."""
+        if self._host is not None:
+            self._host.start()
+
+    def reading(self) -> MemoryReading:
+        if self._host is not None:
+            now, peak = self._host.growth_bytes(), self._host.peak_bytes()
+            return MemoryReading(now, peak, now, now, self._total)
+        stats = self._device.memory_stats() or {}
+        return MemoryReading(
+            stats.get("bytes_in_use"),
+            stats.get("peak_bytes_in_use"),
+            stats.get("pool_bytes", stats.get("bytes_reserved")),
+            None,
+            stats.get("bytes_limit"),
+            stats.get("peak_pool_bytes"),
+        )
+
+    def reset_peak(self) -> None:
+        """Works only on a CPU: XLA's allocators cannot reset their peak."""
+        if self._host is not None:
+            self._host.reset_peak()
 
 
 _PRECISIONS = {

@@ -11,19 +11,17 @@ from typing import Any
 
 import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from numpy.typing import NDArray
 
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
-from memconsole_jax import devices, held, optimizer_state, tasks
-from memconsole_jax.held import Released
+from memconsole_jax import devices, held, tasks
 from memconsole_jax.loading import Loader
-from memconsole_jax.optimizer_state import OptimizerLeaf, as_stored
 from memconsole_jax.profiling import Recording
 from memconsole_jax.programs import Programs
+from memconsole_jax.saved import Saved
 from memconsole_jax.step import Backward, TrainState
 from memconsole_jax.techniques.average import first
 from memconsole_trainer.engine import (
@@ -36,11 +34,9 @@ from memconsole_trainer.engine import (
     Part,
     StateSource,
     StepMetrics,
-    WeightsError,
     WeightSource,
     check_names,
 )
-from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.techniques import adapters, average, loss_scale
 from memconsole_trainer.techniques.adapters import InitialAdapters
@@ -73,7 +69,7 @@ class JaxEngine:
         }
         self.parameters = 0
         self.trainable_parameters = 0
-        self._host = HostMemory() if self.device.kind == "cpu" else None
+        self._memory = devices.DeviceMemory(device, self.device)
         self._step = 0
         self._unread: list[tuple[int, float, jax.Array]] = []
         self._in_flight: deque[jax.Array] = deque()
@@ -90,14 +86,14 @@ class JaxEngine:
         )
         self._loader = Loader(plan, self._programs, self._device)
         self._trained_stacks, self._kept_stacks = self._programs.trained, self._programs.kept
-        self._stacks = self._trained_stacks | self._kept_stacks
-        members = {n: sum(p.size for p in s.members) for n, s in self._stacks.items()}
+        self._saved = Saved(self._programs, self._loader)
+        stacks = self._trained_stacks | self._kept_stacks
+        members = {n: sum(p.size for p in s.members) for n, s in stacks.items()}
         self.parameters = sum(members.values())
         self.trainable_parameters = sum(members[n] for n in self._trained_stacks)
         self._gradients: Backward | None = None
         self._compile(model)
-        if self._host is not None:
-            self._host.start()
+        self._memory.start()
         source = adapters.Fingerprinted(weights, self._programs.frozen)
         self._kept = self._loader.base(self._kept_stacks, source.tensor)
         self._base = source.fingerprint()
@@ -223,93 +219,31 @@ class JaxEngine:
         yield STEP, np.array(self._step, np.int64)
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
-        for name, stack in self._stacks.items():
-            if self._base is not None and name in self._kept:
-                continue
-            weights = self._kept if name in self._kept else self._trained.weights
-            rounded = self._programs.is_rounded(name)
-            for canonical, row in stack.split(_host(weights[name])):
-                yield f"model.{canonical}", row.astype(jnp.bfloat16) if rounded else row
-        averages = self._trained.average or {}
-        for stack in self._trained_stacks.values() if averages else ():
-            for canonical, row in stack.split(_host(averages[stack.name])):
-                yield f"{average.PREFIX}{canonical}", row
-        if self._scaled:
-            yield loss_scale.NAME, _host(self._trained.precision)
-        for leaf in self._optimizer_leaves():
-            for name, row in leaf.split(_host(leaf.array)):
-                yield name, as_stored(row)
+        yield from self._saved.tensors(self._trained, self._kept)
 
     def load_state(self, source: StateSource) -> None:
         self.synchronize()
-        check_names(source, self._state_names())
+        base = () if self._base is None else (adapters.FINGERPRINT,)
+        check_names(source, (STEP, *base, *self._saved.names(self._trained)))
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         self._step = int(source.tensor(STEP))
         self._unread.clear()
         self._in_flight.clear()
         self._gradients = None
-        self._trained = TrainState({}, self._trained.optimizer)  # free the weights before loading
-        after = self._precision(source.tensor(loss_scale.NAME) if self._scaled else None)
-
-        def stored(name: str) -> NDArray[np.generic]:
-            return source.tensor(f"model.{name}")
-
+        # Free the weights before loading.
+        self._trained = TrainState({}, self._trained.optimizer)
         if self._base is None:
             self._kept = {}
-            self._kept = self._loader.load(self._kept_stacks, stored)
-        weights = self._loader.load(self._trained_stacks, stored)
-        averages = None
-        if average.is_averaged(self._plan):
-            averages = self._loader.average(
-                self._trained_stacks, lambda name: source.tensor(f"{average.PREFIX}{name}")
-            )
-        loaded = []
-        for leaf in self._optimizer_leaves():
-            array, place = np.empty(leaf.array.shape, leaf.array.dtype), leaf.array.sharding
-            leaf.array.delete()
-            for name, row in leaf.split(array):
-                found = source.tensor(name)
-                if found.shape != row.shape:
-                    raise WeightsError(f"{name}: shape {found.shape}, expected {row.shape}")
-                as_stored(row)[...] = found
-            loaded.append(jax.device_put(array, place))
-        structure = jax.tree.structure(self._trained.optimizer)
-        self._trained = TrainState(weights, jax.tree.unflatten(structure, loaded), after, averages)
-
-    def _state_names(self) -> Iterator[str]:
-        """The names of the tensors that `state` yields."""
-        yield STEP
-        if self._base is not None:
-            yield adapters.FINGERPRINT
-        for name, stack in self._stacks.items():
-            if self._base is None or name not in self._kept:
-                yield from (f"model.{p.name}" for p in stack.members)
-        for name in self._trained.average or {}:
-            yield from (f"{average.PREFIX}{p.name}" for p in self._stacks[name].members)
-        if self._scaled:
-            yield loss_scale.NAME
-        for leaf in self._optimizer_leaves():
-            yield from leaf.names()
+            self._kept = self._saved.kept(source)
+        precision = self._precision(source.tensor(loss_scale.NAME) if self._scaled else None)
+        self._trained = self._saved.trained(source, self._trained, precision)
 
     def memory(self) -> MemoryReading:
-        if self._host is not None:
-            now, peak = self._host.growth_bytes(), self._host.peak_bytes()
-            return MemoryReading(now, peak, now, now, self.device.total_bytes)
-        stats = self._device.memory_stats() or {}
-        return MemoryReading(
-            stats.get("bytes_in_use"),
-            stats.get("peak_bytes_in_use"),
-            stats.get("pool_bytes", stats.get("bytes_reserved")),
-            None,
-            stats.get("bytes_limit"),
-            stats.get("peak_pool_bytes"),
-        )
+        return self._memory.reading()
 
     def reset_peak(self) -> None:
-        """Works only on a CPU: XLA's allocators cannot reset their peak."""
-        if self._host is not None:
-            self._host.reset_peak()
+        self._memory.reset_peak()
 
     def synchronize(self) -> None:
         jax.block_until_ready((self._trained, self._gradients))
@@ -363,18 +297,3 @@ class JaxEngine:
 
     def _put(self, array: Any) -> jax.Array:
         return jax.device_put(array, self._device)
-
-    def _optimizer_leaves(self) -> list[OptimizerLeaf]:
-        return optimizer_state.leaves(self._trained.optimizer, self._stacks)
-
-
-def _host(array: jax.Array | Released) -> Array:
-    """`array` on the host. On a CPU it is a view, which must be freed before the next step because
-    a buffer with a view cannot be donated. Elsewhere it is a copy that JAX does not cache with the
-    array."""
-    if isinstance(array, Released):
-        return array.array
-    on_cpu = all(device.platform == "cpu" for device in array.devices())
-    if on_cpu and array.dtype != jnp.bfloat16:  # NumPy's DLPack has no bfloat16
-        return np.from_dlpack(array)
-    return np.array(array)

@@ -1,0 +1,107 @@
+"""The engine's arrays as the named tensors of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole_jax import optimizer_state
+from memconsole_jax.held import Released
+from memconsole_jax.loading import Loader
+from memconsole_jax.optimizer_state import as_stored
+from memconsole_jax.programs import Programs
+from memconsole_jax.step import TrainState
+from memconsole_trainer.engine import Array, StateSource, WeightsError
+from memconsole_trainer.techniques import average, loss_scale
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint of these programs holds: everything but a frozen base."""
+
+    programs: Programs
+    loader: Loader
+
+    def tensors(
+        self, trained: TrainState, kept: dict[str, Any]
+    ) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Yield every tensor, one at a time on the host."""
+        for name, stack in self._weights.items():
+            rounded = self.programs.is_rounded(name)
+            array = kept[name] if name in kept else trained.weights[name]
+            for canonical, row in stack.split(_host(array)):
+                yield f"model.{canonical}", row.astype(jnp.bfloat16) if rounded else row
+        for name, array in (trained.average or {}).items():
+            for canonical, row in self.programs.trained[name].split(_host(array)):
+                yield f"{average.PREFIX}{canonical}", row
+        if loss_scale.is_scaled(self.programs.plan.optimize.precision):
+            yield loss_scale.NAME, _host(trained.precision)
+        for leaf in self._leaves(trained):
+            for name, row in leaf.split(_host(leaf.array)):
+                yield name, as_stored(row)
+
+    def names(self, trained: TrainState) -> Iterator[str]:
+        """The names of these tensors."""
+        for stack in self._weights.values():
+            yield from (f"model.{p.name}" for p in stack.members)
+        for name in trained.average or {}:
+            yield from (f"{average.PREFIX}{p.name}" for p in self.programs.trained[name].members)
+        if loss_scale.is_scaled(self.programs.plan.optimize.precision):
+            yield loss_scale.NAME
+        for leaf in self._leaves(trained):
+            yield from leaf.names()
+
+    def kept(self, source: StateSource) -> dict[str, jax.Array]:
+        """The weights that are not trained, from a checkpoint without a frozen base."""
+        return self.loader.load(self.programs.kept, lambda name: source.tensor(f"model.{name}"))
+
+    def trained(self, source: StateSource, before: TrainState, precision: Any) -> TrainState:
+        """The state that a step replaces. `before` has only the optimizer's state, whose arrays are
+        deleted one by one."""
+        stacks = self.programs.trained
+        weights = self.loader.load(stacks, lambda name: source.tensor(f"model.{name}"))
+        averages = None
+        if average.is_averaged(self.programs.plan):
+            averages = self.loader.average(
+                stacks, lambda name: source.tensor(f"{average.PREFIX}{name}")
+            )
+        loaded = []
+        for leaf in self._leaves(before):
+            array, place = np.empty(leaf.array.shape, leaf.array.dtype), leaf.array.sharding
+            leaf.array.delete()
+            for name, row in leaf.split(array):
+                found = source.tensor(name)
+                if found.shape != row.shape:
+                    raise WeightsError(f"{name}: shape {found.shape}, expected {row.shape}")
+                as_stored(row)[...] = found
+            loaded.append(jax.device_put(array, place))
+        structure = jax.tree.structure(before.optimizer)
+        return TrainState(weights, jax.tree.unflatten(structure, loaded), precision, averages)
+
+    @property
+    def _weights(self) -> dict[str, Any]:
+        """The stacks of the weights that are saved: a frozen base stays where it came from."""
+        based = bool(self.programs.frozen)
+        return self.programs.trained | ({} if based else self.programs.kept)
+
+    def _leaves(self, trained: TrainState) -> list[optimizer_state.OptimizerLeaf]:
+        stacks = self.programs.trained | self.programs.kept
+        return optimizer_state.leaves(trained.optimizer, stacks)
+
+
+def _host(array: jax.Array | Released) -> Array:
+    """`array` on the host. On a CPU it is a view, which must be freed before the next step because
+    a buffer with a view cannot be donated. Elsewhere it is a copy that JAX does not cache with the
+    array."""
+    if isinstance(array, Released):
+        return array.array
+    on_cpu = all(device.platform == "cpu" for device in array.devices())
+    if on_cpu and array.dtype != jnp.bfloat16:  # NumPy's DLPack has no bfloat16
+        return np.from_dlpack(array)
+    return np.array(array)
