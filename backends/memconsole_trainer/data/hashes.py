@@ -1,8 +1,8 @@
 """Hashes of the data that a run has read, by which a resumed run finds out that they have changed.
 
-A source is read in numbered blocks. Each block is hashed when it is read, which costs a twentieth of
-a second per GiB. A checkpoint holds the hashes, and the sizes and modification times of the files.
-The hash, XXH3, finds accidents and edits; it does not withstand someone who forges data.
+A source is read in numbered blocks, and each block is hashed when it is read. A checkpoint holds the
+hashes, and one hash of the sizes and modification times of the files. XXH3 is faster than memory is
+read; it finds accidents and edits, but does not withstand someone who forges data.
 """
 
 from __future__ import annotations

@@ -58,12 +58,12 @@ class Saver:
         )
 
     def _tell_changed(self) -> None:
-        """Warn once of data that were read a second time and were not the same."""
+        """Warn once if data that was read a second time was not the same."""
         if self._job.data.hashes.changed and not self._told_changed:
             self._told_changed = True
             self._watch.warn(
-                "data on disk have changed while they were trained on: what was read again is not "
-                "what was read before"
+                "the data has changed on disk during this run: what was read again is not what was "
+                "read before"
             )
 
     def write(

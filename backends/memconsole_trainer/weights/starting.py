@@ -13,8 +13,15 @@ from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights, has_weights
 from memconsole_trainer.weights.initialize import InitialWeights
 
-OTHER_FORMATS = ("pytorch_model*.bin", "model*.bin", "*.ckpt", "consolidated*.pth", "*.gguf")
-OTHER_FORMATS += ("tf_model*.h5", "flax_model*.msgpack")
+OTHER_FORMATS = (
+    "pytorch_model*.bin",
+    "model*.bin",
+    "*.ckpt",
+    "consolidated*.pth",
+    "*.gguf",
+    "tf_model*.h5",
+    "flax_model*.msgpack",
+)
 """Weights in files that are not read. Most of them are pickles, which can run any code."""
 
 

@@ -54,8 +54,8 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
         rows.append(("validation loss", text, "validation"))
     train = ended.final_train_loss if ended else facts.loss
     if train is not None:
-        words = marked(loss_word(train), "final_train_loss", run.uncertain)
-        rows.append(("final train loss", words, "train"))
+        text = marked(loss_word(train), "final_train_loss", run.uncertain)
+        rows.append(("final train loss", text, "train"))
     if ended is not None and ended.early:
         rows.append(("ended", ended.early, ""))
     minutes = ended.average_epoch_minutes if ended else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ def stopped(runs: Runs, tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def changed(runs: Runs) -> object:
+def changed(runs: Runs) -> Iterator[Path]:
     """One word near the end of a file is another while the test runs; its size is the same."""
     path = runs.data / "07.txt"
     before, status = path.read_text(), path.stat()
@@ -52,6 +53,17 @@ def changed(runs: Runs) -> object:
     yield path
     path.write_text(before)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.fixture
+def fewer(runs: Runs, tmp_path: Path) -> Iterator[None]:
+    """All files but three are away while the test runs."""
+    away = sorted(runs.data.glob("*.txt"))[3:]
+    for path in away:
+        path.rename(tmp_path / path.name)
+    yield
+    for path in away:
+        (tmp_path / path.name).rename(path)
 
 
 def errors(run: RunDirectory) -> list[str]:
@@ -71,6 +83,31 @@ def test_changed_data_is_refused_until_the_user_agrees(
     assert consent.agreed(stopped) is None  # it ended with the checkpoint of step 6
     assert attempt(stopped) == 0
     assert state_hashes(stopped) != state_hashes(runs.whole)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_fewer_documents_than_it_had_read(
+    stopped: RunDirectory, fewer: None
+) -> None:
+    consent.agree(stopped, "a test")
+    assert attempt(stopped) == 0
+    assert any("other names, lengths" in w.message for w in told(stopped, events.Warning))
+
+
+def test_data_that_changes_while_it_is_trained_on_is_told_once(
+    stopped: RunDirectory, changed: Path
+) -> None:
+    text = changed.read_text()
+    consent.agree(stopped, "a test")
+
+    def write(phase: str, step: int) -> bool:
+        if step == 8:
+            changed.write_text(text[:-3] + "abc")
+        return False
+
+    assert attempt(stopped, write) == 0
+    warnings = [w.message for w in told(stopped, events.Warning)]
+    assert sum("changed on disk" in message for message in warnings) == 1
 
 
 def test_a_checkpoint_without_hashes_is_resumed_by_its_fingerprint(
@@ -93,7 +130,7 @@ def test_a_checkpoint_without_hashes_is_resumed_by_its_fingerprint(
     assert state_hashes(stopped) == state_hashes(runs.whole)
 
 
-@pytest.mark.parametrize("where", ["first", "middle"])
+@pytest.mark.parametrize("where", [pytest.param("first", marks=pytest.mark.slow), "middle"])
 def test_a_flipped_bit_in_the_tokenizer_is_healed_and_told(
     where: str, runs: Runs, stopped: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
