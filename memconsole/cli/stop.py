@@ -7,6 +7,7 @@ import time
 import click
 
 from memconsole.runs.act.control import request_kill, request_stop
+from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import status
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.identity import user_name
@@ -39,5 +40,6 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
             resumable = f"; memconsole resume {found.id}" if now.state != "finished" else ""
             click.echo(f"{found.id}: {now.state} at step {now.step:,}{resumable}")
             return
+        attend(found)
         time.sleep(POLL_SECONDS)
     click.echo(f"{found.id}: asked to stop")

@@ -6,6 +6,7 @@ import secrets
 import time
 
 from memconsole.runs.act import launch
+from memconsole.runs.act.family import wake
 from memconsole.runs.read.liveness import liveness
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError
@@ -53,6 +54,7 @@ def request_profile(run: RunDirectory, who: str, steps: int) -> str:
 
 
 def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str:
+    wake(run)
     now = liveness(run)
     if now.attempt is None or not (now.live or (now.state == "orphaned" and command == "kill")):
         hint = "; only a kill ends its children" if now.state == "orphaned" else ""

@@ -16,6 +16,7 @@ from memconsole import typed_json
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import restart
 from memconsole.runs.act.environment import trainer_environment
+from memconsole.runs.act.family import wake
 from memconsole.runs.read.liveness import liveness, refusal, settled
 from memconsole.runs.record import consent
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
@@ -60,6 +61,7 @@ def resume(run: RunDirectory, *, changed_data: bool = False, from_scratch: bool 
     refused before anything was trained, if its disk is full, and if no intact checkpoint is left. A
     run's plan never changes, so another plan is another run.
     """
+    wake(run)
     now = settled(run)
     if now.live:
         raise RunError(f"run {run.id} is {now.state}; attach to it, or stop it first")
@@ -92,6 +94,14 @@ def adopt(run: RunDirectory) -> None:
     except RunError:
         if liveness(run).supervisor_pid is None:
             raise
+
+
+def attend(run: RunDirectory) -> None:
+    """See to it that someone serves the requests to a living run."""
+    wake(run)
+    now = liveness(run)
+    if now.live and now.attempt is not None and now.supervisor_pid is None:
+        adopt(run)
 
 
 def start_supervisor(

@@ -167,6 +167,8 @@ class Supervisor:
     def _tick(self) -> None:
         self._collect()
         self._serve_requests()
+        if self.stops and self.handle is not None:
+            self.handle.go_on()
         now = boot_seconds()
         beat = read_heartbeat(self.path)
         if beat is not None and self.durations.see(beat, now) and self.deadline is not None:

@@ -15,6 +15,7 @@ STATES: dict[str, tuple[str, str]] = {
     "starting": ("○", "accent"),
     "running": ("●", "good"),
     "unsupervised": ("●", "warn"),
+    "suspended": ("‖", "bad"),
     "paused": ("‖", "warn"),
     "stopping": ("■", "warn"),
     "finished": ("✓", "good"),
