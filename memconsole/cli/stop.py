@@ -31,15 +31,25 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
         return
     verb = "Kill" if kill else "Stop"
     if not yes:
-        click.confirm(f"{verb} {found.id} ({before.name}) at step {before.step:,}?", abort=True)
+        waits = f" It {before.waiting}." if before.waiting else ""
+        click.confirm(
+            f"{verb} {found.id} ({before.name}) at step {before.step:,}?{waits}", abort=True
+        )
     who = f"{user_name()} (memconsole stop)"
     (request_kill if kill else request_stop)(found, who)
+    told = kill
     while wait:
         now = status(found)
         if now.state not in LIVE:
             resumable = f"; memconsole resume {found.id}" if now.state != "finished" else ""
             click.echo(f"{found.id}: {now.state} at step {now.step:,}{resumable}")
             return
+        if now.waiting and not told:
+            told = True
+            click.echo(
+                f"{found.id} {now.waiting}; it stops once they are saved, "
+                f"and memconsole stop {found.id} --kill loses them"
+            )
         attend(found)
         time.sleep(POLL_SECONDS)
     click.echo(f"{found.id}: asked to stop")

@@ -17,15 +17,17 @@ from memconsole.runs.act.spawn import TrainerCommand, trainer_command
 from memconsole.runs.act.stop_deadline import SeenDurations, StopDeadline
 from memconsole.runs.read import ladder
 from memconsole.runs.read.verdict import classify, gather
-from memconsole.runs.record import files, identity, locks, requests
+from memconsole.runs.record import files, identity, locks, requests, spares
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.identity import ProcessHandle, boot_seconds
 from memconsole.runs.record.records import ExitRecord
-from memconsole.runs.record.states import Verdict
+from memconsole.runs.record.states import WAIT_DISK, Verdict
 
 POLL_SECONDS = 0.25
 SNAPSHOT_SECONDS = 1.0
+EXIT_TRIES = 60
+"""Tries, a second apart, to record an end that cannot be written although the disk has room."""
 SAME_STOP_SECONDS = 3.0
 """If two people ask to stop within this time, the second request does not make the stop urgent."""
 LOG_BYTES = 64 << 20
@@ -61,6 +63,8 @@ class Supervisor:
         self.killing = False
         self.continues = False
         """Whether the run ran out of memory and goes on with smaller micro-batches."""
+        self._unwritten: dict[str, requests.Reply] = {}
+        """Replies to requests that are served, by the names of their files; the disk is full."""
         self._save: Callable[[], object] | None = None
         self._next_snapshot = 0.0
 
@@ -173,6 +177,9 @@ class Supervisor:
         beat = read_heartbeat(self.path)
         if beat is not None and self.durations.see(beat, now) and self.deadline is not None:
             self.deadline.moved(now)
+        if beat is not None and beat.phase == WAIT_DISK and self.deadline is not None:
+            # What it could not save is in its memory only.
+            self.deadline.hold(now)
         if self.deadline is not None and now >= self.deadline.at and not self.killing:
             self._give_up_waiting()
         self._snapshot()
@@ -200,7 +207,7 @@ class Supervisor:
         return (code, None) if code >= 0 else (None, signal.Signals(-code))
 
     def _record_exit(self, code: int | None, number: signal.Signals | None) -> None:
-        """Write `exit.json`. On a full disk, free the reserve and retry for a minute."""
+        """Write `exit.json`. On a full disk, free the reserve and wait for room."""
         verdict = classify(gather(self.run, self.attempt, code, number))
         self.continues = self._descends(verdict)
         record = ExitRecord(
@@ -209,14 +216,16 @@ class Supervisor:
             adopted=self.child is None,
             continues=self.continues,
         )
-        for _ in range(60):
+        tries = EXIT_TRIES
+        while tries:
             try:
-                files.write_struct(self.path / "exit.json", record)
+                spares.write_struct(self.run.spares_path, self.path / "exit.json", record)
                 return
             except FileNotFoundError:
                 return
             except OSError as error:
                 say(f"exit.json: {error}")
+                tries -= error.errno not in spares.FULL
                 with contextlib.suppress(OSError):
                     self.run.reserve_path.unlink()
                     continue
@@ -242,39 +251,47 @@ class Supervisor:
 
     def _serve_requests(self) -> None:
         for request, path in requests.pending(self.run):
-            try:
-                self._serve(request, path)
-            except OSError as error:
-                say(f"{path.name}: {error}")
+            given = self._unwritten.get(path.name)
+            if given is not None:
+                self._reply(path, given)
+                continue
+            given = self._decide(request, path)
+            # Reply before acting: the reply to a kill is evidence for the verdict.
+            self._reply(path, given)
+            if request is not None and given.accepted:
+                self._act(request, given)
 
-    def _serve(self, request: requests.Request | None, path: Path) -> None:
+    def _reply(self, path: Path, given: requests.Reply) -> None:
+        """Write a reply; on a full disk keep it for later, so that nothing is served twice."""
+        try:
+            requests.settle(self.run, path, given)
+            self._unwritten.pop(path.name, None)
+        except OSError as error:
+            self._unwritten[path.name] = given
+            say(f"{path.name}: {error}")
+
+    def _decide(self, request: requests.Request | None, path: Path) -> requests.Reply:
         if request is None:
-            given = self._answer(path.stem, "?", "?", accepted=False, note="not a valid request")
-        elif request.attempt != self.attempt:
-            given = self._answer(
-                path.stem,
-                request.command,
-                request.who,
-                accepted=False,
-                note=f"meant for attempt {request.attempt}",
-            )
-        elif request.command != "stop":
-            given = self._answer(path.stem, request.command, request.who)
-        else:
-            note = self._count_stop(request.who)
-            given = self._answer(path.stem, "stop", request.who, note=note)
-        # Reply before acting: the reply to a kill is evidence for the verdict.
-        requests.settle(self.run, path, given)
-        if request is None or not given.accepted:
-            return
-        if request.command == "kill":
-            self._kill()
-        elif request.command in ("pause", "continue"):
-            self._hold(request.command == "pause")
-        elif request.command == "profile":
-            files.write_struct(self.path / requests.PROFILE, request)
-        elif self.handle is not None and not given.note:
-            self.handle.signal(signal.SIGTERM)
+            return self._answer(path.stem, "?", "?", accepted=False, note="not a valid request")
+        command, who = request.command, request.who
+        if request.attempt != self.attempt:
+            note = f"meant for attempt {request.attempt}"
+            return self._answer(path.stem, command, who, accepted=False, note=note)
+        note = self._count_stop(who) if command == "stop" else ""
+        return self._answer(path.stem, command, who, note=note)
+
+    def _act(self, request: requests.Request, given: requests.Reply) -> None:
+        try:
+            if request.command == "kill":
+                self._kill()
+            elif request.command in ("pause", "continue"):
+                self._hold(request.command == "pause")
+            elif request.command == "profile":
+                files.write_struct(self.path / requests.PROFILE, request)
+            elif self.handle is not None and not given.note:
+                self.handle.signal(signal.SIGTERM)
+        except OSError as error:
+            say(f"{request.command}: {error}")
 
     def _hold(self, on: bool) -> None:
         """Make the trainer wait between two steps, or go on. Raises `OSError`."""
@@ -336,6 +353,7 @@ class Supervisor:
         if now < self._next_snapshot and not final:
             return
         self._next_snapshot = now + SNAPSHOT_SECONDS
+        spares.keep(self.run.spares_path)
         try:
             if self._save is None:
                 self._save = snapshot_writer(self.run)
@@ -362,4 +380,6 @@ def snapshot_writer(run: RunDirectory) -> Callable[[], object]:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    """Write a line to the supervisor's log. A full disk loses it."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -30,6 +30,9 @@ State = Literal[
 LIVE: frozenset[str] = frozenset({"starting", "running", "unsupervised", "suspended", "stopping"})
 
 
+WAIT_DISK = "wait_disk"
+"""The phase of a trainer that cannot write its checkpoint and waits until it can."""
+
 OUT_OF_MEMORY = ("out_of_memory", "host_out_of_memory")
 """Verdict reasons that a plan with less memory could fix."""
 
