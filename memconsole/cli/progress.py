@@ -28,7 +28,7 @@ class ProgressLines:
         self._evaluated = -1
         self._sample = -1
         self._checkpoint = -1
-        self._waiting = ""
+        self._unsaved = ""
         self._warned: tuple[str, ...] = ()
         self._missing = 0
 
@@ -48,9 +48,9 @@ class ProgressLines:
             self._phase = facts.phase
             if facts.phase not in ("train", "evaluate", "checkpoint", "sample", WAIT_DISK):
                 yield f"{facts.phase}{': ' + facts.phase_detail if facts.phase_detail else ''}"
-        if run.waiting and not self._waiting:
-            yield f"the run {run.waiting}"
-        self._waiting = run.waiting
+        if run.unsaved and not self._unsaved:
+            yield f"the run {run.unsaved}"
+        self._unsaved = run.unsaved
         for warning in run.warnings:
             if warning not in self._warned:
                 yield f"warning: {warning}"
@@ -110,8 +110,8 @@ def summary(run: RunSnapshot) -> str:
     ended = facts.ended
     if run.verdict is not None and run.state != "finished":
         rows.append(("Why", run.verdict.evidence))
-    if run.waiting:
-        rows.append(("Now", f"the run {run.waiting}"))
+    if run.unsaved:
+        rows.append(("Now", f"the run {run.unsaved}"))
     last = run.evaluations[-1] if run.evaluations else None
     losses = [e.loss for e in run.evaluations if e.loss is not None]
     if ended and ended.best_validation_loss is not None:

@@ -31,9 +31,9 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
         return
     verb = "Kill" if kill else "Stop"
     if not yes:
-        waits = f" It {before.waiting}." if before.waiting else ""
+        unsaved = f" It {before.unsaved}." if before.unsaved else ""
         click.confirm(
-            f"{verb} {found.id} ({before.name}) at step {before.step:,}?{waits}", abort=True
+            f"{verb} {found.id} ({before.name}) at step {before.step:,}?{unsaved}", abort=True
         )
     who = f"{user_name()} (memconsole stop)"
     (request_kill if kill else request_stop)(found, who)
@@ -44,11 +44,11 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
             resumable = f"; memconsole resume {found.id}" if now.state != "finished" else ""
             click.echo(f"{found.id}: {now.state} at step {now.step:,}{resumable}")
             return
-        if now.waiting and not told:
+        if now.unsaved and not told:
             told = True
             click.echo(
-                f"{found.id} {now.waiting}; it stops once they are saved, "
-                f"and memconsole stop {found.id} --kill loses them"
+                f"{found.id} {now.unsaved}. It stops once they are saved; "
+                f"memconsole stop {found.id} --kill loses them"
             )
         attend(found)
         time.sleep(POLL_SECONDS)

@@ -134,15 +134,15 @@ wait(lambda: step() > EVERY)
 with filled():
     first = held_full(hold)
     assert first % EVERY == 0
-    words = f"waits for room on the disk of {run.checkpoints_path}; steps {first - EVERY + 1:,} to {first:,}"
+    words = f"cannot save steps {first - EVERY + 1:,} to {first:,}: the disk of {run.checkpoints_path} is full"
     seen = Follower(run).poll()
     assert (seen.state, seen.facts.phase) == ("running", "wait_disk"), seen
-    assert seen.waiting.startswith(words), seen.waiting
+    assert seen.unsaved.startswith(words), seen.unsaved
     assert words in report(run).verdict.evidence
-    assert "disk full" in memconsole("runs")
+    listed = memconsole("runs")
+    assert "cannot save" in listed.splitlines()[1], listed
+    assert words in listed, listed
 wait(lambda: step() > first + EVERY)
-out = (run.attempt_path(1) / "out.log").read_text()
-assert "characters could not be written]" in out
 with filled():
     second = held_full(hold)
     asked = subprocess.Popen(
@@ -154,7 +154,8 @@ with filled():
     assert held_full(min(hold, 3.0)) == second
     assert asked.poll() is None
 said = asked.communicate(timeout=60)[0]
-assert f"to {second:,} are in memory only; it stops once they are saved" in said, said
+assert f"to {second:,}: the disk of " in said, said
+assert "It stops once they are saved" in said, said
 (last,) = (step_of(path) for path in run.committed_checkpoints())
 assert f"stopped at step {last:,}" in said, said
 assert last in (second, second + 1), "the step under way is finished"

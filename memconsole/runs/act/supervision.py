@@ -13,8 +13,8 @@ from pathlib import Path
 
 from memconsole.plan.plan import PlanError
 from memconsole.runs.act import daemon, family, spawn
+from memconsole.runs.act.serving import Serving
 from memconsole.runs.act.spawn import TrainerCommand, trainer_command
-from memconsole.runs.act.stop_deadline import SeenDurations, StopDeadline
 from memconsole.runs.read import ladder
 from memconsole.runs.read.verdict import classify, gather
 from memconsole.runs.record import files, identity, locks, requests, spares
@@ -22,14 +22,12 @@ from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.identity import ProcessHandle, boot_seconds
 from memconsole.runs.record.records import ExitRecord
-from memconsole.runs.record.states import WAIT_DISK, Verdict
+from memconsole.runs.record.states import Verdict
 
 POLL_SECONDS = 0.25
 SNAPSHOT_SECONDS = 1.0
 EXIT_TRIES = 60
 """Tries, a second apart, to record an end that cannot be written although the disk has room."""
-SAME_STOP_SECONDS = 3.0
-"""If two people ask to stop within this time, the second request does not make the stop urgent."""
 LOG_BYTES = 64 << 20
 """Disk space for an attempt's output. Beyond it only the end of the output is kept."""
 
@@ -56,15 +54,10 @@ class Supervisor:
         self.status: int | None = None
         """The trainer's wait status."""
         self.handle: ProcessHandle | None = None
-        self.durations = SeenDurations()
-        self.deadline: StopDeadline | None = None
-        self.stops: list[tuple[str, float]] = []
-        """Who asked to stop, and when (seconds since boot)."""
+        self.serving = Serving(run, say)
         self.killing = False
         self.continues = False
         """Whether the run ran out of memory and goes on with smaller micro-batches."""
-        self._unwritten: dict[str, requests.Reply] = {}
-        """Replies to requests that are served, by the names of their files; the disk is full."""
         self._save: Callable[[], object] | None = None
         self._next_snapshot = 0.0
 
@@ -96,7 +89,7 @@ class Supervisor:
         if older is not None and not files.exists(self.run.attempt_path(older) / "exit.json"):
             self.attempt = older
             self._record_exit(None, None)
-        self.attempt = self.run.new_attempt()
+        self.attempt = self.serving.attempt = self.run.new_attempt()
         try:
             self._spawn(command(self.run, self.attempt))
         except (OSError, ValueError) as error:
@@ -119,11 +112,7 @@ class Supervisor:
         if who is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.handle = ProcessHandle(who)
-        given = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
-        now = boot_seconds()
-        self.stops = [(answer.who, now) for answer in given if answer.command == "stop"]
-        if self.stops and self.handle is not None:
-            self.deadline = StopDeadline(now, self.durations.patience_seconds())
+        self.serving.adopt(attempt, self.handle is not None)
         return attempt
 
     def watch(self) -> None:
@@ -136,7 +125,7 @@ class Supervisor:
         if self.killing:
             family.kill_members(self.run.id, os.getpid() if self.child else None)
         while locks.gang_held(self.run.gang_lock):
-            self._serve_requests()
+            self.serving.serve(self._act)
             if self.killing:
                 family.kill_members(self.run.id, os.getpid() if self.child else None)
             self._collect()
@@ -170,18 +159,12 @@ class Supervisor:
 
     def _tick(self) -> None:
         self._collect()
-        self._serve_requests()
-        if self.stops and self.handle is not None:
+        self.serving.serve(self._act)
+        if self.serving.stops and self.handle is not None:
             self.handle.go_on()
-        now = boot_seconds()
-        beat = read_heartbeat(self.path)
-        if beat is not None and self.durations.see(beat, now) and self.deadline is not None:
-            self.deadline.moved(now)
-        if beat is not None and beat.phase == WAIT_DISK and self.deadline is not None:
-            # What it could not save is in its memory only.
-            self.deadline.hold(now)
-        if self.deadline is not None and now >= self.deadline.at and not self.killing:
-            self._give_up_waiting()
+        if self.serving.overdue(read_heartbeat(self.path)) and not self.killing:
+            self.serving.record_kill()
+            self._kill()
         self._snapshot()
         daemon.punch_head(self.path / "out.log", LOG_BYTES)
 
@@ -235,7 +218,7 @@ class Supervisor:
         """Take the next step of the out-of-memory ladder, if there is one and no stop was
         requested.
         """
-        if self.stops or self.killing:
+        if self.serving.stops or self.killing:
             return False
         beat = read_heartbeat(self.path)
         try:
@@ -249,49 +232,16 @@ class Supervisor:
             say(rung.words)
         return rung is not None
 
-    def _serve_requests(self) -> None:
-        for request, path in requests.pending(self.run):
-            given = self._unwritten.get(path.name)
-            if given is not None:
-                self._reply(path, given)
-                continue
-            given = self._decide(request, path)
-            # Reply before acting: the reply to a kill is evidence for the verdict.
-            self._reply(path, given)
-            if request is not None and given.accepted:
-                self._act(request, given)
-
-    def _reply(self, path: Path, given: requests.Reply) -> None:
-        """Write a reply; on a full disk keep it for later, so that nothing is served twice."""
-        try:
-            requests.settle(self.run, path, given)
-            self._unwritten.pop(path.name, None)
-        except OSError as error:
-            self._unwritten[path.name] = given
-            say(f"{path.name}: {error}")
-
-    def _decide(self, request: requests.Request | None, path: Path) -> requests.Reply:
-        if request is None:
-            return self._answer(path.stem, "?", "?", accepted=False, note="not a valid request")
-        command, who = request.command, request.who
-        if request.attempt != self.attempt:
-            note = f"meant for attempt {request.attempt}"
-            return self._answer(path.stem, command, who, accepted=False, note=note)
-        note = self._count_stop(who) if command == "stop" else ""
-        return self._answer(path.stem, command, who, note=note)
-
-    def _act(self, request: requests.Request, given: requests.Reply) -> None:
-        try:
-            if request.command == "kill":
-                self._kill()
-            elif request.command in ("pause", "continue"):
-                self._hold(request.command == "pause")
-            elif request.command == "profile":
-                files.write_struct(self.path / requests.PROFILE, request)
-            elif self.handle is not None and not given.note:
-                self.handle.signal(signal.SIGTERM)
-        except OSError as error:
-            say(f"{request.command}: {error}")
+    def _act(self, request: requests.Request) -> None:
+        """Do what an accepted request asks. Raises `OSError`."""
+        if request.command == "kill":
+            self._kill()
+        elif request.command in ("pause", "continue"):
+            self._hold(request.command == "pause")
+        elif request.command == "profile":
+            files.write_struct(self.path / requests.PROFILE, request)
+        elif self.handle is not None:
+            self.handle.signal(signal.SIGTERM)
 
     def _hold(self, on: bool) -> None:
         """Make the trainer wait between two steps, or go on. Raises `OSError`."""
@@ -300,52 +250,10 @@ class Supervisor:
         else:
             (self.path / "paused").unlink(missing_ok=True)
 
-    def _count_stop(self, who: str) -> str:
-        """Record a stop request. Returns a note if it only repeats another user's recent
-        request.
-        """
-        now = boot_seconds()
-        others = [name for name, when in self.stops if now - when < SAME_STOP_SECONDS]
-        if others and who not in others:
-            return f"already asked by {others[0]}"
-        self.stops.append((who, now))
-        if self.deadline is None:
-            self.deadline = StopDeadline(now, self.durations.patience_seconds())
-        else:
-            self.deadline.hurry(now, self.durations.patience_seconds(urgent=True))
-        return ""
-
-    def _give_up_waiting(self) -> None:
-        """The stop took too long: write a kill reply in the supervisor's name, then kill."""
-        asked = requests.stop_requests(self.run, self.attempt)
-        who = asked[0].who if asked else "someone"
-        name = f"{time.time_ns():016x}-{'0' * 10}"
-        note = f"the stop asked by {who} took too long"
-        with contextlib.suppress(OSError):
-            files.write_struct(
-                self.run.control_path / "ack" / f"{name}.json",
-                self._answer(name, "kill", "the supervisor", note=note),
-            )
-        self._kill()
-
     def _kill(self) -> None:
         self.killing = True
         if self.handle is not None:
             self.handle.signal(signal.SIGKILL)
-
-    def _answer(
-        self, request_id: str, command: str, who: str, accepted: bool = True, note: str = ""
-    ) -> requests.Reply:
-        return requests.Reply(
-            id=request_id,
-            command=command,
-            who=who,
-            attempt=self.attempt,
-            accepted=accepted,
-            note=note,
-            time_wall=time.time(),
-            deadline_boot=self.deadline.at if self.deadline is not None else None,
-        )
 
     def _snapshot(self, final: bool = False) -> None:
         """Update `state.json`, at most once a second."""

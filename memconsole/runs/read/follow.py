@@ -25,7 +25,7 @@ from memconsole.runs.read.reduce import (
 from memconsole.runs.read.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.symptoms import symptoms_of
-from memconsole.runs.read.waiting import waiting_words
+from memconsole.runs.read.unsaved import unsaved_words
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
@@ -67,8 +67,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     model: str
     created_wall: float
-    waiting: str = ""
-    """What it waits for if its checkpoint cannot be written, and what is in memory only."""
+    unsaved: str = ""
+    """What it cannot save and keeps in memory, because its disk is full or fails; usually empty."""
     refused: str = ""
     """Why the trainer refused the plan, if nothing was trained."""
     missing_records: int = 0
@@ -107,8 +107,8 @@ class Follower:
         self._catch_up()
         state = self._state
         beat = read_heartbeat(self.run.attempt_path(state.attempt)) if state.attempt else None
-        phase, waiting = state.phase, waiting_words(self.run, beat) if life.live else ""
-        if beat is not None and (phase == "starting" or waiting):
+        phase, unsaved = state.phase, unsaved_words(self.run, beat) if life.live else ""
+        if beat is not None and (phase == "starting" or unsaved):
             phase = clean_line(beat.phase, 16)
         working = life.live and life.state != "starting"
         return RunSnapshot(
@@ -132,7 +132,7 @@ class Follower:
             gauges=state.gauges.curves(),
             warnings=(*self._plan_problem, *state.warnings),
             log_tail=self._log.poll() if self._log else (),
-            waiting=clean_line(waiting, 500),
+            unsaved=clean_line(unsaved, 500),
             stop_requested_by=self._stop_requested_by(life),
             pause_requested=life.live and pause_asked(self.run),
             missing_records=self.missing,
@@ -154,13 +154,13 @@ class Follower:
         self._catch_up()
         number = self._state.attempt
         beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
-        waiting = waiting_words(self.run, beat)
+        unsaved = unsaved_words(self.run, beat)
         return RunStatus(
             id=clean_line(self.run.id, 80),
             name=self._name,
             state=life.state,
-            phase=WAIT_DISK if waiting else self._state.phase,
-            waiting=clean_line(waiting, 500),
+            phase=WAIT_DISK if unsaved else self._state.phase,
+            unsaved=clean_line(unsaved, 500),
             step=self._state.step,
             total_steps=self._state.total_steps or self._plan.train.max_steps,
             loss=self._state.loss,

@@ -23,7 +23,7 @@ from memconsole.runs.read.missing import Missing, uncertain_figures
 from memconsole.runs.read.reduce import RunState, begin_attempt, forget_memory, reduce
 from memconsole.runs.read.snapshot import Symptom
 from memconsole.runs.read.symptoms import symptoms_of
-from memconsole.runs.read.waiting import waiting_words
+from memconsole.runs.read.unsaved import unsaved_words
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventReader
@@ -302,8 +302,8 @@ def _verdict(run: RunDirectory) -> VerdictLine:
     if now.verdict is not None and not now.live:
         return verdict_line(now.verdict)
     beat = read_heartbeat(run.attempt_path(now.attempt)) if now.live and now.attempt else None
-    waiting = waiting_words(run, beat)
-    words = f"the run has not ended: it {waiting}" if waiting else UNENDED.evidence
+    unsaved = unsaved_words(run, beat)
+    words = f"the run has not ended: it {unsaved}" if unsaved else UNENDED.evidence
     return VerdictLine(reason=now.state, evidence=clean_line(words, 500))
 
 

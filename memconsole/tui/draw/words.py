@@ -17,7 +17,7 @@ STATES: dict[str, tuple[str, str]] = {
     "unsupervised": ("●", "warn"),
     "suspended": ("‖", "bad"),
     "paused": ("‖", "warn"),
-    "disk full": ("▲", "bad"),
+    "cannot save": ("▲", "bad"),
     "stopping": ("■", "warn"),
     "finished": ("✓", "good"),
     "stopped": ("■", "accent"),
@@ -40,9 +40,9 @@ def paused(run: RunSnapshot | RunStatus) -> bool:
 
 
 def state_word(run: RunSnapshot | RunStatus) -> str:
-    """The name of the run's state, or "paused" or "disk full"."""
-    if run.waiting:
-        return "disk full"
+    """The name of the run's state, or "paused" or "cannot save"."""
+    if run.unsaved:
+        return "cannot save"
     return "paused" if paused(run) else run.state
 
 
