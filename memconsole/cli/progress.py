@@ -8,6 +8,7 @@ from memconsole.plan.tasks import task_of
 from memconsole.runs.read.figures import figures
 from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration
 
 WIDTH = 80
@@ -27,6 +28,7 @@ class ProgressLines:
         self._evaluated = -1
         self._sample = -1
         self._checkpoint = -1
+        self._unsaved = ""
         self._warned: tuple[str, ...] = ()
         self._missing = 0
 
@@ -44,8 +46,11 @@ class ProgressLines:
             yield f"{format_count(facts.parameters)} parameters, {format_count(trainable)} trainable"
         if facts.phase != self._phase:
             self._phase = facts.phase
-            if facts.phase not in ("train", "evaluate", "checkpoint", "sample"):
+            if facts.phase not in ("train", "evaluate", "checkpoint", "sample", WAIT_DISK):
                 yield f"{facts.phase}{': ' + facts.phase_detail if facts.phase_detail else ''}"
+        if run.unsaved and not self._unsaved:
+            yield f"the run {run.unsaved}"
+        self._unsaved = run.unsaved
         for warning in run.warnings:
             if warning not in self._warned:
                 yield f"warning: {warning}"
@@ -105,6 +110,8 @@ def summary(run: RunSnapshot) -> str:
     ended = facts.ended
     if run.verdict is not None and run.state != "finished":
         rows.append(("Why", run.verdict.evidence))
+    if run.unsaved:
+        rows.append(("Now", f"the run {run.unsaved}"))
     last = run.evaluations[-1] if run.evaluations else None
     losses = [e.loss for e in run.evaluations if e.loss is not None]
     if ended and ended.best_validation_loss is not None:

@@ -34,6 +34,9 @@ def command(as_json: bool, live: bool) -> None:
     rows = [["run", "name", "state", "model", "backend", "step", "loss", "age"]]
     rows += [_row(run) for run in found]
     click.echo("\n".join(columns(rows, left=(0, 1, 2, 3, 4))))
+    for run in found:
+        if run.unsaved:
+            click.echo(f"\n{run.id} {run.unsaved}")
     damaged = [run for run in found if run.missing_records]
     if damaged:
         click.echo("\ndamaged records:")
@@ -60,5 +63,7 @@ def _row(run: RunStatus) -> list[str]:
 
 
 def _state(run: RunStatus) -> str:
+    if run.unsaved:
+        return "cannot save"
     waits = run.state in ("running", "unsupervised") and run.phase == "paused"
     return "paused" if waits else run.state

@@ -7,6 +7,7 @@ import time
 import click
 
 from memconsole.runs.act.control import request_kill, request_stop
+from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import status
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.identity import user_name
@@ -30,14 +31,25 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
         return
     verb = "Kill" if kill else "Stop"
     if not yes:
-        click.confirm(f"{verb} {found.id} ({before.name}) at step {before.step:,}?", abort=True)
+        unsaved = f" It {before.unsaved}." if before.unsaved else ""
+        click.confirm(
+            f"{verb} {found.id} ({before.name}) at step {before.step:,}?{unsaved}", abort=True
+        )
     who = f"{user_name()} (memconsole stop)"
     (request_kill if kill else request_stop)(found, who)
+    told = kill
     while wait:
         now = status(found)
         if now.state not in LIVE:
             resumable = f"; memconsole resume {found.id}" if now.state != "finished" else ""
             click.echo(f"{found.id}: {now.state} at step {now.step:,}{resumable}")
             return
+        if now.unsaved and not told:
+            told = True
+            click.echo(
+                f"{found.id} {now.unsaved}. It stops once they are saved; "
+                f"memconsole stop {found.id} --kill loses them"
+            )
+        attend(found)
         time.sleep(POLL_SECONDS)
     click.echo(f"{found.id}: asked to stop")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from memconsole.plan import plan as plans
+from memconsole.runs.record.directory import create_run
+from tests.training.harness.runs import attempt, state_hashes
 
 INSIDE = """
 import os, sys
@@ -71,9 +76,24 @@ print("held")
 """
 
 
-def test_a_full_disk_keeps_last_words_and_counts_what_is_lost(tmp_path: Path) -> None:
-    mount = f'mount -t tmpfs -o size=2m,mode=0700 tmpfs {tmp_path} && exec "$@"'
-    inside = ["unshare", "-Urm", "sh", "-c", mount, "sh"]
+MINUTE = pytest.param(60.0, marks=pytest.mark.slow, id="a minute")
+
+
+def on_a_small_disk(folder: Path, mebibytes: int, *command: str) -> str:
+    """What a command prints that runs with a full-able disk of its own, mounted on `folder`."""
+    mount = f'mount -t tmpfs -o size={mebibytes}m,mode=0700 tmpfs {folder} && exec "$@"'
+    inside = [
+        "unshare",
+        "-Urm",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        mount,
+        "sh",
+    ]
     try:
         able = subprocess.run([*inside, "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -81,9 +101,34 @@ def test_a_full_disk_keeps_last_words_and_counts_what_is_lost(tmp_path: Path) ->
     if not able:
         pytest.skip("needs a user namespace to mount a small file system")
     done = subprocess.run(
-        [*inside, sys.executable, "-c", INSIDE, str(tmp_path)],
+        [*inside, sys.executable, *command],
         capture_output=True,
         text=True,
         check=False,
+        timeout=280,
     )
-    assert done.stdout.endswith("held\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_full_disk_keeps_last_words_and_counts_what_is_lost(tmp_path: Path) -> None:
+    assert on_a_small_disk(tmp_path, 2, "-c", INSIDE, str(tmp_path)).endswith("held\n")
+
+
+@pytest.mark.parametrize("hold", [pytest.param(2.0, id="seconds"), MINUTE])
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_run_on_a_disk_that_is_filled_twice_waits_and_loses_no_step(
+    backend: str, hold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(backend)
+    disk, text = tmp_path / "disk", tmp_path / "text"
+    disk.mkdir()
+    text.mkdir()
+    (text / "a.txt").write_text("the cat sat on the mat while dogs ran over hills " * 200)
+    story = Path(__file__).with_name("full_disk.py")
+    output = on_a_small_disk(disk, 40, "-P", str(story), str(disk), backend, str(text), str(hold))
+    told = json.loads(output.splitlines()[-1])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    whole = create_run(plans.loads(told["plan"]))
+    assert attempt(whole, lambda phase, step: step >= told["step"]) == 75
+    assert state_hashes(whole) == told["hashes"]

@@ -19,7 +19,6 @@ from memconsole.runs.record import events
 from memconsole.runs.record.failure import cause_of
 from memconsole.units import format_bytes
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.loop import saving
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job, StopRequestedError
 from memconsole_trainer.loop.watch import Watch
@@ -93,8 +92,7 @@ def _checkpoint(
     with _part(watch, CHECKPOINT, str(folder)):
         shutil.rmtree(folder, ignore_errors=True)
         checkpoints = Checkpoints(folder, 1)
-        patience = min(saving.DISK_WAIT_SECONDS, DISK_WAIT_SECONDS)
-        saved = saver.write(checkpoints, 0, patience)
+        saved = saver.write(checkpoints, 0, DISK_WAIT_SECONDS)
         watch.enter(PHASE, CHECKPOINT)
         found = checkpoints.newest(watch.warn, watch.check_stop)
         if found is None:

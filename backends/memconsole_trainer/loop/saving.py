@@ -10,14 +10,17 @@ import msgspec
 
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import consent, events
+from memconsole.runs.record.spares import FULL
+from memconsole.runs.record.states import WAIT_DISK
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
 from memconsole_trainer.weights import checkpoint
 
-DISK_WAIT_SECONDS = 1800.0
-"""How long to wait for room on a full disk while the state stays in memory."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+RETRY_SECONDS = 2.0
+"""Pause before a checkpoint that could not be written is tried again."""
+_PASSING = FULL | {errno.EIO, errno.EROFS}
+"""Errors of a disk that somebody can end while a trained state stays in memory."""
 
 
 class Saver:
@@ -34,19 +37,21 @@ class Saver:
     def save(self) -> None:
         """Commit a checkpoint, unless the last one has this state already or no step was taken.
 
-        Waits for room on a full disk. Raises OSError if there is none in time or a stop is
-        requested, `FencedError`, and `NotFiniteError` if a tensor holds NaN or infinity.
+        If the disk is full or fails, waits until it can be written; a stop request does not end the
+        wait. Raises other OSErrors, `FencedError`, and `NotFiniteError` if a tensor holds NaN or
+        infinity.
         """
         p, job = self._job.progress, self._job
         if p.step == 0 or self._saved == _place(p):
             return
         with self._watch.aside("checkpoint"):
             self._watch.count()
-            saved = self.write(job.checkpoints, p.step, DISK_WAIT_SECONDS)
+            saved = self.write(job.checkpoints, p.step)
             self.last, self._saved = saved.path, _place(p)
             job.checkpoints.retain()
             consent.end(self._attempt.run)
             self._tell_changed()
+            self._attempt.keep_reserve()
         self._attempt.emit(
             events.Checkpoint(
                 step=p.step,
@@ -67,18 +72,35 @@ class Saver:
             )
 
     def write(
-        self, checkpoints: checkpoint.Checkpoints, step: int, patience_seconds: float
+        self, checkpoints: checkpoint.Checkpoints, step: int, patience_seconds: float | None = None
     ) -> checkpoint.Saved:
-        """Commit the current state to `checkpoints`, waiting for room if needed. Raises what `save`
-        raises."""
-        deadline = time.monotonic() + patience_seconds
+        """Commit the current state to `checkpoints`. Raises what `save` raises.
+
+        With `patience_seconds`, waits no longer than that for room on a full disk, raises its OSError
+        then, and raises `StopRequestedError` on a stop request.
+        """
+        began, waited = time.monotonic(), False
         while True:
             try:
-                return self._commit(checkpoints, step)
+                saved = self._commit(checkpoints, step)
             except OSError as error:
-                if error.errno not in _FULL:
+                if error.errno not in (_PASSING if patience_seconds is None else FULL):
                     raise
-                self._wait_for_room(error, deadline)
+                if patience_seconds is not None:
+                    if time.monotonic() >= began + patience_seconds:
+                        raise
+                    self._watch.check_stop()
+                self._announce_wait(error, waited)
+                waited = True
+                self._sleep()
+                continue
+            if waited:
+                seconds = time.monotonic() - began
+                self._watch.forget_clock()
+                self._watch.warn(
+                    f"the checkpoint of step {step:,} is written, after {seconds:.0f} s"
+                )
+            return saved
 
     def _commit(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
         p, job = self._job.progress, self._job
@@ -100,16 +122,17 @@ class Saver:
             expected_bytes=4 * job.engine.trainable_parameters,
         )
 
-    def _wait_for_room(self, error: OSError, deadline: float) -> None:
-        """Sleep for two seconds. Raises `error` at the deadline or on a stop request."""
-        if self._watch.phase != "wait_disk":
-            self._watch.enter("wait_disk", str(error.strerror))
+    def _announce_wait(self, error: OSError, waited: bool) -> None:
+        """Say once why a checkpoint cannot be written."""
+        if not waited:
+            self._watch.enter(WAIT_DISK, str(error.strerror))
             self._watch.warn(
-                f"the disk is full ({error.strerror}); waiting for room to save a checkpoint"
+                f"a checkpoint cannot be written ({error.strerror}); the run waits and keeps its state in memory"
             )
-        for _ in range(10):
-            if time.monotonic() >= deadline or self._attempt.stop_requested:
-                raise error
+
+    def _sleep(self) -> None:
+        end = time.monotonic() + RETRY_SECONDS
+        while time.monotonic() < end:
             self._watch.beat()
             time.sleep(0.2)
 

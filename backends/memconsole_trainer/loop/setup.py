@@ -17,6 +17,7 @@ from memconsole.runs.read.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.manifest import damaged, step_of
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.control.controller import Controller, controller_of
 from memconsole_trainer.data.documents import DataError
@@ -28,13 +29,19 @@ from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.schedule import warmup_steps
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
-from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint, step_of
+from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.huggingface import has_weights
 from memconsole_trainer.weights.starting import check_format, starting_weights, weights_directory
 
 
 class StopRequestedError(Exception):
     """A stop was requested. This is not a failure."""
+
+
+class NoCheckpointError(Exception):
+    """The run has checkpoints, and none of them can be used."""
+
+    cause = "bad_data"
 
 
 @dataclass
@@ -76,7 +83,7 @@ def set_up(attempt: Attempt) -> Job:
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
     checkpoints.sweep()
-    stored = checkpoints.newest(say.warning, say.tick)
+    stored = _newest(attempt, checkpoints, say)
     _at(attempt, stored.path if stored else None)
     _started(attempt, plan, engine, stored)
     for rung in rungs(attempt.run)[-1:]:
@@ -138,6 +145,27 @@ def set_up(attempt: Attempt) -> Job:
     return Job(
         plan, model, engine, data, shape, stream, checkpoints, control, state, fingerprints, path
     )
+
+
+def _newest(attempt: Attempt, checkpoints: Checkpoints, say: Announcer) -> LoadedCheckpoint | None:
+    """The newest intact checkpoint; None if the run has none at all.
+
+    Raises `NoCheckpointError` if it has some, and all are damaged or cannot be read.
+    """
+    problems: list[str] = []
+
+    def problem(message: str) -> None:
+        problems.append(message)
+        say.warning(message)
+
+    stored = checkpoints.newest(problem, say.tick)
+    problems += [f"{path.name} was damaged" for path in damaged(attempt.run.checkpoints_path)]
+    if stored is None and problems:
+        raise NoCheckpointError(
+            f"no intact checkpoint is left: {problems[0].partition(';')[0]}; put an intact copy of it back, or "
+            f"begin again at step 0: memconsole resume {attempt.run.id} --from-scratch"
+        )
+    return stored
 
 
 def _held(engine: Engine) -> tuple[int | None, int | None]:

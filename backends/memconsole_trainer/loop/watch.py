@@ -94,6 +94,10 @@ class Watch:
         self.enter(before)
         self._clock = self._busy_since = time.monotonic()
 
+    def forget_clock(self) -> None:
+        """Do not count the time since the last `count`."""
+        self._clock = time.monotonic()
+
     def lap(self) -> float:
         """Seconds of training since the last call, without the time spent in `aside`."""
         now = time.monotonic()

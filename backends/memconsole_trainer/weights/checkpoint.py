@@ -25,14 +25,19 @@ from numpy.typing import NDArray
 
 from memconsole.runs.record.directory import CHECKPOINT_NAME
 from memconsole.runs.record.files import sync_directory
+from memconsole.runs.record.manifest import (
+    DAMAGED,
+    FORMAT,
+    MANIFEST,
+    REPLACED,
+    STATE,
+    step_of,
+    verify,
+)
 from memconsole_trainer.weights import tensorfile
 
-FORMAT = 1
-MANIFEST = "MANIFEST.json"
-STATE = "state.json"
 SHARD_BYTES = 64 << 20
 """Size of a file of tensors. The host holds one such shard at a time, or one larger tensor."""
-_BLOCK = 1 << 20
 
 Named = tuple[str, NDArray[np.generic]]
 
@@ -88,8 +93,14 @@ class Checkpoints:
         self._last_bytes = 0
 
     def sweep(self) -> None:
-        """Remove leftovers of an interrupted save or deletion. Call only while holding the run's
-        lock."""
+        """Undo a replacement that was cut short, and remove leftovers of an interrupted save or
+        deletion. Call only while holding the run's lock."""
+        for old in self._directory.glob(f"{REPLACED}step-*"):
+            current = old.with_name(old.name.removeprefix(REPLACED))
+            if current.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(current)
         for pattern in (".tmp-*", ".trash-*"):
             for path in self._directory.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
@@ -106,17 +117,24 @@ class Checkpoints:
     ) -> LoadedCheckpoint | None:
         """The newest checkpoint that is intact, or None.
 
-        A damaged one is reported through `say` and skipped. If the caller holds the run's lock
-        (`owned`), it is renamed to ``step-N.BAD``. `beat` is called while hashing.
+        One that is damaged or cannot be read is reported through `say` and skipped. If the caller
+        holds the run's lock (`owned`), a damaged one is renamed to ``step-N.BAD``. `beat` is called
+        while hashing.
         """
         for path in self.committed():
-            problem = verify(path, beat)
+            try:
+                problem = verify(path, beat)
+            except OSError as error:
+                say(
+                    f"{path.name} cannot be read ({error.strerror}); using the checkpoint before it"
+                )
+                continue
             if problem is None:
                 return LoadedCheckpoint(path)
             say(f"{path.name} is damaged ({problem}); using the checkpoint before it")
             if not owned:
                 continue
-            bad = path.with_name(f"{path.name}.BAD")
+            bad = path.with_name(path.name + DAMAGED)
             with contextlib.suppress(OSError):
                 shutil.rmtree(bad, ignore_errors=True)
                 path.rename(bad)
@@ -160,13 +178,13 @@ class Checkpoints:
             if not is_newest():
                 raise FencedError("a newer attempt owns this run")
             final = self._directory / f"step-{step:09d}"
-            if final.exists():
-                self._discard(final)
-            temporary.rename(final)
+            replaced = self._put(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync_directory(self._directory)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
         self._last_bytes = total
         return Saved(final, total, time.monotonic() - started)
 
@@ -183,6 +201,24 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     self._discard(path)
 
+    def _put(self, temporary: Path, final: Path) -> Path | None:
+        """Commit by rename. Returns where the checkpoint of the same step lies that this replaces.
+
+        That one keeps a name under which `sweep` finds it, until the new one is in its place.
+        """
+        if not final.exists():
+            temporary.rename(final)
+            return None
+        old = final.with_name(REPLACED + final.name)
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        try:
+            temporary.rename(final)
+        except BaseException:
+            old.rename(final)
+            raise
+        return old
+
     def _discard(self, path: Path) -> None:
         """Rename, then delete, so that a half-deleted checkpoint is never taken for a valid one."""
         trash = path.with_name(f".trash-{path.name}-{os.getpid()}-{time.monotonic_ns()}")
@@ -197,35 +233,6 @@ class Checkpoints:
                 f"{free / 2**20:,.0f} MiB free, a checkpoint needs {expected * 1.5 / 2**20:,.0f} MiB",
                 str(self._directory),
             )
-
-
-def step_of(path: Path) -> int:
-    match = CHECKPOINT_NAME.match(path.name)
-    assert match is not None
-    return int(match[1])
-
-
-def verify(path: Path, beat: Callable[[], None] | None = None) -> str | None:
-    """What is wrong with a checkpoint, or None if every file matches its size and hash."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        files = dict(manifest["files"])
-        if manifest["format"] != FORMAT or STATE not in files or manifest["step"] != step_of(path):
-            return f"{MANIFEST} is not of this format"
-        present = {p.name for p in path.iterdir() if p.suffix == ".safetensors"}
-        if extra := present - files.keys():
-            return f"{min(extra)} is not in {MANIFEST}"
-        for name, entry in files.items():
-            file = path / name
-            if Path(name).name != name or not file.is_file() or file.is_symlink():
-                return f"{name} is missing"
-            if file.stat().st_size != entry["size"]:
-                return f"{name} has {file.stat().st_size} bytes instead of {entry['size']}"
-            if _sha256(file, beat) != entry["sha256"]:
-                return f"{name} does not match its SHA-256"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return f"{MANIFEST}: {error}"
-    return None
 
 
 def weights_digest(path: Path) -> str:
@@ -276,13 +283,3 @@ def _validation_loss(path: Path) -> float | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return float(loss) if isinstance(loss, int | float) else None
-
-
-def _sha256(path: Path, beat: Callable[[], None] | None) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
-    with open(path, "rb", buffering=0) as file:
-        while read := file.readinto(block):
-            digest.update(block[:read])
-            if beat is not None:
-                beat()
-    return digest.hexdigest()

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TextIO, cast
 
-from memconsole.runs.record import files, locks, shortfall
+import msgspec
+
+from memconsole.runs.record import locks, shortfall, spares
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventWriter
 from memconsole.runs.record.events import Error, Event
@@ -23,11 +25,14 @@ from memconsole.runs.record.failure import ExitCode, cause_of
 from memconsole.runs.record.heartbeat import HeartbeatWriter
 from memconsole.runs.record.identity import boot_seconds
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
-from memconsole.runs.record.redaction import RedactingStream, redact, secret_values
+from memconsole.runs.record.redaction import OutputStream, redact, secret_values
 from memconsole.runs.record.requests import PROFILE, Request, read_profile_request
+from memconsole.runs.record.states import WAIT_DISK
 from memconsole.sanitize import clean
 
 RESERVE_BYTES = 64 << 20
+LAST_WORDS_SECONDS = 60.0
+"""How long the last records of an attempt wait for room on a full disk."""
 TRACEBACK_CHARACTERS = 30_000
 
 
@@ -87,8 +92,8 @@ class Attempt:
         self._secrets = secret_values(os.environ)
         self._events = EventWriter(self.path, secrets=self._secrets, on_full=self.free_reserve)
         self._heartbeat = HeartbeatWriter(self.path)
-        self._make_reserve()
-        self._redact_output()
+        self.keep_reserve()
+        self._guard_output()
         self._install()
         self.progress("import", 0)
         return self
@@ -103,6 +108,7 @@ class Attempt:
             self.report(exception)
         self._restore()
         if self._events is not None:
+            self._wait_until(self._events.settled)
             self._events.close()
             self._events = None
         if self._heartbeat is not None:
@@ -218,20 +224,42 @@ class Attempt:
                 self.run.reserve_path.unlink()
 
     def _write_last(self, name: str, record: FinalRecord | ErrorRecord) -> None:
-        for _ in range(2):
+        """Write a last record. On a full disk, waits for room; a record without its traceback needs
+        none."""
+
+        def written() -> bool:
             try:
-                files.write_struct(self.path / name, record)
-                return
-            except (OSError, UnicodeEncodeError) as error:
-                print(f"{name}: {error}", file=sys.stderr)
-                self.free_reserve()
+                spares.write_struct(self.run.spares_path, self.path / name, record)
+            except OSError as error:
+                return error.errno not in spares.FULL
+            return True
+
+        if written():
+            return
+        print(f"{name}: no room", file=sys.stderr)
+        self.free_reserve()
+        if isinstance(record, ErrorRecord):
+            with contextlib.suppress(OSError):
+                short = msgspec.structs.replace(record, traceback="", message=record.message[:1000])
+                spares.write_struct(self.run.spares_path, self.path / name, short)
+        self._wait_until(written)
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """On a full disk: try again until `done`, for a while."""
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        while not done() and time.monotonic() < deadline:
+            self.progress(WAIT_DISK, self.step)
+            time.sleep(0.2)
 
     def _refuse(self, why: str) -> None:
         print(f"memconsole: fenced: {why}", file=sys.stderr, flush=True)
         raise Fenced(why)
 
-    def _make_reserve(self) -> None:
-        """Reserve disk space for the last records, less if little is free."""
+    def keep_reserve(self) -> None:
+        """Reserve disk space for the last records, less if little is free. Call it again once there
+        is room after the disk was full."""
+        if self.run.reserve_path.exists():
+            return
         with contextlib.suppress(OSError, AttributeError):
             size = min(RESERVE_BYTES, shutil.disk_usage(self.run.path).free // 16)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -241,11 +269,11 @@ class Attempt:
             finally:
                 os.close(descriptor)
 
-    def _redact_output(self) -> None:
-        """Remove secrets from what Python code prints, until the process ends."""
-        if self._secrets and not isinstance(sys.stderr, RedactingStream):
-            sys.stdout = cast(TextIO, RedactingStream(sys.stdout, self._secrets))
-            sys.stderr = cast(TextIO, RedactingStream(sys.stderr, self._secrets))
+    def _guard_output(self) -> None:
+        """Guard what Python code prints against secrets and a full disk, until the process ends."""
+        if not isinstance(sys.stderr, OutputStream):
+            sys.stdout = cast(TextIO, OutputStream(sys.stdout, self._secrets))
+            sys.stderr = cast(TextIO, OutputStream(sys.stderr, self._secrets))
 
     def _install(self) -> None:
         if threading.current_thread() is threading.main_thread():

@@ -6,8 +6,9 @@ import secrets
 import time
 
 from memconsole.runs.act import launch
+from memconsole.runs.act.family import wake
 from memconsole.runs.read.liveness import liveness
-from memconsole.runs.record import files
+from memconsole.runs.record import spares
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.requests import Order, Reply, Request, reply_to
 from memconsole.sanitize import clean_line
@@ -53,6 +54,7 @@ def request_profile(run: RunDirectory, who: str, steps: int) -> str:
 
 
 def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str:
+    wake(run)
     now = liveness(run)
     if now.attempt is None or not (now.live or (now.state == "orphaned" and command == "kill")):
         hint = "; only a kill ends its children" if now.state == "orphaned" else ""
@@ -66,7 +68,8 @@ def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str
         steps=steps,
     )
     try:
-        files.write_struct(run.control_path / "cmd" / f"{request.id}.json", request)
+        path = run.control_path / "cmd" / f"{request.id}.json"
+        spares.write_struct(run.spares_path, path, request)
     except OSError as error:
         raise RunError(f"run {run.id}: the request cannot be written: {error.strerror}") from None
     if now.supervisor_pid is None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 
+from memconsole.runs.act.family import wake
 from memconsole.runs.read.liveness import settled
 from memconsole.runs.record import locks
 from memconsole.runs.record.directory import RunDirectory, RunError
@@ -13,6 +14,7 @@ from memconsole.runs.record.directory import RunDirectory, RunError
 
 def delete_run(run: RunDirectory) -> None:
     """Remove a run's files. Raises `RunError` while any of its processes is alive."""
+    wake(run)
     now = settled(run)
     if now.live or now.gang_held:
         raise RunError(f"run {run.id} is {now.state}; stop it first")

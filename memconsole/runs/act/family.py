@@ -1,4 +1,4 @@
-"""Finds a run's children and orphans, which hold no lock of their own, by parent and by marker."""
+"""Finds a run's processes: its children and orphans, which hold no lock, and a suspended supervisor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from memconsole.runs.act.environment import RUN_ID
-from memconsole.runs.record import identity
+from memconsole.runs.record import identity, locks
+from memconsole.runs.record.directory import RunDirectory
 
 PROC = Path("/proc")
 
@@ -58,6 +59,20 @@ def kill_members(run_id: str, parent: int | None = None) -> int:
                 handle.wait(1.0)
             handle.close()
     return hit
+
+
+def wake(run: RunDirectory) -> None:
+    """Let a run's suspended supervisor go on, so that it serves and records again."""
+    pid = locks.holder(run.supervisor_lock)
+    who = identity.identify(pid) if pid and identity.is_suspended(pid) else None
+    if who is None:
+        return
+    try:
+        handle = identity.ProcessHandle(who)
+    except ProcessLookupError:
+        return
+    handle.go_on()
+    handle.close()
 
 
 def _processes() -> list[int]:

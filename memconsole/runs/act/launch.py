@@ -14,7 +14,9 @@ import msgspec
 
 from memconsole import typed_json
 from memconsole.plan.plan import Plan
+from memconsole.runs.act import restart
 from memconsole.runs.act.environment import trainer_environment
+from memconsole.runs.act.family import wake
 from memconsole.runs.read.liveness import liveness, refusal, settled
 from memconsole.runs.record import consent
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
@@ -49,15 +51,17 @@ def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -
     return run
 
 
-def resume(run: RunDirectory, *, changed_data: bool = False) -> int:
+def resume(run: RunDirectory, *, changed_data: bool = False, from_scratch: bool = False) -> int:
     """Start the next attempt of a run that has ended. Returns its number.
 
-    With `changed_data` the user agrees to continue although the data have changed.
+    With `changed_data` the user agrees to continue although the data have changed; with
+    `from_scratch`, to begin again if no intact checkpoint is left.
 
-    Raises `RunError` if the run or an orphan of it is alive, if the run is finished, and if its
-    plan was refused before anything was trained. A run's plan never changes, so another plan is
-    another run.
+    Raises `RunError` if the run or an orphan of it is alive, if the run is finished, if its plan was
+    refused before anything was trained, if its disk is full, and if no intact checkpoint is left. A
+    run's plan never changes, so another plan is another run.
     """
+    wake(run)
     now = settled(run)
     if now.live:
         raise RunError(f"run {run.id} is {now.state}; attach to it, or stop it first")
@@ -73,6 +77,11 @@ def resume(run: RunDirectory, *, changed_data: bool = False) -> int:
             f"run {run.id} trained nothing: {why}; to train it, changed where needed: "
             f"memconsole train --plan {run.plan_path} --set KEY=VALUE"
         )
+    restart.check_room(run)
+    if from_scratch:
+        restart.set_damaged_aside(run)
+    else:
+        restart.check_checkpoint(run)
     if changed_data:
         consent.agree(run, user_name())
     return start_supervisor(run, "--resume")
@@ -85,6 +94,14 @@ def adopt(run: RunDirectory) -> None:
     except RunError:
         if liveness(run).supervisor_pid is None:
             raise
+
+
+def attend(run: RunDirectory) -> None:
+    """See to it that someone serves the requests to a living run."""
+    wake(run)
+    now = liveness(run)
+    if now.live and now.attempt is not None and now.supervisor_pid is None:
+        adopt(run)
 
 
 def start_supervisor(

@@ -65,6 +65,11 @@ class StopDeadline:
         self._patience = min(self._patience, patience_seconds)
         self.at = min(self.at, now + self._patience)
 
+    def hold(self, now: float) -> None:
+        """Begin anew, because the checkpoint cannot be written and the trainer waits."""
+        self.at = now + self._patience
+        self._latest = max(self._latest, self.at)
+
     def moved(self, now: float) -> None:
         """Extend the deadline, because the checkpoint has grown."""
         self.at = min(self._latest, max(self.at, now + self._patience))

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from memconsole.plan.plan import PlanError
 from memconsole.runs.act import daemon, family, spawn
+from memconsole.runs.act.serving import Serving
 from memconsole.runs.act.spawn import TrainerCommand, trainer_command
-from memconsole.runs.act.stop_deadline import SeenDurations, StopDeadline
 from memconsole.runs.read import ladder
 from memconsole.runs.read.verdict import classify, gather
-from memconsole.runs.record import files, identity, locks, requests
+from memconsole.runs.record import files, identity, locks, requests, spares
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.identity import ProcessHandle, boot_seconds
@@ -26,8 +26,8 @@ from memconsole.runs.record.states import Verdict
 
 POLL_SECONDS = 0.25
 SNAPSHOT_SECONDS = 1.0
-SAME_STOP_SECONDS = 3.0
-"""If two people ask to stop within this time, the second request does not make the stop urgent."""
+EXIT_TRIES = 60
+"""Tries, a second apart, to record an end that cannot be written although the disk has room."""
 LOG_BYTES = 64 << 20
 """Disk space for an attempt's output. Beyond it only the end of the output is kept."""
 
@@ -54,10 +54,7 @@ class Supervisor:
         self.status: int | None = None
         """The trainer's wait status."""
         self.handle: ProcessHandle | None = None
-        self.durations = SeenDurations()
-        self.deadline: StopDeadline | None = None
-        self.stops: list[tuple[str, float]] = []
-        """Who asked to stop, and when (seconds since boot)."""
+        self.serving = Serving(run, say)
         self.killing = False
         self.continues = False
         """Whether the run ran out of memory and goes on with smaller micro-batches."""
@@ -92,7 +89,7 @@ class Supervisor:
         if older is not None and not files.exists(self.run.attempt_path(older) / "exit.json"):
             self.attempt = older
             self._record_exit(None, None)
-        self.attempt = self.run.new_attempt()
+        self.attempt = self.serving.attempt = self.run.new_attempt()
         try:
             self._spawn(command(self.run, self.attempt))
         except (OSError, ValueError) as error:
@@ -115,11 +112,7 @@ class Supervisor:
         if who is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.handle = ProcessHandle(who)
-        given = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
-        now = boot_seconds()
-        self.stops = [(answer.who, now) for answer in given if answer.command == "stop"]
-        if self.stops and self.handle is not None:
-            self.deadline = StopDeadline(now, self.durations.patience_seconds())
+        self.serving.adopt(attempt, self.handle is not None)
         return attempt
 
     def watch(self) -> None:
@@ -132,7 +125,7 @@ class Supervisor:
         if self.killing:
             family.kill_members(self.run.id, os.getpid() if self.child else None)
         while locks.gang_held(self.run.gang_lock):
-            self._serve_requests()
+            self.serving.serve(self._act)
             if self.killing:
                 family.kill_members(self.run.id, os.getpid() if self.child else None)
             self._collect()
@@ -166,13 +159,12 @@ class Supervisor:
 
     def _tick(self) -> None:
         self._collect()
-        self._serve_requests()
-        now = boot_seconds()
-        beat = read_heartbeat(self.path)
-        if beat is not None and self.durations.see(beat, now) and self.deadline is not None:
-            self.deadline.moved(now)
-        if self.deadline is not None and now >= self.deadline.at and not self.killing:
-            self._give_up_waiting()
+        self.serving.serve(self._act)
+        if self.serving.stops and self.handle is not None:
+            self.handle.go_on()
+        if self.serving.overdue(read_heartbeat(self.path)) and not self.killing:
+            self.serving.record_kill()
+            self._kill()
         self._snapshot()
         daemon.punch_head(self.path / "out.log", LOG_BYTES)
 
@@ -198,7 +190,7 @@ class Supervisor:
         return (code, None) if code >= 0 else (None, signal.Signals(-code))
 
     def _record_exit(self, code: int | None, number: signal.Signals | None) -> None:
-        """Write `exit.json`. On a full disk, free the reserve and retry for a minute."""
+        """Write `exit.json`. On a full disk, free the reserve and wait for room."""
         verdict = classify(gather(self.run, self.attempt, code, number))
         self.continues = self._descends(verdict)
         record = ExitRecord(
@@ -207,14 +199,16 @@ class Supervisor:
             adopted=self.child is None,
             continues=self.continues,
         )
-        for _ in range(60):
+        tries = EXIT_TRIES
+        while tries:
             try:
-                files.write_struct(self.path / "exit.json", record)
+                spares.write_struct(self.run.spares_path, self.path / "exit.json", record)
                 return
             except FileNotFoundError:
                 return
             except OSError as error:
                 say(f"exit.json: {error}")
+                tries -= error.errno not in spares.FULL
                 with contextlib.suppress(OSError):
                     self.run.reserve_path.unlink()
                     continue
@@ -224,7 +218,7 @@ class Supervisor:
         """Take the next step of the out-of-memory ladder, if there is one and no stop was
         requested.
         """
-        if self.stops or self.killing:
+        if self.serving.stops or self.killing:
             return False
         beat = read_heartbeat(self.path)
         try:
@@ -238,40 +232,15 @@ class Supervisor:
             say(rung.words)
         return rung is not None
 
-    def _serve_requests(self) -> None:
-        for request, path in requests.pending(self.run):
-            try:
-                self._serve(request, path)
-            except OSError as error:
-                say(f"{path.name}: {error}")
-
-    def _serve(self, request: requests.Request | None, path: Path) -> None:
-        if request is None:
-            given = self._answer(path.stem, "?", "?", accepted=False, note="not a valid request")
-        elif request.attempt != self.attempt:
-            given = self._answer(
-                path.stem,
-                request.command,
-                request.who,
-                accepted=False,
-                note=f"meant for attempt {request.attempt}",
-            )
-        elif request.command != "stop":
-            given = self._answer(path.stem, request.command, request.who)
-        else:
-            note = self._count_stop(request.who)
-            given = self._answer(path.stem, "stop", request.who, note=note)
-        # Reply before acting: the reply to a kill is evidence for the verdict.
-        requests.settle(self.run, path, given)
-        if request is None or not given.accepted:
-            return
+    def _act(self, request: requests.Request) -> None:
+        """Do what an accepted request asks. Raises `OSError`."""
         if request.command == "kill":
             self._kill()
         elif request.command in ("pause", "continue"):
             self._hold(request.command == "pause")
         elif request.command == "profile":
             files.write_struct(self.path / requests.PROFILE, request)
-        elif self.handle is not None and not given.note:
+        elif self.handle is not None:
             self.handle.signal(signal.SIGTERM)
 
     def _hold(self, on: bool) -> None:
@@ -281,52 +250,10 @@ class Supervisor:
         else:
             (self.path / "paused").unlink(missing_ok=True)
 
-    def _count_stop(self, who: str) -> str:
-        """Record a stop request. Returns a note if it only repeats another user's recent
-        request.
-        """
-        now = boot_seconds()
-        others = [name for name, when in self.stops if now - when < SAME_STOP_SECONDS]
-        if others and who not in others:
-            return f"already asked by {others[0]}"
-        self.stops.append((who, now))
-        if self.deadline is None:
-            self.deadline = StopDeadline(now, self.durations.patience_seconds())
-        else:
-            self.deadline.hurry(now, self.durations.patience_seconds(urgent=True))
-        return ""
-
-    def _give_up_waiting(self) -> None:
-        """The stop took too long: write a kill reply in the supervisor's name, then kill."""
-        asked = requests.stop_requests(self.run, self.attempt)
-        who = asked[0].who if asked else "someone"
-        name = f"{time.time_ns():016x}-{'0' * 10}"
-        note = f"the stop asked by {who} took too long"
-        with contextlib.suppress(OSError):
-            files.write_struct(
-                self.run.control_path / "ack" / f"{name}.json",
-                self._answer(name, "kill", "the supervisor", note=note),
-            )
-        self._kill()
-
     def _kill(self) -> None:
         self.killing = True
         if self.handle is not None:
             self.handle.signal(signal.SIGKILL)
-
-    def _answer(
-        self, request_id: str, command: str, who: str, accepted: bool = True, note: str = ""
-    ) -> requests.Reply:
-        return requests.Reply(
-            id=request_id,
-            command=command,
-            who=who,
-            attempt=self.attempt,
-            accepted=accepted,
-            note=note,
-            time_wall=time.time(),
-            deadline_boot=self.deadline.at if self.deadline is not None else None,
-        )
 
     def _snapshot(self, final: bool = False) -> None:
         """Update `state.json`, at most once a second."""
@@ -334,6 +261,7 @@ class Supervisor:
         if now < self._next_snapshot and not final:
             return
         self._next_snapshot = now + SNAPSHOT_SECONDS
+        spares.keep(self.run.spares_path)
         try:
             if self._save is None:
                 self._save = snapshot_writer(self.run)
@@ -360,4 +288,6 @@ def snapshot_writer(run: RunDirectory) -> Callable[[], object]:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    """Write a line to the supervisor's log. A full disk loses it."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

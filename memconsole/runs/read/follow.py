@@ -25,12 +25,13 @@ from memconsole.runs.read.reduce import (
 from memconsole.runs.read.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.symptoms import symptoms_of
+from memconsole.runs.read.unsaved import unsaved_words
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.identity import boot_seconds
 from memconsole.runs.record.requests import pause_asked, stop_requests
-from memconsole.runs.record.states import State, Verdict
+from memconsole.runs.record.states import WAIT_DISK, State, Verdict
 from memconsole.sanitize import clean, clean_line
 
 STALL_SECONDS = {
@@ -66,6 +67,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     model: str
     created_wall: float
+    unsaved: str = ""
+    """What it cannot save and keeps in memory, because its disk is full or fails; usually empty."""
     refused: str = ""
     """Why the trainer refused the plan, if nothing was trained."""
     missing_records: int = 0
@@ -103,9 +106,9 @@ class Follower:
         life = liveness(self.run)
         self._catch_up()
         state = self._state
-        phase = state.phase
         beat = read_heartbeat(self.run.attempt_path(state.attempt)) if state.attempt else None
-        if beat is not None and phase == "starting":
+        phase, unsaved = state.phase, unsaved_words(self.run, beat) if life.live else ""
+        if beat is not None and (phase == "starting" or unsaved):
             phase = clean_line(beat.phase, 16)
         working = life.live and life.state != "starting"
         return RunSnapshot(
@@ -129,6 +132,7 @@ class Follower:
             gauges=state.gauges.curves(),
             warnings=(*self._plan_problem, *state.warnings),
             log_tail=self._log.poll() if self._log else (),
+            unsaved=clean_line(unsaved, 500),
             stop_requested_by=self._stop_requested_by(life),
             pause_requested=life.live and pause_asked(self.run),
             missing_records=self.missing,
@@ -148,11 +152,15 @@ class Follower:
         """One line about the run, without its log."""
         life = liveness(self.run)
         self._catch_up()
+        number = self._state.attempt
+        beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
+        unsaved = unsaved_words(self.run, beat)
         return RunStatus(
             id=clean_line(self.run.id, 80),
             name=self._name,
             state=life.state,
-            phase=self._state.phase,
+            phase=WAIT_DISK if unsaved else self._state.phase,
+            unsaved=clean_line(unsaved, 500),
             step=self._state.step,
             total_steps=self._state.total_steps or self._plan.train.max_steps,
             loss=self._state.loss,

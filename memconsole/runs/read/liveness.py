@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from memconsole.runs.read.verdict import verdict
 from memconsole.runs.record import files, identity, locks
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.records import ExitRecord, Identity
 from memconsole.runs.record.states import LIVE, State, Verdict
+
+RECORD_SECONDS = 1.5
+"""How long a living supervisor may take to record the end of a trainer that has died."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,10 @@ class Liveness:
 
 
 def liveness(run: RunDirectory) -> Liveness:
-    """The current state of a run. Never raises. A finished run takes some tens of microseconds."""
+    """The current state of a run. Never raises. A finished run takes some tens of microseconds.
+
+    If the trainer has just died, waits up to `RECORD_SECONDS` for its supervisor to record it.
+    """
     attempt = run.newest_attempt()
     recorded = None
     if attempt is not None:
@@ -57,14 +63,17 @@ def liveness(run: RunDirectory) -> Liveness:
     process = record.trainer if record else None
     alive = process is not None and identity.is_alive(process)
     if held.supervisor is not None:
-        # Without a trainer lock the trainer is importing or has just died. If it died, its
-        # supervisor writes the verdict within milliseconds.
+        # Without a trainer lock the trainer is importing, is about to end, or has died.
         begun = files.exists(run.attempt_path(attempt) / "heartbeat")
-        state = _running_state(run, attempt, held) if begun else "starting"
-        pid = process.pid if alive and process else None
-        return Liveness(state, attempt, held.supervisor, pid, held.gang)
+        unseen = process is not None and not identity.is_visible(process)
+        if alive or unseen or (process is None and not begun):
+            state = _running_state(run, attempt, held, process) if begun else "starting"
+            pid = process.pid if alive and process else None
+            return Liveness(state, attempt, held.supervisor, pid, held.gang)
+        return _unrecorded(run, attempt, held)
     if alive and process is not None:
-        return Liveness("unsupervised", attempt, None, process.pid, held.gang)
+        state = _running_state(run, attempt, held, process)
+        return Liveness(state, attempt, None, process.pid, held.gang)
     why = verdict(run, attempt)
     if held.gang:
         return Liveness("orphaned", attempt, None, None, True, why)
@@ -73,6 +82,29 @@ def liveness(run: RunDirectory) -> Liveness:
         return Liveness(ended_state(why), attempt, verdict=why)
     known = files.exists(run.attempt_path(attempt) / "final.json")
     return Liveness(ended_state(why) if known else "lost", attempt, verdict=why)
+
+
+def _unrecorded(run: RunDirectory, attempt: int, held: locks.Held) -> Liveness:
+    """The state of a run whose trainer is dead while its supervisor, which lives, has not said so.
+
+    A supervisor records an end within milliseconds, unless it is suspended or its disk is full.
+    """
+    path, supervisor = run.attempt_path(attempt), held.supervisor
+    deadline = time.monotonic() + RECORD_SECONDS
+    while (
+        supervisor
+        and not files.exists(path / "exit.json")
+        and not identity.is_suspended(supervisor)
+        and locks.holder(run.supervisor_lock) == supervisor
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.01)
+    recorded = files.read_struct(path / "exit.json", ExitRecord)
+    if recorded is not None and recorded.continues:
+        return Liveness("starting", attempt, supervisor, None, held.gang)
+    why = verdict(run, attempt, supervisor or None)
+    gang = locks.gang_held(run.gang_lock)
+    return Liveness("orphaned" if gang else ended_state(why), attempt, supervisor, None, gang, why)
 
 
 def settled(run: RunDirectory, seconds: float = 5.0) -> Liveness:
@@ -93,10 +125,15 @@ def ended_state(why: Verdict) -> State:
     return "lost" if why.reason in ("rebooted", "unknown") else "failed"
 
 
-def _running_state(run: RunDirectory, attempt: int, held: locks.Held) -> State:
+def _running_state(
+    run: RunDirectory, attempt: int, held: locks.Held, process: Identity | None = None
+) -> State:
     from memconsole.runs.record.requests import stop_requests
 
-    if held.supervisor is None:
+    trainer = held.trainer or (process.pid if process else None)
+    if trainer and identity.is_suspended(trainer):
+        return "suspended"
+    if held.supervisor is None or (held.supervisor and identity.is_suspended(held.supervisor)):
         return "unsupervised"
     return "stopping" if stop_requests(run, attempt) else "running"
 

@@ -207,6 +207,8 @@ def _started(state: RunState, record: events.Started) -> None:
         state.epochs = [mark for mark in state.epochs if _epoch_step(state, mark) <= resumed]
         state.loss = state.train.values[-1] if state.train.values else None
         state.epoch = max((mark.event.epoch for mark in state.epochs), default=0)
+    if state.checkpoint is not None and state.checkpoint.step > resumed:
+        state.checkpoint = None
     state.gauges.truncate(resumed)
     state.step = state.side_from_step = resumed
 

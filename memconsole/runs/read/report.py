@@ -23,9 +23,11 @@ from memconsole.runs.read.missing import Missing, uncertain_figures
 from memconsole.runs.read.reduce import RunState, begin_attempt, forget_memory, reduce
 from memconsole.runs.read.snapshot import Symptom
 from memconsole.runs.read.symptoms import symptoms_of
+from memconsole.runs.read.unsaved import unsaved_words
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.shortfall import Shortfall, shortfall
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
 from memconsole.sanitize import clean_line
@@ -299,7 +301,10 @@ def _verdict(run: RunDirectory) -> VerdictLine:
     now = liveness(run)
     if now.verdict is not None and not now.live:
         return verdict_line(now.verdict)
-    return VerdictLine(reason=now.state, evidence=UNENDED.evidence)
+    beat = read_heartbeat(run.attempt_path(now.attempt)) if now.live and now.attempt else None
+    unsaved = unsaved_words(run, beat)
+    words = f"the run has not ended: it {unsaved}" if unsaved else UNENDED.evidence
+    return VerdictLine(reason=now.state, evidence=clean_line(words, 500))
 
 
 def verdict_line(why: Verdict) -> VerdictLine:

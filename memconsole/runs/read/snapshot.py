@@ -86,6 +86,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     log_tail: tuple[str, ...] = ()
     """Last lines of the trainer's output, with progress bars resolved."""
+    unsaved: str = ""
+    """What it cannot save and keeps in memory, because its disk is full or fails; usually empty."""
     stop_requested_by: str | None = None
     pause_requested: bool = False
     """A pause was requested; the run is paused once `phase` is paused."""

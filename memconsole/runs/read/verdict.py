@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memconsole.runs.record import files, identity, requests
@@ -62,6 +62,8 @@ class Evidence:
     has_checkpoint: bool = False
     words_of_memory: str = ""
     """The last line of its output that reports a lack of memory."""
+    silent_supervisor: int | None = None
+    """The process id of a supervisor that lives and has recorded nothing."""
 
     @property
     def where(self) -> str:
@@ -70,11 +72,24 @@ class Evidence:
             return "before it said anything"
         return f"at step {self.heartbeat.step}, phase {self.heartbeat.phase}"
 
+    @property
+    def unwatched(self) -> str:
+        """Why no supervisor recorded the end."""
+        supervisor = self.silent_supervisor
+        if supervisor is None:
+            return "while nothing watched it"
+        suspended = supervisor and identity.is_suspended(supervisor)
+        how = "is suspended" if suspended else "has not recorded why"
+        return f"and its supervisor (process {supervisor}) {how}"
 
-def verdict(run: RunDirectory, attempt: int) -> Verdict:
+
+def verdict(run: RunDirectory, attempt: int, silent_supervisor: int | None = None) -> Verdict:
     """Why an ended attempt ended: the supervisor's verdict, or one derived from its files."""
     recorded = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
-    return recorded.verdict if recorded is not None else classify(gather(run, attempt))
+    if recorded is not None:
+        return recorded.verdict
+    found = gather(run, attempt)
+    return classify(replace(found, silent_supervisor=silent_supervisor))
 
 
 def gather(
@@ -148,7 +163,7 @@ def classify(evidence: Evidence) -> Verdict:
     return _made(
         evidence,
         "unknown",
-        f"it died {evidence.where} while nothing watched it, exit code unknown; {words}",
+        f"it died {evidence.where} {evidence.unwatched}, exit code unknown; {words}",
     )
 
 

@@ -85,6 +85,11 @@ class RunDirectory:
         return self.path / "reserve.bin"
 
     @property
+    def spares_path(self) -> Path:
+        """The folder of small files that `spares` writes records into on a full disk."""
+        return self.path / "spares"
+
+    @property
     def supervisor_lock(self) -> Path:
         return self.path / "supervisor.lock"
 

@@ -22,6 +22,7 @@ from memconsole.runs.record import events
 from memconsole.runs.record.eventline import RECORD_BYTES, Gap, decode_line, encode_line
 from memconsole.runs.record.events import Event, Record
 from memconsole.runs.record.identity import boot_seconds
+from memconsole.runs.record.spares import FULL
 
 SEGMENT_BYTES = 16 << 20
 LINE_BYTES = 1 << 20
@@ -29,6 +30,7 @@ LINE_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 CLOCK_JUMP_SECONDS = 2.0
 WAITING_RECORDS = 256
+"""If more records than this wait for room on the disk, frequent ones are dropped."""
 
 _SEGMENT = re.compile(r"events-(\d{6,9})\.log")
 
@@ -36,8 +38,8 @@ _SEGMENT = re.compile(r"events-(\d{6,9})\.log")
 class EventWriter:
     """Appends events to an attempt's log. One writer per attempt; not thread-safe.
 
-    A full or failing disk never makes it raise. Durable records wait in memory and others are
-    counted; both are written once there is space again.
+    A full or failing disk never makes it raise. Records wait in memory until there is space again;
+    of very many the frequent ones are dropped and counted.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class EventWriter:
         self._durable = False
         self._dropped = 0
         self._drop_reason = ""
+        self._full = False
         self._clock_offset = wall() - boot()
         segments = segment_numbers(attempt_directory)
         self._segment = segments[-1] if segments else 0
@@ -82,6 +85,10 @@ class EventWriter:
     def flush(self) -> bool:
         """Retry what could not be written. Returns False if something is still waiting."""
         return self._flush()
+
+    def settled(self) -> bool:
+        """Whether nothing waits for room on a full disk, after another try."""
+        return self._flush() or not self._full
 
     def close(self) -> None:
         self._flush()
@@ -122,11 +129,14 @@ class EventWriter:
             self._durable = False
         except OSError as error:
             self._drop_reason = error.strerror or str(error)
+            self._full = error.errno in FULL
             return False
         return True
 
     def _forget(self) -> None:
-        """Keep rare records in memory for later, and count the rest as lost."""
+        """Keep records in memory for later: if there are many, only rare ones. Count the lost ones."""
+        if len(self._waiting) <= WAITING_RECORDS:
+            return
         kept = [e for e in self._waiting if not isinstance(e, events.Step | events.Memory)]
         kept = kept[-WAITING_RECORDS:]
         self._dropped += len(self._waiting) - len(kept)

@@ -32,7 +32,7 @@ class Phase(Event, frozen=True, kw_only=True):
     """The trainer has entered a phase.
 
     The phases are: import data tokenizer build preflight compile train evaluate checkpoint sample
-    paused stopping.
+    paused wait_disk stopping.
     """
 
     phase: str

@@ -101,11 +101,21 @@ def identify(pid: int) -> Identity | None:
 
 def is_alive(identity: Identity) -> bool:
     """Whether exactly this process still runs, as seen from here."""
-    return (
-        identity.boot_id == boot_id()
-        and identity.pid_namespace in ("", pid_namespace())
-        and start_ticks(identity.pid) == identity.start_ticks
-    )
+    return is_visible(identity) and start_ticks(identity.pid) == identity.start_ticks
+
+
+def is_visible(identity: Identity) -> bool:
+    """Whether this process can be seen from here, if it is alive."""
+    return identity.boot_id == boot_id() and identity.pid_namespace in ("", pid_namespace())
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether a process is stopped by SIGSTOP or Ctrl-Z. False if the system does not tell."""
+    try:
+        content = (PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return False
+    return content[content.rindex(b")") + 2 :].split()[0] in (b"T", b"t")
 
 
 class ProcessHandle:
@@ -138,6 +148,11 @@ class ProcessHandle:
         except ProcessLookupError:
             return False
         return True
+
+    def go_on(self) -> None:
+        """Let the process go on, if it is suspended."""
+        if is_suspended(self.identity.pid):
+            self.signal(signal.SIGCONT)
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds`; returns whether the process has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
@@ -45,16 +46,31 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     return _SECRET_SHAPE.sub(REDACTED, text)
 
 
-class RedactingStream:
-    """A text stream that hides secrets and passes everything else to another stream."""
+class OutputStream:
+    """A trainer's text output: hides secrets, and outlives a full disk.
+
+    What cannot be written is left out and counted. The count is written once there is room.
+    """
 
     def __init__(self, stream: TextIO, secrets: Iterable[str]) -> None:
         self._stream = stream
         self._secrets = tuple(secrets)
+        self._lost = 0
+        """Characters that could not be written since the last that could."""
 
     def write(self, text: str) -> int:
-        self._stream.write(redact(text, self._secrets))
+        try:
+            if self._lost:
+                self._stream.write(f"[{self._lost:,} characters could not be written]\n")
+                self._lost = 0
+            self._stream.write(redact(text, self._secrets) if self._secrets else text)
+        except OSError:
+            self._lost += len(text)
         return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

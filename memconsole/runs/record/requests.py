@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from memconsole import typed_json
-from memconsole.runs.record import files
+from memconsole.runs.record import files, spares
 from memconsole.runs.record.directory import RunDirectory
 
 COMMAND_BYTES = 4096
@@ -94,7 +94,7 @@ def pending(run: RunDirectory) -> list[tuple[Request | None, Path]]:
 
 def settle(run: RunDirectory, path: Path, given: Reply) -> None:
     """Write the reply to the request in `path`, then delete the request. Raises `OSError`."""
-    files.write_struct(run.control_path / "ack" / path.name, given)
+    spares.write_struct(run.spares_path, run.control_path / "ack" / path.name, given)
     path.unlink(missing_ok=True)
 
 

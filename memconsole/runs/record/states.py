@@ -10,6 +10,7 @@ State = Literal[
     "starting",
     "running",
     "unsupervised",
+    "suspended",
     "stopping",
     "finished",
     "stopped",
@@ -20,13 +21,17 @@ State = Literal[
 """What the less obvious states mean.
 
 - starting: there is no trainer yet.
-- unsupervised: the trainer lives but its supervisor does not.
+- unsupervised: the trainer lives but its supervisor does not, or is suspended.
+- suspended: SIGSTOP or Ctrl-Z holds the trainer; SIGCONT, or a request to stop, lets it go on.
 - orphaned: the trainer is dead but children of it still hold memory.
 - lost: the run died with its supervisor or in a reboot.
 """
 
-LIVE: frozenset[str] = frozenset({"starting", "running", "unsupervised", "stopping"})
+LIVE: frozenset[str] = frozenset({"starting", "running", "unsupervised", "suspended", "stopping"})
 
+
+WAIT_DISK = "wait_disk"
+"""The phase of a trainer that cannot write its checkpoint and waits until it can."""
 
 OUT_OF_MEMORY = ("out_of_memory", "host_out_of_memory")
 """Verdict reasons that a plan with less memory could fix."""

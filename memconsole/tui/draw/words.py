@@ -15,7 +15,9 @@ STATES: dict[str, tuple[str, str]] = {
     "starting": ("○", "accent"),
     "running": ("●", "good"),
     "unsupervised": ("●", "warn"),
+    "suspended": ("‖", "bad"),
     "paused": ("‖", "warn"),
+    "cannot save": ("▲", "bad"),
     "stopping": ("■", "warn"),
     "finished": ("✓", "good"),
     "stopped": ("■", "accent"),
@@ -28,7 +30,7 @@ STATES: dict[str, tuple[str, str]] = {
 
 def state_mark(run: RunSnapshot | RunStatus) -> tuple[str, str]:
     """The mark and role of a run's state."""
-    return STATES["paused"] if paused(run) else STATES.get(run.state, ("?", "warn"))
+    return STATES.get(state_word(run), ("?", "warn"))
 
 
 def paused(run: RunSnapshot | RunStatus) -> bool:
@@ -38,7 +40,9 @@ def paused(run: RunSnapshot | RunStatus) -> bool:
 
 
 def state_word(run: RunSnapshot | RunStatus) -> str:
-    """The name of the run's state, or "paused"."""
+    """The name of the run's state, or "paused" or "cannot save"."""
+    if run.unsaved:
+        return "cannot save"
     return "paused" if paused(run) else run.state
 
 

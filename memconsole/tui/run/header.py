@@ -52,6 +52,8 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
     if not view.live and run.verdict is not None:
         return _ended_line(view, run, width)
     facts = run.facts
+    if run.unsaved:
+        return [Span(fit(f" ▲ {run.unsaved}", width), "bad")]
     if run.stalled_seconds is not None:
         words = f" ▲ no progress for {duration_word(run.stalled_seconds)} in {facts.phase}"
         return [Span(fit(words, width), "warn")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -358,23 +359,41 @@ def test_a_full_disk_is_waited_for_and_training_goes_on(
     from memconsole_trainer.weights import checkpoint
 
     full = iter([10**18, 10**18])
+    monkeypatch.setattr("memconsole_trainer.loop.saving.RETRY_SECONDS", 0.0)
     real = checkpoint.Checkpoints._preflight
 
     def preflight(self: Any, expected: int) -> None:
         real(self, next(full, expected))
 
     monkeypatch.setattr(checkpoint.Checkpoints, "_preflight", preflight)
-    monkeypatch.setattr("memconsole_trainer.loop.saving.time.sleep", lambda seconds: None)
     run = create_run(plan(text, train__epochs=1))
     assert attempt(run) == 0
     assert [p.phase for p in told(run, events.Phase)].count("wait_disk") == 1
-    assert "disk is full" in told(run, events.Warning)[0].message
+    assert "a checkpoint cannot be written" in told(run, events.Warning)[0].message
 
-    monkeypatch.setattr("memconsole_trainer.loop.saving.DISK_WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint.Checkpoints, "_preflight", lambda s, e: real(s, 10**18))
-    run = create_run(plan(text))
-    assert attempt(run) == 79
-    assert final(run)["reason"] == "disk_full"
+
+@pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EIO])
+def test_a_stop_while_the_disk_fails_keeps_the_state_until_it_can_be_written(
+    problem: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memconsole_trainer.weights import checkpoint
+
+    left = [3]
+
+    def failing(self: Any, expected: int) -> None:
+        if run.committed_checkpoints() and left[0]:
+            left[0] -= 1
+            raise OSError(problem, os.strerror(problem))
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "_preflight", failing)
+    monkeypatch.setattr("memconsole_trainer.loop.saving.RETRY_SECONDS", 0.01)
+    run = create_run(plan(text, train__preflight=False))
+    assert attempt(run, lambda phase, step: step >= 5) == 75
+    assert left == [0]
+    assert final(run)["checkpoint"].endswith("step-000000005")
+    messages = [warning.message for warning in told(run, events.Warning)]
+    assert os.strerror(problem) in messages[0]
+    assert "the checkpoint of step 5 is written" in messages[1]
 
 
 def test_token_rows_train_without_a_tokenizer(tmp_path: Path) -> None:

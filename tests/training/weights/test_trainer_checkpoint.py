@@ -15,14 +15,13 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.manifest import step_of, verify
 from memconsole_trainer.host.host_memory import resident
 from memconsole_trainer.weights import checkpoint, tensorfile
 from memconsole_trainer.weights.checkpoint import (
     Checkpoints,
     FencedError,
     NotFiniteError,
-    step_of,
-    verify,
 )
 
 STATE = {"progress": {"step": 3}, "validation_loss": None}
@@ -198,7 +197,7 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step, loss in losses.items():
         save(checkpoints, step, state=STATE | {"validation_loss": loss})
         checkpoints.retain()
-    assert [checkpoint.step_of(p) for p in checkpoints.committed()] == [5, 4, 2]
+    assert [step_of(p) for p in checkpoints.committed()] == [5, 4, 2]
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from memconsole.runs.record import events
 from memconsole.runs.record.eventline import RECORD_BYTES, decode_line, encode_line
-from memconsole.runs.record.eventlog import EventReader, EventWriter, segment_numbers
+from memconsole.runs.record.eventlog import (
+    WAITING_RECORDS,
+    EventReader,
+    EventWriter,
+    segment_numbers,
+)
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -272,8 +277,9 @@ def test_a_jumping_clock_is_told_once(tmp_path: Path) -> None:
     assert [w.message for w in warnings] == ["the wall clock jumped by -3600 s"]
 
 
-def test_a_refusing_disk_loses_no_rare_record_and_counts_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("last", [8, 300])
+def test_a_refusing_disk_loses_few_records_of_many_and_counts_them(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = EventWriter(tmp_path)
     writer.write(step(1))
@@ -290,14 +296,18 @@ def test_a_refusing_disk_loses_no_rare_record_and_counts_the_rest(
     monkeypatch.setattr(os, "write", cramped)
     assert not writer.write(step(2))
     assert not writer.write(events.Phase(phase="checkpoint"), durable=True)
-    for number in range(3, 8):
+    for number in range(3, last):
         assert not writer.write(step(number))
+    assert not writer.settled()
     room["left"] = 1 << 30
-    assert writer.write(step(8))
+    assert writer.write(step(last))
+    assert writer.settled()
     reader = EventReader(tmp_path)
     records = reader.read()
-    assert steps(records) == [1, 8]
+    lost = WAITING_RECORDS if last > WAITING_RECORDS else 0
+    assert steps(records) == [1, *range(2 + lost, last + 1)]
     assert [r.phase for r in records if isinstance(r, events.Phase)] == ["checkpoint"]
-    assert reader.dropped == 6
+    assert reader.dropped == reader.missing == lost
     told = [r.message for r in records if isinstance(r, events.Warning)]
-    assert told == ["6 events could not be written: No space left on device"]
+    words = f"{lost} events could not be written: No space left on device"
+    assert told == ([words] if lost else [])

@@ -1,0 +1,132 @@
+"""A supervisor or trainer that is suspended or dead is shown for what it is, and a stop ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner
+from run_story import Story
+
+from memconsole.cli.main import cli
+from memconsole.runs.act import control, launch
+from memconsole.runs.act.delete import delete_run
+from memconsole.runs.read.liveness import liveness
+from memconsole.runs.record import files
+from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.records import ExitRecord
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+SHOWN_SECONDS = 5
+"""Shown within two seconds on an idle machine."""
+
+
+def stopped(story: Story, meanwhile: Callable[[], None] = lambda: None) -> str:
+    """What `memconsole stop` says, while something else happens; it must end."""
+    said: list[str] = []
+
+    def stop() -> None:
+        done = CliRunner().invoke(cli, ["stop", story.run.id, "--yes"])
+        said.append(done.output if done.exception is None else f"{done.output} {done.exception}")
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    meanwhile()
+    thread.join(30)
+    assert said, f"stop does not end; {liveness(story.run)}"
+    return said[0]
+
+
+def record(story: Story) -> ExitRecord | None:
+    return files.read_struct(story.run.attempt_path(1) / "exit.json", ExitRecord)
+
+
+def test_a_dead_trainer_is_seen_although_its_supervisor_is_suspended(story: Story) -> None:
+    story.start()
+    story.wait_training()
+    trainer, supervisor = story.trainer, story.supervisor
+    os.kill(supervisor, signal.SIGSTOP)
+    story.wait(lambda: story.state == "unsupervised", SHOWN_SECONDS)
+    os.kill(trainer, signal.SIGKILL)
+    story.wait(lambda: story.state == "lost", SHOWN_SECONDS)
+    why = liveness(story.run).verdict
+    assert why is not None
+    assert f"its supervisor (process {supervisor}) is suspended" in why.evidence
+    assert "is not running: lost" in stopped(story)
+    # Whoever wants to go on wakes the supervisor, which knows more.
+    with pytest.raises(RunError, match="not running"):
+        control.request_stop(story.run, "me")
+    story.wait(lambda: story.state == "failed", SHOWN_SECONDS)
+    why = liveness(story.run).verdict
+    assert why is not None
+    assert (why.reason, why.signal) == ("killed", "SIGKILL")
+
+
+@pytest.mark.parametrize("ask", ["resume", "delete"])
+def test_a_suspended_supervisor_of_a_dead_trainer_is_in_nobodys_way(
+    ask: str, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story.start()
+    story.wait_training()
+    trainer = story.trainer
+    os.kill(story.supervisor, signal.SIGSTOP)
+    os.kill(trainer, signal.SIGKILL)
+    story.wait(lambda: story.state == "lost", SHOWN_SECONDS)
+    if ask == "delete":
+        delete_run(story.run)
+        assert not story.run.path.exists()
+        return
+    monkeypatch.setattr(launch, "start_supervisor", lambda run, mode: 2)
+    assert launch.resume(story.run) == 2
+    assert record(story) is not None
+
+
+def test_a_stop_wakes_a_suspended_supervisor(story: Story) -> None:
+    story.start()
+    story.wait_training()
+    os.kill(story.supervisor, signal.SIGSTOP)
+    assert "stopped at step" in stopped(story)
+
+
+@pytest.mark.parametrize("fate", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_stop_ends_although_the_supervisor_goes_while_it_waits(
+    fate: signal.Signals, story: Story
+) -> None:
+    story.start(each_step="time.sleep(0.3 if attempt.stop_requested else 0)")
+    story.wait_training()
+    supervisor = story.supervisor
+    os.kill(supervisor, signal.SIGSTOP)
+
+    def go() -> None:
+        time.sleep(0.3)  # the request is there, served or not, and the last step is under way
+        os.kill(supervisor, fate)
+
+    assert "stopped at step" in stopped(story, go)
+
+
+def test_a_suspended_trainer_is_shown_as_such_and_stops_when_asked(story: Story) -> None:
+    story.start()
+    story.wait_training()
+    os.kill(story.trainer, signal.SIGSTOP)
+    story.wait(lambda: story.state == "suspended", SHOWN_SECONDS)
+    assert "suspended" in CliRunner().invoke(cli, ["runs"]).output
+    assert "stopped at step" in stopped(story)
+    exited = record(story)
+    assert exited is not None
+    assert exited.verdict.exit_code == 75
+
+
+def test_a_suspended_trainer_whose_supervisor_is_dead_is_suspended_and_stops(
+    story: Story,
+) -> None:
+    story.start()
+    story.wait_training()
+    os.kill(story.supervisor, signal.SIGKILL)
+    os.kill(story.trainer, signal.SIGSTOP)
+    story.wait(lambda: story.state == "suspended", SHOWN_SECONDS)
+    assert "stopped at step" in stopped(story)

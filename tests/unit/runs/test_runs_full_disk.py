@@ -1,0 +1,144 @@
+"""What a run writes, says and answers while its disk is full."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from memconsole.plan.plan import Plan
+from memconsole.runs.act.control import request_stop
+from memconsole.runs.act.serving import Serving
+from memconsole.runs.act.stop_deadline import LONGEST_SECONDS, SHORTEST_SECONDS, StopDeadline
+from memconsole.runs.read.liveness import Liveness
+from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.unsaved import unsaved_words
+from memconsole.runs.record import files, requests, spares
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.heartbeat import Heartbeat
+from memconsole.runs.record.redaction import OutputStream
+from memconsole.tui.draw.words import state_word
+from memconsole.tui.run.header import header_lines
+from memconsole.tui.views.run_view import RunView
+
+
+class Note(msgspec.Struct):
+    words: str
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = create_run(Plan())
+    made.new_attempt()
+    return made
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can be made, and none can grow."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_atomic", refused)
+
+
+class Disk(io.StringIO):
+    """An output that is full for a while."""
+
+    full = False
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(text)
+
+
+def test_printing_on_a_full_disk_is_counted_and_told_once_there_is_room() -> None:
+    disk = Disk()
+    output = OutputStream(disk, ["secret!"])
+    print("one", file=output, flush=True)
+    disk.full = True
+    print("four secret!", file=output, flush=True)
+    disk.full = False
+    print("secret!", file=output, flush=True)
+    assert disk.getvalue() == "one\n[13 characters could not be written]\n[redacted]\n"
+
+
+def test_each_spare_file_holds_one_record_of_a_full_disk(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "spares"
+    spares.keep(folder)
+    assert len(list(folder.iterdir())) == spares.SPARES
+    blocks = {path.name: path.stat().st_ino for path in folder.iterdir()}
+    request.getfixturevalue("full")
+    written = [tmp_path / f"{number}.json" for number in range(spares.SPARES)]
+    for path in written:
+        spares.write_struct(folder, path, Note(path.name))
+    assert {path.stat().st_ino for path in written} == set(blocks.values())
+    for path in written:
+        assert files.read_struct(path, Note) == Note(path.name)
+    with pytest.raises(OSError, match="No space"):
+        spares.write_struct(folder, tmp_path / "more.json", Note("more"))
+    with pytest.raises(OSError, match="No space"):
+        spares.write_struct(folder, written[0], Note("x" * spares.SPARE_BYTES))
+    assert sorted(tmp_path.iterdir()) == sorted([folder, *written])
+
+
+def test_a_request_whose_reply_finds_no_room_is_served_once(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("full")
+    for number in range(2):  # of the requests; their replies find none
+        run.spares_path.mkdir(exist_ok=True)
+        (run.spares_path / str(number)).write_bytes(bytes(spares.SPARE_BYTES))
+    live = Liveness("running", 1, os.getpid(), os.getpid())
+    monkeypatch.setattr("memconsole.runs.act.control.liveness", lambda run: live)
+    asked = [request_stop(run, "me"), request_stop(run, "me")]
+    said: list[str] = []
+    acted: list[str] = []
+    serving = Serving(run, said.append)
+    serving.attempt = 1
+    for _ in range(3):
+        serving.serve(lambda request: acted.append(request.id))
+    assert acted == asked
+    assert [who for who, _ in serving.stops] == ["me", "me"]
+    assert all(requests.reply_to(run, one) is None for one in asked)
+    assert "No space" in said[0]
+    monkeypatch.undo()
+    serving.serve(lambda request: acted.append("again"))
+    assert acted == asked
+    assert requests.pending(run) == []
+
+
+def beat(phase: str, step: int) -> Heartbeat:
+    return Heartbeat(1, 1, step, 0, phase)
+
+
+def test_a_stop_waits_for_a_trainer_that_cannot_save() -> None:
+    deadline = StopDeadline(0.0, SHORTEST_SECONDS)
+    deadline.hold(10 * LONGEST_SECONDS)
+    assert deadline.at == 10 * LONGEST_SECONDS + SHORTEST_SECONDS
+    deadline.moved(10 * LONGEST_SECONDS + 30)
+    assert deadline.at == 10 * LONGEST_SECONDS + SHORTEST_SECONDS
+
+
+def test_what_is_in_memory_only_is_said_by_its_steps(run: RunDirectory) -> None:
+    assert unsaved_words(run, beat("train", 7)) == ""
+    assert unsaved_words(run, beat("wait_disk", 1)).startswith("cannot save step 1: the disk of ")
+    (run.checkpoints_path / "step-000000004").mkdir()
+    words = unsaved_words(run, beat("wait_disk", 1_200))
+    assert words.startswith("cannot save steps 5 to 1,200: the disk of ")
+    shown = RunSnapshot(
+        id="a", name="a", state="running", plan=Plan(), attempt=1, created_wall=0.0, unsaved=words
+    )
+    lines = ["".join(span.text for span in line) for line in header_lines(RunView(shown), 80)]
+    assert state_word(shown) == "cannot save"
+    assert "▲ cannot save" in lines[0]
+    assert "▲ cannot save steps 5 to 1,200: the disk of " in lines[1]
