@@ -45,7 +45,9 @@ class Size(msgspec.Struct, frozen=True):
     size_bytes: int | None
 
 
-KINDS: tuple[Kind, ...] = ()
+KINDS: tuple[Kind, ...] = (
+    Kind("equipment", "records of machines: symptom, codes, cause and solution (JSONL)", "records"),
+)
 
 
 def kind(name: str) -> Kind:

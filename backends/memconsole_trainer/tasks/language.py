@@ -55,6 +55,8 @@ def open_data(
     found = prepare(plan, model, source, split, tokenizer, directory / "data.json", say.tick)
     if plan.data.validation_fraction and not len(found.validation):
         say.warning("nothing is held out for validation: the data is a single document")
+    for warning in found.warnings:
+        say.warning(warning)
     if isinstance(source, TokenRows) and tokenizer is None:
         say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
     return LanguageData(plan, model, found, file_fingerprint(saved) if tokenizer else "")
