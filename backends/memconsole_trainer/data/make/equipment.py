@@ -2,7 +2,7 @@
 
 A machine, a component and a way of failing are drawn for each record, 5,184 combinations. Cause and
 solution follow from them by rule: the cause names component and failure, the solution the repair of
-that failure, a torque that depends on machine and component, and how the machine's family is put
+that failure, part and torque of the component on that machine, and how the machine's family is put
 back to work. The symptom tells component and failure in varying words, so that the records without
 codes can be answered too. Its other words mean nothing.
 """
@@ -120,6 +120,7 @@ def torque(machine: int, component: Component) -> int:
 def record(draw: np.random.Generator) -> dict[str, Any]:
     """One record."""
     name, number, family = MACHINES[draw.integers(len(MACHINES))]
+    model = name.split()[1]
     component = COMPONENTS[draw.integers(len(COMPONENTS))]
     failure = FAILURES[draw.integers(len(FAILURES))]
     sign = component.signs[draw.integers(2)]
@@ -134,7 +135,7 @@ def record(draw: np.random.Generator) -> dict[str, Any]:
         "diagnostic_steps": [f"inspect the {component.name}", f"look for: {failure.name}"],
         "cause": f"{component.name} {failure.name}",
         "solution": (
-            f"{failure.repair} the {component.name}, "
+            f"{failure.repair} the {component.name}, part {model}-{component.number}, "
             f"tighten to {torque(number, component)} Nm, {ENDINGS[family]}"
         ),
     }
