@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 MODEL = "model"
 """The name of the template that lies beside the model's weights."""
 KEY = "data.template"
-_SUFFIXES = (".jinja", ".jinja2", ".j2")
+TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
+"""Suffixes of files that hold a template."""
 
 
 class NamedTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +71,7 @@ def _source(name: str) -> str:
     if "{{" in name or "{%" in name:
         return name
     path = Path(name).expanduser()
-    if path.suffix in _SUFFIXES:
+    if path.suffix in TEMPLATE_SUFFIXES:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +80,7 @@ def _source(name: str) -> str:
     known = (*templates(), MODEL)
     raise _error(
         name,
-        f"expected {', '.join(known)}, a file {_SUFFIXES[0]}, or a text with fields like "
+        f"expected {', '.join(known)}, a file {TEMPLATE_SUFFIXES[0]}, or a text with fields like "
         f"{{{{ question }}}}{nearest(name, known)}",
     )
 
