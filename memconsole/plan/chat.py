@@ -9,6 +9,8 @@ COLUMNS = ("messages", "conversations", "prompt and completion")
 """The layouts: OpenAI's, ShareGPT's, and pairs of a question and its answer."""
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 """Other names of roles."""
+CHAT_ANSWER = "answer"
+"""Name of a chat's answer: its last message, if the assistant wrote it."""
 
 Message = dict[str, Any]
 

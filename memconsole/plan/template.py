@@ -16,17 +16,15 @@ from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from memconsole.plan.chat import Message, RecordError, messages_of
+from memconsole.plan.chat import CHAT_ANSWER, Message, RecordError, messages_of
 from memconsole.plan.rendered import ANSWER, ANSWERED, CUT, MARKS, Rendered, of_marked
 
-__all__ = ["Question", "Template", "TemplateSyntaxError", "parse"]
+__all__ = ["Question", "Template", "TemplateSyntaxError"]
 
 SLOT = "\ufdd3"
 """Encloses the number of an answer in a rendering that leaves the answers open."""
 _TAG = re.compile(r"<[^<>\s]{1,32}>")
 _SLOTS = re.compile(f"{SLOT}([0-9]+){SLOT}")
-CHAT_ANSWER = "answer"
-"""Name of a chat's answer: its last message, if the assistant wrote it."""
 
 
 class _Answers(Extension):
@@ -58,6 +56,19 @@ class Question(NamedTuple):
     """The answers, in the order in which they are written."""
     between: tuple[str, ...]
     """The text before, between and after them: one more than there are answers."""
+
+    def parse(self, generated: str) -> dict[str, str]:
+        """The answers in a generated text, by name. An answer that is not there is empty."""
+        found = dict.fromkeys(self.names, "")
+        first, *ends = (words.strip().lower() for words in self.between)
+        rest = generated.lstrip()
+        if first and rest.lower().startswith(first):
+            rest = rest[len(first) :]
+        for name, end in zip(self.names, ends, strict=True):
+            at = rest.lower().find(end) if end else -1
+            value, rest = (rest, "") if at < 0 else (rest[:at], rest[at + len(end) :])
+            found[name] = value.strip()
+        return found
 
 
 class Template:
@@ -201,21 +212,6 @@ class Template:
         if isinstance(value, list | tuple):
             return [self._cleaned(v) for v in value]
         return value
-
-
-def parse(question: Question, generated: str) -> dict[str, str]:
-    """The answers in a generated text, by name. An answer that is not there is empty."""
-    found = dict.fromkeys(question.names, "")
-    rest = generated
-    first, *ends = question.between
-    if rest.lstrip().lower().startswith(first.strip().lower()):
-        rest = rest.lstrip()[len(first.strip()) :]
-    for name, end in zip(question.names, ends, strict=True):
-        words = end.strip().lower()
-        at = rest.lower().find(words) if words else -1
-        value, rest = (rest, "") if at < 0 else (rest[:at], rest[at + len(words) :])
-        found[name] = value.strip()
-    return found
 
 
 def _is_answer(block: nodes.CallBlock) -> bool:

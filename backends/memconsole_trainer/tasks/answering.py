@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from memconsole.plan.template import Question, Template, parse
 from memconsole_trainer.data.marked import encode, ids
 from memconsole_trainer.data.records import Record, rendered
 from memconsole_trainer.data.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
+
+if TYPE_CHECKING:
+    from memconsole.plan.template import Question, Template
 
 MOST_ANSWER_TOKENS = 256
 BASELINE_RECORDS = 5_000
@@ -27,6 +29,9 @@ class Answered(NamedTuple):
     prompt: str
     text: str
     answers: Answers
+    prompt_tokens: int
+    room: int
+    """Tokens that the answer may have; below 1 the prompt is too long."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,14 @@ class Answerer:
         end = self.tokenizer.end_of_text
         room = min(self.most_tokens, self.positions - len(prompt) - 1)
         if room < 1:
-            return Answered(str(question.prompt), "", dict.fromkeys(question.names, ""))
+            nothing = dict.fromkeys(question.names, "")
+            return Answered(str(question.prompt), "", nothing, len(prompt), room)
         new = engine.generate(prompt, room, temperature, top_k, seed, end)
         if end in new:
             new = new[: new.index(end)]
         text = self.tokenizer.decode(new)
-        return Answered(str(question.prompt), text, parse(question, text))
+        answers = question.parse(text)
+        return Answered(str(question.prompt), text, answers, len(prompt), room)
 
 
 def prompt_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
