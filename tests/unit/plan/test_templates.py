@@ -212,7 +212,13 @@ def test_plan_tells_what_chats_need_and_texts_have_no_records(tmp_path: Path) ->
 
 
 def test_the_template_of_a_model_is_read_from_its_directory(tmp_path: Path) -> None:
-    architecture = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    architecture = {
+        "model_type": "gpt2",
+        "vocab_size": 300,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+    }
     (tmp_path / "config.json").write_text(json.dumps({**architecture, "n_positions": 64}))
     own = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     settings = {"model.name": str(tmp_path), "data.template": "model"}
