@@ -118,7 +118,9 @@ def advice(columns: Mapping[str, Any]) -> str:
     if is_chat(columns):
         named = "prompt" if "prompt" in columns else "chatml"
         return f"it holds chats ({', '.join(COLUMNS)}): set {KEY}, for example to {named}"
-    listed = ", ".join(map(str, columns))
+    listed = ", ".join(
+        f"{name} ({kind})" if isinstance(kind, str) else str(name) for name, kind in columns.items()
+    )
     return f"set data.text_column to one of: {listed}; or {KEY} to a text with {{{{ fields }}}}"
 
 

@@ -199,9 +199,9 @@ def test_rows_of_records_hold_whole_records_and_resume_exactly(
         stream.close()
         return found
 
-    found = batches(None, 40)
+    found = batches(None, 70)
     epoch = list(itertools.takewhile(lambda item: item.batch is not None, found))
-    assert len(epoch) < 40
+    assert len(epoch) < 70
     seen: Counter[Any] = Counter()
     for item in epoch:
         rows = (item.batch[name].reshape(6, 160) for name in ("inputs", "targets", "documents"))
@@ -214,7 +214,7 @@ def test_rows_of_records_hold_whole_records_and_resume_exactly(
     assert seen == wanted
     for position in (1, 7, len(epoch) - 1):
         state = json.loads(json.dumps(found[position].state))
-        for item, again in zip(found[position + 1 :], batches(state, 39 - position), strict=True):
+        for item, again in zip(found[position + 1 :], batches(state, 69 - position), strict=True):
             assert item.state == again.state
             if item.batch is not None:
                 assert all((item.batch[n] == again.batch[n]).all() for n in item.batch.arrays)
