@@ -14,6 +14,7 @@ import numpy as np
 from memconsole.plan.chat import RecordError
 from memconsole.plan.rendered import Rendered
 from memconsole_trainer.data.documents import DataError, StreamDocuments
+from memconsole_trainer.data.hashes import BlockHashes, Content, DataHashes, text_content
 
 if TYPE_CHECKING:
     from memconsole.plan.template import Template
@@ -34,6 +35,9 @@ class Records(Protocol):
     count: int
     total_bytes: int | None
     fingerprint: str
+    """Changes with the names and lengths of the records, and with some of their content."""
+    files: Sequence[Path]
+    """The files that hold them; empty if they are elsewhere."""
 
     def read(self, start: int, stop: int) -> list[Record]:
         """Read records `start` to `stop`. Raises `DataError`."""
@@ -46,14 +50,16 @@ class JsonLines:
 
     def __init__(self, files: Sequence[Path], max_examples: int | None = None) -> None:
         digest = hashlib.sha256()
+        self.files = files
         self._files: list[tuple[Path, Any, Any]] = []
         """Path, bytes where the lines begin and end (n, 2), and line numbers from 1 (n,)."""
         self.count = 0
         for path in files:
             try:
-                bounds, numbers = _lines(path, digest)
+                bounds, numbers = _lines(path)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+            digest.update(f"{path.name}\0".encode("utf-8", "surrogateescape") + bounds.tobytes())
             left = None if max_examples is None else max_examples - self.count
             self._files.append((path, bounds[:left], numbers[:left]))
             self.count += len(self._files[-1][1])
@@ -95,8 +101,10 @@ class TableRecords:
 
     total_bytes: int | None = None
 
-    def __init__(self, table: Any, where: str, max_examples: int | None = None) -> None:
-        self._table, self._where = table, where
+    def __init__(
+        self, table: Any, where: str, max_examples: int | None = None, files: Sequence[Path] = ()
+    ) -> None:
+        self._table, self._where, self.files = table, where, files
         rows = len(table)
         self.count = rows if max_examples is None else min(rows, max_examples)
         digest = hashlib.sha256(f"{rows}/{table.column_names}".encode())
@@ -124,9 +132,23 @@ class RecordDocuments:
         self.count: int | None = records.count
         self.total_bytes = records.total_bytes
         self.fingerprint = records.fingerprint
+        self._read = BlockHashes(-(-records.count // self.block_size), self._block)
+        self.hashes = DataHashes(records.files, {"records": self._read})
 
     def read(self, start: int, stop: int) -> list[str]:
+        texts = self._texts(start, stop)
+        first, rest = divmod(start, self.block_size)
+        if not rest and stop == min(start + self.block_size, self._records.count):
+            self._read.take(first, text_content(texts))
+        return texts
+
+    def _texts(self, start: int, stop: int) -> list[str]:
         return [rendered(self.template, record) for record in self._records.read(start, stop)]
+
+    def _block(self, index: int) -> Content:
+        start = index * self.block_size
+        stop = min(start + self.block_size, self._records.count)
+        return text_content(self._texts(start, stop))
 
     def records(self, numbers: Iterable[int]) -> Iterator[Record]:
         """The records of these numbers."""
@@ -169,12 +191,11 @@ def rendered(template: Template, record: Record) -> Rendered:
         raise DataError(f"{record.where} {error}") from None
 
 
-def _lines(path: Path, digest: Any) -> tuple[Any, Any]:
+def _lines(path: Path) -> tuple[Any, Any]:
     """Where the lines of a file that hold something begin and end, and their numbers."""
     parts, position, last = [], 0, b"\n"
     with open(path, "rb") as file:
         while data := file.read(CHUNK_BYTES):
-            digest.update(data)
             parts.append(np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + position)
             position += len(data)
             last = data[-1:]
@@ -183,7 +204,6 @@ def _lines(path: Path, digest: Any) -> tuple[Any, Any]:
         ends = np.append(ends, position)
     bounds = np.stack([np.append(0, ends[:-1] + 1)[: len(ends)], ends], axis=1)
     kept = bounds[:, 1] - bounds[:, 0] > 0
-    digest.update(b"\0")
     return bounds[kept], np.flatnonzero(kept) + 1
 
 

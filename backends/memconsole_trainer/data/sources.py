@@ -94,7 +94,7 @@ def _records(entry: DatasetEntry, template: Template, data: DataChoice) -> Docum
         if kind == "jsonl":
             found = JsonLines(files, most)
         else:
-            found = TableRecords(load_table(kind, files), str(files[0]), most)
+            found = TableRecords(load_table(kind, files), str(files[0]), most, files)
     return _nonempty(RecordDocuments(found, template), data.source)
 
 

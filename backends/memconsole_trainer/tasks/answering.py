@@ -8,8 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
 from memconsole_trainer.data.marked import encode, ids
-from memconsole_trainer.data.records import Record, rendered
+from memconsole_trainer.data.records import Record, RecordDocuments, StreamRecords, rendered
+from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
 
@@ -19,6 +24,11 @@ if TYPE_CHECKING:
 MOST_ANSWER_TOKENS = 256
 BASELINE_RECORDS = 5_000
 """Train records that the baselines look at."""
+
+HELD_AMONG = 20_000
+"""Held-out records are looked for among so many."""
+ANSWER_LENGTHS = 256
+"""Train records whose answers are measured in tokens."""
 
 Answers = Mapping[str, str]
 
@@ -100,6 +110,36 @@ def held_records(template: Template, held: Sequence[Record], train: Sequence[Rec
         **_named("nearest_", scores(truths, nearest)),
     }
     return Held(answered, truths, baselines)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The held-out records that are answered at each evaluation."""
+
+    answerer: Answerer
+    held: Held
+
+
+def asked_records(
+    plan: Plan,
+    model: Architecture,
+    source: RecordDocuments | StreamRecords,
+    split: Split,
+    tokenizer: Tokenizer,
+) -> Asked | None:
+    """The first held-out records, scored beside baselines that know the first train records."""
+    looked_at = min(BASELINE_RECORDS, source.count or BASELINE_RECORDS)
+    out = split.held_out(0, min(HELD_AMONG, source.count or HELD_AMONG))
+    if not plan.train.answered_records or not out.any():
+        return None
+    held = list(source.records(np.flatnonzero(out)[: plan.train.answered_records].tolist()))
+    train = list(source.records(np.flatnonzero(~out[:looked_at]).tolist()))
+    found = held_records(source.template, held, train)
+    if not found.records:
+        return None
+    most = longest_answer(source.template, tokenizer, [*found.records, *train[:ANSWER_LENGTHS]])
+    positions = min(model.max_positions, plan.data.sequence_length)
+    return Asked(Answerer(source.template, tokenizer, most, positions), found)
 
 
 def scores(truths: Sequence[Answers], said: Sequence[Answers]) -> dict[str, float]:

@@ -71,7 +71,7 @@ def test_any_line_of_any_file_is_read_directly(tmp_path: Path) -> None:
     places = [r.where.rpartition("/")[2] for r in lines.read(0, 5)]
     assert places == [f"{n}.jsonl: line {line}" for n, line in zip("aaabb", (1, 3, 5, 1, 2), strict=True)]  # fmt: skip
     assert [r.fields["n"] for r in JsonLines([first, second], 4).read(2, 4)] == [2, 3]
-    second.write_bytes(b'{"n": 3}\n{"n": "\xc3\xb6"}\n')
+    second.write_bytes(b'{"n": 33}\n{"n": "\xc3\xa4"}\n')
     assert JsonLines([first, second]).fingerprint != lines.fingerprint
 
 
@@ -90,6 +90,20 @@ def test_a_bad_line_is_named_by_file_and_line(line: str, words: str, tmp_path: P
     with pytest.raises(DataError) as error:
         documents(path).read(0, 3)
     assert str(error.value).startswith(f"{path}: {words}")
+
+
+def test_a_record_that_was_read_and_has_changed_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "made.jsonl", MADE)
+    before = documents(path)
+    before.read(0, 256)
+    state = json.loads(json.dumps(before.hashes.state()))
+    assert documents(path).hashes.difference(state, lambda: None) == ""
+    text = path.read_text()
+    at = text.rindex("tighten", 0, text.index(MADE[200]["symptom"]))
+    path.write_text(text[:at] + "loosens" + text[at + 7 :])
+    after = documents(path)
+    assert after.fingerprint == before.fingerprint
+    assert "not the same" in after.hashes.difference(state, lambda: None)
 
 
 # marks
