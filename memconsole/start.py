@@ -11,9 +11,11 @@ from memconsole.devices.reading import Devices
 from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
+from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.templates import TEMPLATE_SUFFIXES
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
 
@@ -24,6 +26,9 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     Raises `PlanError` if the plan cannot be launched here.
     """
     check(plan)
+    dataset = catalog.dataset(plan)
+    if dataset.kind == "made":
+        raise not_made(dataset)
     check_trainable(plan)
     device = budget(plan, devices)
     if not device.local:
@@ -46,8 +51,14 @@ def start(
 def _anywhere(plan: Plan) -> Plan:
     """`plan` with absolute paths, so that the run does not depend on the current folder."""
     changes: dict[str, str] = {}
-    if plan.data.source not in catalog.datasets() and Path(plan.data.source).expanduser().exists():
+    known = catalog.datasets().get(plan.data.source)
+    if known is not None and known.kind == "made":
+        changes["data.source"] = catalog.dataset(plan).where
+    elif known is None and Path(plan.data.source).expanduser().exists():
         changes["data.source"] = _absolute(plan.data.source)
+    template = plan.data.template
+    if template and Path(template).suffix in TEMPLATE_SUFFIXES:
+        changes["data.template"] = _absolute(template)
     if plan.data.tokenizer:
         changes["data.tokenizer"] = _absolute(plan.data.tokenizer)
     if plan.model.name not in catalog.models() and Path(plan.model.name).expanduser().is_dir():

@@ -27,6 +27,7 @@ LATER = (
     "training/loop/test_pause.py::test_a_paused_run_goes_on_to_the_same_end[jax]",
     "training/loop/test_preflight.py::test_a_run_is_to_the_bit_what_it_is_without_a_preflight[jax-]",
     "training/loop/test_preflight.py::test_a_run_is_to_the_bit_what_it_is_without_a_preflight[jax-bf16-sr-muon]",
+    "training/loop/test_record_runs.py::test_a_run_on_records_answers_them_and_a_resumed_one_is_the_same[jax]",
     "training/loop/test_trainer_runs.py::test_sigterm_to_the_real_process_checkpoints_and_kill_9_loses_nothing_committed[jax]",
     "training/memory/test_compiled_memory.py::test_a_compiled_block_holds_what_the_formula_says_and_computes_the_same[gemma-3-1b",
     "training/memory/test_compiled_memory.py::test_a_compiled_block_holds_what_the_formula_says_and_computes_the_same[llama-3.2-1b-{'gradient_checkpointing': 'full'}",

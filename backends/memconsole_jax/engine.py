@@ -207,13 +207,19 @@ class JaxEngine:
         return LossSum(loss, weight, tuple(measures))
 
     def generate(
-        self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
+        self,
+        prompt: list[int],
+        tokens: int,
+        temperature: float,
+        top_k: int,
+        seed: int,
+        stop: int | None = None,
     ) -> list[int]:
         self._need("weights")
         if self._sampler is None:
             raise ValueError("this model cannot generate text")
         weights = self._evaluated | self._kept
-        return self._sampler(weights, prompt, tokens, temperature, top_k, seed)
+        return self._sampler(weights, prompt, tokens, temperature, top_k, seed, stop)
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         yield STEP, np.array(self._step, np.int64)

@@ -250,7 +250,13 @@ class TorchEngine:
         return LossSum(loss, weight, tuple(measures))
 
     def generate(
-        self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
+        self,
+        prompt: list[int],
+        tokens: int,
+        temperature: float,
+        top_k: int,
+        seed: int,
+        stop: int | None = None,
     ) -> list[int]:
         """`tokens` sampled continuations of `prompt`; the model sees at most a training row."""
         self._held.need("weights")
@@ -269,6 +275,7 @@ class TorchEngine:
                 top_k=top_k,
                 seed=seed,
                 context=self._plan.data.sequence_length,
+                stop=stop,
             )
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:

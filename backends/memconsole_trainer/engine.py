@@ -176,9 +176,16 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, prompt: list[int], tokens: int, temperature: float, top_k: int, seed: int
+        self,
+        prompt: list[int],
+        tokens: int,
+        temperature: float,
+        top_k: int,
+        seed: int,
+        stop: int | None = None,
     ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`. Only for the language task."""
+        """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first `stop`.
+        Only for the language task."""
         ...
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:

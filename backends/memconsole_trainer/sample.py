@@ -1,28 +1,46 @@
-"""``python -m memconsole_trainer.sample RUN_DIR``: continue a text with a run's newest
-checkpoint."""
+"""``python -m memconsole_trainer.sample RUN_DIR``: continue a text, or answer a record or a message,
+with a run's newest checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from memconsole.plan.plan import PlanError
+from memconsole.plan.chat import CHAT_ANSWER, RecordError
+from memconsole.plan.plan import Plan, PlanError, nearest, quote
+from memconsole.plan.templates import template_of
 from memconsole_trainer.backends import engine_factory
+from memconsole_trainer.data.records import Record
+from memconsole_trainer.data.tokenizer import Tokenizer
+from memconsole_trainer.engine import Engine
+from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer
 from memconsole_trainer.weights import trained
+
+if TYPE_CHECKING:
+    from memconsole.plan.template import Template
+
+TOKENS = 64
+"""Tokens that continue a prompt, if not said otherwise."""
+TEMPERATURE = 0.8
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--prompt", default="")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--record", action="append", default=[])
+    parser.add_argument("--message")
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:
         found = trained.read(options.run)
+        record = asked(found.plan, options.record, options.message)
         tokenizer = found.tokenizer()
         engine = engine_factory(found.plan.backend)(found.plan, None)
         found.build(engine)
@@ -31,27 +49,95 @@ def main() -> int:
         return 2
     if found.note:
         print(f"step {found.checkpoint.step:,}{found.note}", file=sys.stderr)
+    if record is not None:
+        return answer(found, engine, tokenizer, record, options)
     end = tokenizer.end_of_text
     prompt = [int(i) for i in tokenizer.encode([options.prompt])] if options.prompt else []
     if prompt and end is not None:
         prompt.pop()  # `encode` appends the end-of-text token; a prompt must stay open
     room = found.architecture.max_positions - max(len(prompt), 1)
     if room < 1:
-        print(
-            f"memconsole: the prompt is {len(prompt)} tokens, the model holds "
-            f"{found.architecture.max_positions}",
-            file=sys.stderr,
-        )
-        return 2
+        return _too_long(len(prompt), found.architecture.max_positions)
     new = engine.generate(
         prompt or [end or 0],
-        min(options.tokens, room),
-        options.temperature,
+        min(options.tokens or TOKENS, room),
+        TEMPERATURE if options.temperature is None else options.temperature,
         options.top_k,
         options.seed,
     )
     print(options.prompt + tokenizer.decode(new))
     return 0
+
+
+def asked(plan: Plan, fields: Sequence[str], message: str | None) -> dict[str, Any] | None:
+    """The record to answer; None to continue a text. Raises `PlanError`."""
+    if not fields and message is None:
+        return None
+    template = template_of(plan)
+    if template is None:
+        raise PlanError("the run trained without data.template: give --prompt")
+    if message is not None:
+        if not template.chat:
+            raise PlanError(f"the run answers records: give --record {_missing(template, ())}")
+        return {"messages": [{"role": "user", "content": message}]}
+    if template.chat:
+        raise PlanError("the run answers chats: give --message")
+    known = tuple(name for name in template.fields if name not in template.answer_fields)
+    record: dict[str, Any] = {}
+    for field in fields:
+        name, equals, value = field.partition("=")
+        if not equals or name not in known:
+            raise PlanError(
+                f"--record {quote(field)}: expected FIELD=VALUE with one of {', '.join(known)}"
+                f"{nearest(name, known)}"
+            )
+        record[name] = value
+    return record
+
+
+def answer(
+    found: trained.TrainedModel,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    record: dict[str, Any],
+    options: argparse.Namespace,
+) -> int:
+    """Print the answers to a record, one line each. Returns the exit code."""
+    template = template_of(found.plan)
+    assert template is not None
+    positions = min(found.architecture.max_positions, found.plan.data.sequence_length)
+    answerer = Answerer(template, tokenizer, options.tokens or MOST_ANSWER_TOKENS, positions)
+    try:
+        said = answerer.answer(
+            engine,
+            Record("the record", record),
+            options.temperature or 0.0,
+            options.top_k,
+            options.seed,
+        )
+    except RecordError as error:
+        missing = _missing(template, tuple(record))
+        print(f"memconsole: the record {error}; give --record {missing}", file=sys.stderr)
+        return 2
+    if said.room < 1:
+        return _too_long(said.prompt_tokens, positions)
+    if list(said.answers) == [CHAT_ANSWER]:
+        print(said.answers[CHAT_ANSWER])
+    else:
+        print("\n".join(f"{name}: {text}" for name, text in said.answers.items()))
+    return 0
+
+
+def _missing(template: Template, given: Sequence[str]) -> str:
+    names = [n for n in template.fields if n not in (*template.answer_fields, *given)]
+    return " --record ".join(f"{name}=…" for name in names)
+
+
+def _too_long(tokens: int, positions: int) -> int:
+    print(
+        f"memconsole: the prompt is {tokens} tokens, the model holds {positions}", file=sys.stderr
+    )
+    return 2
 
 
 if __name__ == "__main__":

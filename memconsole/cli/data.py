@@ -1,4 +1,4 @@
-"""`memconsole data`: inspect a dataset."""
+"""`memconsole data`: inspect a dataset, or make one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from memconsole import typed_json
+from memconsole.cli.data_make import make_command
 from memconsole.cli.inspection import inspection
 from memconsole.cli.lengths import lengths_words
 from memconsole.cli.tables import columns
@@ -21,7 +22,10 @@ from memconsole.units import format_bytes, format_count
 
 @click.group()
 def command() -> None:
-    """Look into a dataset before training on it."""
+    """Look into a dataset before training on it, or make one."""
+
+
+command.add_command(make_command)
 
 
 @command.command("inspect")

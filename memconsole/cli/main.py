@@ -26,10 +26,10 @@ COMMANDS = {
     "logs": "a run's output",
     "report": "a run's figures: losses, epochs, memory estimated and measured",
     "compare": "runs side by side",
-    "sample": "a prompt continued by a run's model",
+    "sample": "a prompt continued, or a record answered, by a run's model",
     "export": "a run's weights as a Hugging Face directory",
     "devices": "devices and how full they are",
-    "data": "look into a dataset",
+    "data": "look into a dataset, or make one",
     "keys": "the console's keys as a keymap file, to change and keep",
     "doctor": "what works here and what does not",
 }

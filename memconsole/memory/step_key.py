@@ -30,8 +30,12 @@ OUTSIDE_THE_STEP = frozenset(
     {
         "data.source",
         "data.text_column",
+        "data.template",
+        "data.loss_on",
         "data.split",
         "data.tokenizer_examples",
+        "data.lowercase",
+        "data.code_field",
         "data.validation_fraction",
         "train.epochs",
         "train.max_steps",
@@ -55,6 +59,7 @@ OUTSIDE_THE_STEP = frozenset(
         "train.keep_checkpoints",
         "train.preflight",
         "train.on_out_of_memory",
+        "train.answered_records",
         "train.sample_tokens",
     }
 )

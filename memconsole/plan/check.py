@@ -10,6 +10,7 @@ import re
 
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.check_records import check_records
 from memconsole.plan.optimizations import check_conflicts
 from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
 from memconsole.plan.tasks import task_of
@@ -41,6 +42,7 @@ def check(plan: Plan) -> None:
     if isinstance(model, Architecture):
         _check_positions(plan, model)
         _check_vocabulary(plan, model)
+        check_records(plan)
     _check_rows(plan)
     _check_validation(plan)
     check_conflicts(plan)

@@ -40,7 +40,7 @@ def lengths_key(plan: Plan) -> str:
     entry, data = catalog.dataset(plan), plan.data
     parts: list[object] = [
         entry.kind, entry.where, entry.config, entry.bytes, entry.documents, data.source, data.text_column,
-        data.split, data.max_examples,
+        data.split, data.max_examples, data.template, data.lowercase, data.code_field,
     ]  # fmt: skip
     if entry.kind == "file":
         parts.append(_changed(Path(entry.where).expanduser()))

@@ -24,6 +24,7 @@ Sharding = Literal["none", "fsdp"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 OnOutOfMemory = Literal["stop", "halve"]
 LearningRateScale = Literal["none", "sqrt", "linear"]
+LossOn = Literal["all", "answers"]
 
 
 class PlanError(UserError, ValueError):
@@ -90,6 +91,15 @@ class DataChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=MOST)] | None, about("use only the first documents")
     ] = None
     text_column: Annotated[str, about("column holding the text")] = "text"
+    template: Annotated[
+        str | None,
+        about(
+            "how a record or a chat becomes text: a template's name, a file, a text with {{ fields }}; none: text_column"
+        ),
+    ] = None
+    loss_on: Annotated[LossOn, about("learn every token, or only the answers of a template")] = (
+        "all"
+    )
     split: Annotated[str, about("split of a hub dataset")] = "train"
     tokenizer: Annotated[str | None, about("path of a tokenizer.json; none trains one")] = None
     tokenizer_examples: Annotated[
@@ -98,6 +108,13 @@ class DataChoice(Section, frozen=True, kw_only=True):
     vocab_size: Annotated[
         Annotated[int, Meta(ge=257, le=16_777_216)] | None,
         about("entries of the trained tokenizer; none takes the model's"),
+    ] = None
+    lowercase: Annotated[bool, about("the trained tokenizer writes everything in lower case")] = (
+        False
+    )
+    code_field: Annotated[
+        str | None,
+        about("field of records whose values the trained tokenizer keeps whole, a token each"),
     ] = None
     validation_fraction: Annotated[float, about("share of documents held out", ge=0.0, le=0.5)] = (
         0.05
@@ -195,6 +212,10 @@ class TrainChoice(Section, frozen=True, kw_only=True):
             "halve: go on with half the micro-batch, twice the accumulation, the same effective batch"
         ),
     ] = "stop"
+    answered_records: Annotated[
+        int,
+        about("held-out records answered and scored at each evaluation; 0: none", ge=0, le=MOST),
+    ] = 16
     sample_tokens: Annotated[
         int, about("tokens sampled at each evaluation; 0: none", ge=0, le=1_048_576)
     ] = 64

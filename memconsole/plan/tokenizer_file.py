@@ -1,4 +1,4 @@
-"""How many entries a given tokenizer.json has, without loading a tokenizer."""
+"""What a given tokenizer.json holds, without loading a tokenizer: entries and control tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from memconsole.plan.plan import PlanError, quote
 
 class _Added(msgspec.Struct):
     id: int
+    content: str = ""
+    special: bool = False
 
 
 class _Model(msgspec.Struct):
@@ -40,6 +42,21 @@ def tokenizer_vocab_size(path: str) -> int:
             f"data.tokenizer = {quote(path)}: {reason}; expected a file written by tokenizers",
             "data.tokenizer",
         ) from None
+
+
+def control_tokens(path: str) -> tuple[str, ...]:
+    """The special tokens of a ``tokenizer.json``; none if it cannot be read."""
+    try:
+        file = Path(path).expanduser()
+        return _control_tokens(file, file.stat().st_mtime_ns)
+    except (OSError, ValueError, RuntimeError, RecursionError):
+        return ()
+
+
+@lru_cache(maxsize=16)
+def _control_tokens(file: Path, changed: int) -> tuple[str, ...]:
+    tokenizer = typed_json.decode(file.read_bytes(), _Tokenizer)
+    return tuple(t.content for t in tokenizer.added_tokens if t.special and t.content)
 
 
 @lru_cache(maxsize=16)

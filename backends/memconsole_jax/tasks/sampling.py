@@ -44,8 +44,9 @@ class TokenSampler:
         temperature: float,
         top_k: int,
         seed: int,
+        stop: int | None = None,
     ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`. With learned positions, only the end of
+        """Sample `tokens` tokens that continue `prompt`, or fewer that end with `stop`. With learned positions, only the end of
         `prompt` that fits is used."""
         a = self._architecture
         if a.positions == "learned":
@@ -63,14 +64,17 @@ class TokenSampler:
             np.float32(temperature),
             np.int32(top_k),
             np.uint32(seed % 2**32),
+            np.int32(-1 if stop is None else stop),
         )
-        filled = self._program(len(row))(weights, *jax.device_put(arguments, self._place))
-        return [int(token) for token in np.asarray(filled)[len(prompt) : length]]
+        filled, filled_to = self._program(len(row))(
+            weights, *jax.device_put(arguments, self._place)
+        )
+        return [int(token) for token in np.asarray(filled)[len(prompt) : int(filled_to)]]
 
     def _program(self, positions: int) -> Any:
         if positions not in self._programs:
             row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
-            more = count, count, self._shape(jnp.float32), count, self._shape(jnp.uint32)
+            more = count, count, self._shape(jnp.float32), count, self._shape(jnp.uint32), count
             step = jax.jit(sample, static_argnums=0)
             lowered = step.lower(self._architecture, self._weights, row, *more)
             self._programs[positions] = lowered.compile()
@@ -94,8 +98,10 @@ def sample(
     temperature: Array,
     top_k: Array,
     seed: Array,
-) -> Array:
-    """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling. Jit with `a` static.
+    stop: Array | int = -1,
+) -> tuple[Array, Array]:
+    """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling, up to a `stop` token.
+    Also returns how many positions are filled. Jit with `a` static.
 
     `temperature` 0 takes the most likely token; `top_k` 0 means all tokens. The token at a position
     depends only on the seed, the position and the tokens before it.
@@ -105,15 +111,21 @@ def sample(
     empty = jnp.zeros((a.layers, size, a.kv_heads, a.head_size))
     key = jax.random.key(seed)
 
-    def body(position: Array, carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
-        tokens, cache = carry
+    def going_on(carry: tuple[Array, Array, Cache]) -> Array:
+        position, tokens, _ = carry
+        stopped = (position >= prompt_length) & (tokens[position] == stop)
+        return (position < length - 1) & ~stopped
+
+    def body(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
+        position, tokens, cache = carry
         logits, cache = _next_logits(decoder, tokens[position], position, cache)
         drawn = _draw(logits, temperature, top_k, jax.random.fold_in(key, position))
         following = jnp.where(position + 1 < prompt_length, tokens[position + 1], drawn)
-        return tokens.at[position + 1].set(following), cache
+        return position + 1, tokens.at[position + 1].set(following), cache
 
-    tokens, _ = lax.fori_loop(0, length - 1, body, (prompt, (empty, empty)))
-    return tokens
+    begin = jnp.zeros((), jnp.int32)
+    last, tokens, _ = lax.while_loop(going_on, body, (begin, prompt, (empty, empty)))
+    return tokens, last + 1
 
 
 def _next_logits(

@@ -44,6 +44,7 @@ class Sampler(Protocol):
         temperature: float,
         top_k: int,
         seed: int,
+        stop: int | None = None,
     ) -> list[int]:
         """See `Engine.generate`."""
         ...

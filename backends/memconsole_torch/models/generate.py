@@ -24,8 +24,10 @@ def generate(
     top_k: int,
     seed: int,
     context: int,
+    stop: int | None = None,
 ) -> list[int]:
     """Sample `tokens` tokens that continue `prompt`, each predicted from the last `context` tokens.
+    Ends early after a `stop` token.
 
     Temperature 0 takes the most likely token; `top_k` 0 draws from all. Raises ValueError for an
     empty prompt.
@@ -42,6 +44,8 @@ def generate(
         hidden = decoder(row)[0, len(seen) - 1]  # (H,)
         logits = F.linear(hidden, decoder.head_weight).float().cpu().numpy()  # (V,)
         sequence.append(choose(logits, temperature, top_k, random))
+        if sequence[-1] == stop:
+            break
     return sequence[len(prompt) :]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from memconsole.plan.tasks.language import MASKED
+from memconsole_trainer.data.marked import ids, trimmed
 from memconsole_trainer.data.rows import array_rows, streamed_rows
 from memconsole_trainer.data.stream import BatchShape, RowIterator
 from memconsole_trainer.data.tokenizer import Tokens
@@ -31,15 +32,17 @@ def language_batch(inputs: Array, targets: Array, documents: Array | None = None
 def make_batch(rows: list[Tokens], shape: BatchShape, boundary: int | None = None) -> Batch:
     """Make a batch of rows (≤ rows, ≤ sequence_length + 1).
 
-    Missing rows and the ends of short rows have masked targets, so the shape never changes.
+    Missing rows and the ends of short rows have masked targets, so the shape never changes. A
+    token that is only read (see `marked`) is an input and a masked target.
     `boundary` is the token that ends a document, if documents are isolated.
     """
     length, documents = shape.sequence_length, None
     inputs = np.zeros((shape.rows, length), dtype=np.int32)
     targets = np.full((shape.rows, length), MASKED, dtype=np.int32)
-    for index, row in enumerate(rows):
-        inputs[index, : min(len(row), length)] = row[:length]
+    for index, row in enumerate(map(trimmed, rows)):
+        inputs[index, : min(len(row), length)] = ids(row[:length])
         targets[index, : len(row) - 1] = row[1:]
+    targets[targets < 0] = MASKED
     dimensions = (shape.micro_batches, shape.micro_batch, length)
     if boundary is not None:
         ends = inputs == boundary
@@ -94,4 +97,6 @@ class TextRows:
     def batch(self, joined: _Joined, shape: BatchShape) -> tuple[Batch, int]:
         rows = np.split(joined.tokens, np.cumsum(joined.lengths[:-1]))
         made = make_batch(rows, shape, self._boundary)
-        return made, int(made.weight)
+        masked = joined.tokens.dtype.kind == "i" and bool((joined.tokens < 0).any())
+        units = sum(len(trimmed(row)) - 1 for row in rows) if masked else int(made.weight)
+        return made, units

@@ -162,14 +162,19 @@ class StreamDocuments:
         if left is not None and left <= 0:
             return
         try:
-            for row in rows:
-                yield row[self._column] or ""
+            for number, row in enumerate(rows, start):
+                yield self._text(number, row)
                 if left is not None:
                     left -= 1
                     if left == 0:
                         return
+        except DataError:
+            raise
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{self._name}: {type(error).__name__}: {error}") from error
+
+    def _text(self, number: int, row: Any) -> str:
+        return row[self._column] or ""
 
     def read(self, start: int, stop: int) -> list[str]:
         """Read texts `start` to `stop`. It skips all texts before them, so use it only near the

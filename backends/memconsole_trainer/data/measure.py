@@ -14,6 +14,7 @@ from memconsole import typed_json
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data.documents import Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.marked import learned
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks
 
@@ -30,7 +31,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     train_tokens: int
     exact: bool
     counts: list[int]
-    """Occurrences of each token id in the counted text."""
+    """Occurrences of each token id that is learned in the counted text."""
 
 
 def measure(
@@ -62,10 +63,11 @@ def measure(
         pass
     counts = np.zeros(vocab_size, dtype=np.int64)
     whole = _whole(source, blocks)
+    seen = 0
     for tokens in blocks.iterate(0) if whole else _sample(blocks):
-        counts += np.bincount(tokens, minlength=vocab_size)
+        counts += np.bincount(learned(tokens), minlength=vocab_size)
+        seen += len(tokens)
         tick()
-    seen = int(counts.sum())
     if isinstance(blocks, RowBlocks):
         total, exact = blocks.train_tokens(), True
     elif whole:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,17 @@ from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.templates import template_of
 from memconsole_trainer.data import tokenizer as tokenizers
 from memconsole_trainer.data import validation
 from memconsole_trainer.data.documents import DataError, Documents, StreamDocuments
 from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.marked import learned
 from memconsole_trainer.data.measure import measure
+from memconsole_trainer.data.packing import Cuts
+from memconsole_trainer.data.record_blocks import RecordBlocks, held_out_records
+from memconsole_trainer.data.records import RecordDocuments, StreamRecords
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens
@@ -26,6 +32,10 @@ from memconsole_trainer.data.validation import Validation
 
 COUNTED = 1 << 20
 """Tokens counted in one call of NumPy."""
+CODES_SHARE = 4
+"""At most this part of a vocabulary are codes that are kept whole."""
+CODED_RECORDS = 20_000
+"""Records that are searched for codes."""
 TOKENIZER_BYTES = 4 << 20
 """The tokenizer is trained on at most this much text, even if `data.tokenizer_examples` allows
 more."""
@@ -48,6 +58,8 @@ class Prepared:
     fingerprint: str
     hashes: DataHashes
     description: str
+    warnings: tuple[str, ...] = ()
+    """What the person should know of the data."""
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
         """Optimizer steps of one epoch; an estimate unless `exact`."""
@@ -89,7 +101,14 @@ def make_tokenizer(
                 f"the model's vocabulary holds {size}; a byte-level tokenizer needs at least 257",
                 "data.vocab_size",
             )
-        tokenizer = tokenizers.train(_first_texts(plan, source, split), size)
+        template = template_of(plan)
+        tokenizer = tokenizers.train(
+            _first_texts(plan, source, split),
+            size,
+            lowercase=plan.data.lowercase,
+            tags=template.tags if template is not None else (),
+            codes=_codes(plan, source, split, size // CODES_SHARE),
+        )
     if known in ("", tokenizer.fingerprint):
         tokenizer.save(saved)
     _tell_sampled(tokenizer, warn)
@@ -161,6 +180,9 @@ def prepare(
             )
         size, row_tokens = architecture.vocab_size, min(source.width, length + 1)
         blocks = RowBlocks(source, split, size, row_tokens, plan.stride)
+    elif plan.data.template is not None:
+        assert tokenizer is not None
+        blocks = RecordBlocks(source, split, tokenizer, length, plan.data.loss_on == "answers")
     else:
         assert tokenizer is not None
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)
@@ -192,6 +214,18 @@ def prepare(
             f"{plan.data.source}: {documents}, {'' if exact else 'about '}{train_tokens:,} train "
             f"tokens, {kept.tokens:,} held out"
         ),
+        warnings=_cut(blocks.cuts, length) if isinstance(blocks, RecordBlocks) else (),
+    )
+
+
+def _cut(cuts: Cuts, length: int) -> tuple[str, ...]:
+    """A warning of the records that no row can hold."""
+    if not cuts.cut:
+        return ()
+    return (
+        f"{cuts.cut:,} of {cuts.documents:,} records are longer than a row and are cut, "
+        f"{cuts.answers_cut:,} of them before or in what is learned: data.sequence_length = "
+        f"{length:,}, the longest record has {cuts.longest:,} tokens",
     )
 
 
@@ -207,6 +241,10 @@ def held_out(
     if isinstance(source, TokenRows):
         row_tokens = min(source.width, length + 1)
         found = validation.from_rows(source, split, architecture.vocab_size, row_tokens, tokenizer)
+    elif plan.data.template is not None:
+        assert tokenizer is not None
+        answers_only = plan.data.loss_on == "answers"
+        found = held_out_records(source, split, tokenizer, length, answers_only)
     else:
         assert tokenizer is not None
         found = validation.from_texts(source, split, tokenizer, length)
@@ -232,8 +270,25 @@ def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
     """Count each token id, slice by slice, because NumPy makes a 64-bit copy of what it counts."""
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(tokens), COUNTED):
-        counts += np.bincount(tokens[start : start + COUNTED], minlength=vocab_size)
+        part = learned(tokens[start : start + COUNTED])
+        counts += np.bincount(part, minlength=vocab_size)
     return counts
+
+
+def _codes(plan: Plan, source: Documents, split: Split, most: int) -> list[str]:
+    """The most frequent values of `data.code_field` in the first train records."""
+    field = plan.data.code_field
+    if field is None or not isinstance(source, RecordDocuments | StreamRecords):
+        return []
+    found: Counter[str] = Counter()
+    limit = min(CODED_RECORDS, source.count or CODED_RECORDS)
+    numbers = np.flatnonzero(~split.held_out(0, limit)).tolist()
+    for record in source.records(numbers):
+        value = record.fields.get(field)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str | int) and str(one).strip():
+                found[str(one).strip()] += 1
+    return [code for code, _ in found.most_common(most)]
 
 
 def _first_texts(plan: Plan, source: Documents, split: Split) -> Iterator[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memconsole.plan import catalog, stdlib
+from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.sources import ROWS, TABLES, folder
+from memconsole.plan.check_records import advice
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
+from memconsole.plan.templates import template_of
 from memconsole_trainer.data.documents import (
     ColumnDocuments,
     DataError,
@@ -18,6 +21,16 @@ from memconsole_trainer.data.documents import (
     StreamDocuments,
 )
 from memconsole_trainer.data.hdf5 import TokenRows, open_hdf5
+from memconsole_trainer.data.records import (
+    JsonLines,
+    RecordDocuments,
+    Records,
+    StreamRecords,
+    TableRecords,
+)
+
+if TYPE_CHECKING:
+    from memconsole.plan.template import Template
 
 
 def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
@@ -27,14 +40,16 @@ def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
     """
     data = plan.data
     entry = catalog.dataset(plan)
+    template = template_of(plan)
+    if template is not None:
+        return _records(entry, template, data)
     if entry.kind == "stdlib":
         return _nonempty(FileDocuments(stdlib.files(), data.max_examples), data.source)
     column = data.text_column
     if column == DataChoice().text_column and entry.text_column:
         column = entry.text_column
     if entry.kind == "hub":
-        split = data.split if data.split != DataChoice().split else entry.split or data.split
-        return _hub(entry.where, entry.config, split, column, data)
+        return _hub(entry, column, data)
     return open_path(Path(entry.where).expanduser(), column, vocab_size, data)
 
 
@@ -61,6 +76,26 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
     if b"\0" in head:
         raise DataError(f"{path}: holds binary data, not text")
     return _nonempty(FileDocuments([path], data.max_examples), str(path))
+
+
+def _records(entry: DatasetEntry, template: Template, data: DataChoice) -> Documents:
+    """The entry's records as texts of a template."""
+    most = data.max_examples
+    if entry.kind == "hub":
+        table, _ = _of_hub(entry, data)
+        if data.streaming:
+            return StreamRecords(table, template, f"hf://{entry.where}", most)
+        found: Records = TableRecords(table, f"hf://{entry.where}", most)
+    else:
+        path = Path(entry.where).expanduser()
+        inside = folder(path) if path.is_dir() else None
+        kind = inside.format if inside is not None else TABLES[path.suffix.lower()]
+        files = list(inside.files) if inside is not None else [path]
+        if kind == "jsonl":
+            found = JsonLines(files, most)
+        else:
+            found = TableRecords(load_table(kind, files), str(files[0]), most, files)
+    return _nonempty(RecordDocuments(found, template), data.source)
 
 
 def load_table(kind: str, files: list[Path]) -> Any:
@@ -117,8 +152,7 @@ def check_column(columns: dict[str, str], column: str, where: str) -> None:
     listed = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
     if column not in columns:
         raise PlanError(
-            f'{where}: no column "{column}"{nearest(column, columns)}; '
-            f"set data.text_column to one of: {listed}",
+            f'{where}: no column "{column}"{nearest(column, columns)}; {advice(columns)}',
             "data.text_column",
         )
     if columns[column] not in ("string", "large_string", "string_view"):
@@ -128,25 +162,11 @@ def check_column(columns: dict[str, str], column: str, where: str) -> None:
         )
 
 
-def _hub(where: str, config: str | None, split: str, column: str, data: DataChoice) -> Documents:
-    from datasets import load_dataset
-    from datasets.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    name = f"hf://{where}"
-    try:
-        table = load_dataset(where, config, split=split, streaming=data.streaming)
-        if not data.streaming:
-            return _columns(table, column, data, name)
-        first = next(iter(table), None)
-    except PlanError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"{name}: cannot be opened ({_reason(error)}); without a network use a local file"
-        ) from error
-    if first is None:
-        raise DataError(f"{name}: holds no rows")
+def _hub(entry: DatasetEntry, column: str, data: DataChoice) -> Documents:
+    table, first = _of_hub(entry, data)
+    name = f"hf://{entry.where}"
+    if not data.streaming:
+        return _columns(table, column, data, name)
     kinds = {
         k: "string" if v is None or isinstance(v, str) else type(v).__name__
         for k, v in first.items()
@@ -155,6 +175,26 @@ def _hub(where: str, config: str | None, split: str, column: str, data: DataChoi
         kinds = column_types(table.features)
     check_column(kinds, column, name)
     return StreamDocuments(table, column, name, data.max_examples)
+
+
+def _of_hub(entry: DatasetEntry, data: DataChoice) -> tuple[Any, Any]:
+    """A hub dataset, streamed if the plan says so, and its first row. Raises `DataError`."""
+    from datasets import load_dataset
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    split = data.split if data.split != DataChoice().split else entry.split or data.split
+    name = f"hf://{entry.where}"
+    try:
+        table = load_dataset(entry.where, entry.config, split=split, streaming=data.streaming)
+        first = next(iter(table), None)
+    except Exception as error:
+        raise DataError(
+            f"{name}: cannot be opened ({_reason(error)}); without a network use a local file"
+        ) from error
+    if first is None:
+        raise DataError(f"{name}: holds no rows")
+    return table, first
 
 
 def _nonempty(documents: Documents, where: str) -> Documents:

@@ -73,7 +73,7 @@ class Tokenizer:
         table = self.id_bytes
         found = np.zeros(len(body), np.int32) if table is None else table[body]
         if int(found.sum()) != size:
-            found = self._bytes_by_offsets(text, len(body))
+            found = bytes_by_offsets(text, self.encodings([text])[0].offsets)
         return ids, np.append(found, np.zeros(ends, np.int32))
 
     @functools.cached_property
@@ -100,15 +100,10 @@ class Tokenizer:
         tokens = self._inner.get_added_tokens_decoder()
         return [i for i, token in tokens.items() if token.special]
 
-    def _bytes_by_offsets(self, text: str, count: int) -> NDArray[np.int32]:
-        if not count:
-            return np.zeros(0, np.int32)
-        offsets = self._inner.encode(text, add_special_tokens=False).offsets
-        ends = np.maximum.accumulate([end for _, end in offsets])
-        ends[-1] = len(text)  # text after the last token counts for that token
-        sizes = [len(c.encode("utf-8", "replace")) for c in text]
-        places = np.concatenate([[0], np.cumsum(sizes)])[ends]
-        return np.diff(places, prepend=0).astype(np.int32)
+    def encodings(self, texts: Sequence[str]) -> list[Any]:
+        """Each text's ids and offsets in characters, without an end-of-text token."""
+        found: list[Any] = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode `ids` to text; invalid UTF-8 becomes the replacement character."""
@@ -124,25 +119,47 @@ class Tokenizer:
         temporary.replace(path)
 
 
-def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def bytes_by_offsets(text: str, offsets: Sequence[Any]) -> NDArray[np.int32]:
+    """The UTF-8 bytes of `text` from each token's predecessor's end to its own end."""
+    if not len(offsets):
+        return np.zeros(0, np.int32)
+    ends = np.maximum.accumulate(np.asarray(offsets)[:, 1])
+    ends[-1] = len(text)  # text after the last token counts for that token
+    sizes = [len(c.encode("utf-8", "replace")) for c in text]
+    places = np.concatenate([[0], np.cumsum(sizes)])[ends]
+    return np.diff(places, prepend=0).astype(np.int32)
+
+
+def train(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    lowercase: bool = False,
+    tags: Sequence[str] = (),
+    codes: Sequence[str] = (),
+) -> Tokenizer:
     """Train a tokenizer of at most `vocab_size` entries that can encode every string.
 
     Its alphabet holds all 256 bytes, so there is no unknown token (Radford et al. 2019, §2.2).
+    `tags` are control tokens. Each of `codes` is one token wherever it stands as a word.
     """
     import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
     inner = tokenizers.Tokenizer(models.BPE())
+    if lowercase:
+        inner.normalizer = normalizers.Lowercase()
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(codes),
         min_frequency=2,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, *tags],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
+    inner.add_tokens([tokenizers.AddedToken(code, single_word=True) for code in codes])
     return Tokenizer(inner)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,7 +91,11 @@ class TextBlocks:
         train = [text for text, out in zip(texts, held, strict=True) if not out]
         self.encoded_bytes += sum(len(text.encode("utf-8", "replace")) for text in train)
         self.encoded_documents += len(texts)
-        return self._tokenizer.encode(train)
+        return self._joined(train)
+
+    def _joined(self, texts: Sequence[str]) -> Tokens:
+        """The tokens of the texts, one after another."""
+        return self._tokenizer.encode(texts)
 
 
 def windows(rows: NDArray[Any], row_tokens: int, stride: int) -> NDArray[Any]:

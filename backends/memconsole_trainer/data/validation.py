@@ -84,7 +84,7 @@ def from_texts(source: Documents, split: Split, tokenizer: Tokenizer, length: in
     parts: list[Tokens] = []
     sizes: list[NDArray[np.int32]] = []
     tokens = 0
-    for text in _held_out(source, split):
+    for text in held_out_texts(source, split):
         ids, covered = tokenizer.encode_measured(text)
         parts.append(ids)
         sizes.append(covered)
@@ -135,7 +135,8 @@ def from_rows(
     )
 
 
-def _held_out(source: Documents, split: Split) -> Iterator[str]:
+def held_out_texts(source: Documents, split: Split) -> Iterator[str]:
+    """The held-out documents; of a stream, the first ones."""
     if split.fraction == 0.0:
         return
     if isinstance(source, StreamDocuments):

@@ -254,6 +254,10 @@ class Trainer:
             total = self._engine.evaluate(self._polled(job.data.validation(shape, limit)))
             seconds = time.monotonic() - started
             judged = job.data.judged(total, shape, limit)
+        answered: dict[str, float] = {}
+        if job.data.answered_records:
+            with self._watch.aside("sample"):
+                answered = job.data.answered(self._engine, self._watch.check_stop)
         loss = total.mean
         finite = math.isfinite(loss)
         best = finite and (p.best_validation_loss is None or loss < p.best_validation_loss)
@@ -267,7 +271,7 @@ class Trainer:
             bits_per_byte=judged.bits_per_byte if finite else None,
             tokens=int(total.weight),
             seconds=seconds,
-            metrics=judged.metrics,
+            metrics={**judged.metrics, **answered},
             best=best,
         )
         self._attempt.emit(said, durable=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,18 @@ from memconsole.runs.record import events
 from memconsole_trainer.data.batches import TextRows, language_batch
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.prepared import Prepared, boundary, make_tokenizer, prepare
+from memconsole_trainer.data.records import RecordDocuments, StreamRecords
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.tokenizer import file_fingerprint
 from memconsole_trainer.engine import Array, Batch, Engine, LossSum
+from memconsole_trainer.tasks.answering import (
+    Answered,
+    Asked,
+    asked_records,
+    score_model,
+)
 from memconsole_trainer.tasks.task import Judged, Teller
 from memconsole_trainer.weights.starting import weights_directory
 
@@ -55,17 +62,30 @@ def open_data(
     found = prepare(plan, model, source, split, tokenizer, directory / "data.json", say.tick)
     if plan.data.validation_fraction and not len(found.validation):
         say.warning("nothing is held out for validation: the data is a single document")
+    for warning in found.warnings:
+        say.warning(warning)
     if isinstance(source, TokenRows) and tokenizer is None:
         say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
-    return LanguageData(plan, model, found, file_fingerprint(saved) if tokenizer else "")
+    asked = None
+    if isinstance(source, RecordDocuments | StreamRecords) and tokenizer is not None:
+        asked = asked_records(plan, model, source, split, tokenizer)
+    return LanguageData(plan, model, found, file_fingerprint(saved) if tokenizer else "", asked)
 
 
 class LanguageData:
     """Implements `TaskData`."""
 
     def __init__(
-        self, plan: Plan, architecture: Architecture, prepared: Prepared, tokenizer_hash: str
+        self,
+        plan: Plan,
+        architecture: Architecture,
+        prepared: Prepared,
+        tokenizer_hash: str,
+        asked: Asked | None = None,
     ) -> None:
+        self._asked = asked
+        self._first: Answered | None = None
+        self.answered_records = len(asked.held.records) if asked is not None else 0
         self._plan, self._architecture, self._prepared = plan, architecture, prepared
         self._boundary = boundary(plan, prepared.tokenizer)
         self._unigram: float | None = None
@@ -99,6 +119,13 @@ class LanguageData:
         bits = total.loss / math.log(2) / covered if covered else None
         return Judged({"unigram_loss": self._unigram}, bits)
 
+    def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:
+        """Exact match and token F1 of the answers to held-out records, beside two baselines."""
+        if self._asked is None:
+            return {}
+        found, self._first = score_model(self._asked.answerer, self._asked.held, engine, tick)
+        return found
+
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
         inputs: Array
         targets: Array
@@ -119,10 +146,13 @@ class LanguageData:
         return language_batch(inputs.reshape(dimensions), targets.reshape(dimensions), own)
 
     def room_for_sample(self) -> bool:
-        return self._sample_tokens() > 0
+        return self._asked is not None or self._sample_tokens() > 0
 
     def sample(self, engine: Engine, step: int) -> events.Sample | None:
-        """Sample text that continues the beginning of the first held-out document."""
+        """Text that continues the beginning of the first held-out document; of records, the answer
+        to the first one."""
+        if self._first is not None:
+            return events.Sample(step=step, prompt=self._first.prompt, text=self._first.text)
         tokens, prompt = self._sample_tokens(), self._prompt()
         if tokens <= 0:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class WindowData:
         self.fingerprints: Mapping[str, str] = {"data": file.fingerprint}
         self.hashes = file.hashes
         self.validation_rows = len(held.targets)
+        self.answered_records = 0
 
     def rows(self) -> WindowRows:
         return WindowRows(self._plan, self._file, self._split)
@@ -94,6 +95,9 @@ class WindowData:
         return Judged(
             self._baselines | {m.key: value / max(total.weight, 1e-9) for m, value in own}
         )
+
+    def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:
+        return {}
 
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
         if first is None:

@@ -48,6 +48,8 @@ class TaskData(Protocol):
     hashes: DataHashes
     """Hashes of everything that was read so far."""
     validation_rows: int
+    answered_records: int
+    """How many held-out records `answered` looks at."""
 
     def rows(self) -> Rows:
         """The training rows."""
@@ -65,6 +67,11 @@ class TaskData(Protocol):
 
     def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
         """Turn the sums over these batches into the task's measures."""
+        ...
+
+    def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:
+        """Measures of what the model generates for held-out records, by key. `tick` is called
+        between two generations and may raise."""
         ...
 
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:

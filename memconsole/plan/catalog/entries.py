@@ -10,7 +10,8 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, from_document
 from memconsole.plan.regressor import Regressor
 
-DatasetKind = Literal["stdlib", "hub", "file"]
+DatasetKind = Literal["stdlib", "hub", "file", "made"]
+"""made: a file that `memconsole data make` writes, and that is not there yet."""
 DatasetFormat = Literal["text", "jsonl", "json", "csv", "parquet", "hdf5", "directory"]
 
 

@@ -77,6 +77,8 @@ def resolve(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
     A path costs one stat, or a walk over at most `MOST_FILES` entries, cached until the folder changes.
     """
     known = catalog.get(source)
+    if known is not None and known.kind == "made":
+        return _made(known)
     if known is not None:
         return _standard_library(known) if known.kind == "stdlib" else known
     if source.startswith(HUB_PREFIX):
@@ -92,6 +94,25 @@ def _standard_library(entry: DatasetEntry) -> DatasetEntry:
         raise _error(entry.name, f"no source files in {where}")
     return msgspec.structs.replace(
         entry, where=str(where), documents=len(files), bytes=stdlib.total_bytes()
+    )
+
+
+def _made(entry: DatasetEntry) -> DatasetEntry:
+    """The entry of a file in the current folder, if it has been made. Otherwise the plan can be priced only."""
+    path = Path(entry.where).absolute()
+    if not path.is_file():
+        return entry
+    found = _local(str(path), {})
+    return msgspec.structs.replace(
+        found, name=entry.name, label=entry.label, bytes_per_token=entry.bytes_per_token
+    )
+
+
+def not_made(entry: DatasetEntry) -> PlanError:
+    """The error for a file that has not been made."""
+    return _error(
+        entry.name,
+        f"{entry.where} is not in this folder; memconsole data make {entry.name} {entry.where} --size 20k writes it",
     )
 
 

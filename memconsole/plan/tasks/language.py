@@ -23,7 +23,13 @@ class Language:
     loss = Measure("loss", "loss", "nats")
     files: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
-    derived: tuple[Measure, ...] = (Measure("bits_per_byte", "bits/byte"),)
+    derived: tuple[Measure, ...] = (
+        Measure("bits_per_byte", "bits/byte"),
+        Measure("exact_match", "exact match", lower_is_better=False),
+        Measure("token_f1", "token F1", lower_is_better=False),
+        Measure("nearest_token_f1", "token F1 of the nearest record's", "", False, "nearest F1"),
+        Measure("frequent_token_f1", "token F1 of the most frequent", "", False, "frequent F1"),
+    )
     baselines: tuple[Measure, ...] = (
         Measure("unigram_loss", "unigram model", "nats", short="unigram"),
     )

@@ -242,7 +242,7 @@ def test_local_layers_and_learned_positions_sample_as_they_train() -> None:
         row = np.zeros(32, np.int32)
         row[:9] = prompt
         sample = jax.jit(sampling.sample, static_argnums=0)
-        found = np.asarray(sample(architecture, stacked, row, 9, 16, 0.0, 0, np.uint32(0)))[:16]
+        found = np.asarray(sample(architecture, stacked, row, 9, 16, 0.0, 0, np.uint32(0))[0])[:16]
         logits = comparison.logits(architecture, weights, found[None])[0]
         assert list(found[:9]) == list(prompt)
         assert list(found[9:]) == list(logits[8:-1].argmax(-1))

@@ -1,0 +1,1 @@
+"""Makes datasets: one module per kind, each with a function `make` (see `maker.Make`)."""

@@ -1,0 +1,67 @@
+"""Records as blocks of rows: tokenized, marked and packed whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole_trainer.data import packing
+from memconsole_trainer.data.documents import Documents
+from memconsole_trainer.data.marked import encode
+from memconsole_trainer.data.packing import Cuts
+from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, bytes_by_offsets
+from memconsole_trainer.data.tokens import ArrayRows, TextBlocks
+from memconsole_trainer.data.validation import MOST_TOKENS, Validation, held_out_texts
+
+
+class RecordBlocks(TextBlocks):
+    """Blocks of whole rows: each row holds whole records, and padding at its end."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        split: Split,
+        tokenizer: Tokenizer,
+        sequence_length: int,
+        answers_only: bool,
+    ) -> None:
+        super().__init__(documents, split, tokenizer, sequence_length, sequence_length + 1)
+        self._answers_only = answers_only
+        self.cuts = Cuts()
+        """What has been packed so far."""
+
+    def _joined(self, texts: Sequence[str]) -> Tokens:
+        documents = [e.tokens for e in encode(self._tokenizer, texts, self._answers_only)]
+        self.cuts.count(documents, self.row_tokens)
+        rows = packing.placed([len(d) for d in documents], self.row_tokens)
+        return packing.laid(documents, rows, self.row_tokens)
+
+
+def held_out_records(
+    source: Documents, split: Split, tokenizer: Tokenizer, length: int, answers_only: bool
+) -> Validation:
+    """The held-out records in rows, packed as those that are trained on."""
+    documents: list[Tokens] = []
+    sizes: list[NDArray[np.int32]] = []
+    total = 0
+    for text in held_out_texts(source, split):
+        one = encode(tokenizer, [text], answers_only)[0]
+        covered = np.zeros(len(one.tokens), np.int32)
+        covered[: len(one.offsets)] = bytes_by_offsets(text, one.offsets)
+        documents.append(one.tokens)
+        sizes.append(covered)
+        total += len(one.tokens)
+        if total >= MOST_TOKENS:
+            break
+    rows = packing.placed([len(d) for d in documents], length + 1)
+    tokens = packing.laid(documents, rows, length + 1)
+    covered_rows = packing.laid(sizes, rows, length + 1)
+    return Validation(
+        rows=ArrayRows(tokens, length + 1, length + 1),
+        tokens=total,
+        token_bytes=ArrayRows(covered_rows, length + 1, length + 1),
+        prompt=[],
+    )

@@ -1,0 +1,234 @@
+"""Answers held-out records with the model, and scores the answers beside two simple baselines."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Plan
+from memconsole_trainer.data.marked import encode, ids
+from memconsole_trainer.data.records import Record, RecordDocuments, StreamRecords, rendered
+from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.tokenizer import Tokenizer
+from memconsole_trainer.engine import Engine
+
+if TYPE_CHECKING:
+    from memconsole.plan.template import Question, Template
+
+MOST_ANSWER_TOKENS = 256
+BASELINE_RECORDS = 5_000
+"""Train records that the baselines look at."""
+
+HELD_AMONG = 20_000
+"""Held-out records are looked for among so many."""
+ANSWER_LENGTHS = 256
+"""Train records whose answers are measured in tokens."""
+
+Answers = Mapping[str, str]
+
+
+class Answered(NamedTuple):
+    """What the model said to a record."""
+
+    prompt: str
+    text: str
+    answers: Answers
+    prompt_tokens: int
+    room: int
+    """Tokens that the answer may have; below 1 the prompt is too long."""
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """Asks a model for the answers of records."""
+
+    template: Template
+    tokenizer: Tokenizer
+    most_tokens: int
+    """Longest answer in tokens."""
+    positions: int
+    """Most tokens that the model sees."""
+
+    def answer(
+        self,
+        engine: Engine,
+        record: Record,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        seed: int = 0,
+    ) -> Answered:
+        """The answers to one record, which need not hold any. Raises `RecordError`."""
+        question = self.template.question(record.fields)
+        prompt = prompt_ids(self.tokenizer, question)
+        end = self.tokenizer.end_of_text
+        room = min(self.most_tokens, self.positions - len(prompt) - 1)
+        if room < 1:
+            nothing = dict.fromkeys(question.names, "")
+            return Answered(str(question.prompt), "", nothing, len(prompt), room)
+        new = engine.generate(prompt, room, temperature, top_k, seed, end)
+        if end in new:
+            new = new[: new.index(end)]
+        text = self.tokenizer.decode(new)
+        answers = question.parse(text)
+        return Answered(str(question.prompt), text, answers, len(prompt), room)
+
+
+def prompt_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
+    """A question's tokens, open at the end."""
+    one = encode(tokenizer, [question.prompt], False)[0]
+    return [int(i) for i in ids(one.tokens)[: len(one.offsets)]] or [tokenizer.end_of_text or 0]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Held-out records and the answers that simple baselines give to them."""
+
+    records: Sequence[Record]
+    truths: Sequence[Answers]
+    baselines: Mapping[str, float] = field(default_factory=dict)
+
+
+def held_records(template: Template, held: Sequence[Record], train: Sequence[Record]) -> Held:
+    """The held-out records that hold answers, with the baselines' scores. Raises `DataError`."""
+    answered = [record for record in held if template.answers(record.fields)]
+    truths = [template.answers(record.fields) for record in answered]
+    known = [record for record in train if template.answers(record.fields)][:BASELINE_RECORDS]
+    if not answered or not known:
+        return Held(answered, truths)
+    answers = [template.answers(record.fields) for record in known]
+    frequent = most_frequent(answers)
+    near = Nearest([_question(template, record) for record in known])
+    nearest = [answers[near.of(_question(template, record))] for record in answered]
+    baselines = {
+        **_named("frequent_", scores(truths, [frequent] * len(truths))),
+        **_named("nearest_", scores(truths, nearest)),
+    }
+    return Held(answered, truths, baselines)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The held-out records that are answered at each evaluation."""
+
+    answerer: Answerer
+    held: Held
+
+
+def asked_records(
+    plan: Plan,
+    model: Architecture,
+    source: RecordDocuments | StreamRecords,
+    split: Split,
+    tokenizer: Tokenizer,
+) -> Asked | None:
+    """The first held-out records, scored beside baselines that know the first train records."""
+    looked_at = min(BASELINE_RECORDS, source.count or BASELINE_RECORDS)
+    out = split.held_out(0, min(HELD_AMONG, source.count or HELD_AMONG))
+    if not plan.train.answered_records or not out.any():
+        return None
+    held = list(source.records(np.flatnonzero(out)[: plan.train.answered_records].tolist()))
+    train = list(source.records(np.flatnonzero(~out[:looked_at]).tolist()))
+    found = held_records(source.template, held, train)
+    if not found.records:
+        return None
+    most = longest_answer(source.template, tokenizer, [*found.records, *train[:ANSWER_LENGTHS]])
+    positions = min(model.max_positions, plan.data.sequence_length)
+    return Asked(Answerer(source.template, tokenizer, most, positions), found)
+
+
+def scores(truths: Sequence[Answers], said: Sequence[Answers]) -> dict[str, float]:
+    """Exact match and token F1 (Rajpurkar et al. 2016, arXiv:1606.05250, §6.1): the means over all
+    answers, and of each answer by name if there are several."""
+    sums: dict[str, float] = {}
+    counts: Counter[str] = Counter()
+    for truth, answer in zip(truths, said, strict=True):
+        for name, wanted in truth.items():
+            own, given = _words(wanted), _words(answer.get(name, ""))
+            values = {"exact_match": float(own == given), "token_f1": f1(own, given)}
+            for measure, value in values.items():
+                for key in (measure, f"{measure}_{name}"):
+                    sums[key] = sums.get(key, 0.0) + value
+                    counts[key] += 1
+    several = len({name for truth in truths for name in truth}) > 1
+    means = {key: total / counts[key] for key, total in sums.items()}
+    return means if several else {k: means[k] for k in ("exact_match", "token_f1") if k in means}
+
+
+def f1(wanted: Sequence[str], given: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall of the words."""
+    common = sum((Counter(wanted) & Counter(given)).values())
+    if not wanted or not given:
+        return float(not wanted and not given)
+    return 2.0 * common / (len(wanted) + len(given))
+
+
+def most_frequent(answers: Sequence[Answers]) -> Answers:
+    """The most frequent answer of each name."""
+    names = {name for one in answers for name in one}
+    return {
+        name: Counter(one[name] for one in answers if name in one).most_common(1)[0][0]
+        for name in names
+    }
+
+
+class Nearest:
+    """Finds the text with the most similar words: cosine of TF-IDF (Salton and Buckley 1988)."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._counts = [Counter(_words(text)) for text in texts]
+        seen = Counter(word for counts in self._counts for word in counts)
+        self._idf = {word: math.log(len(texts) / count) + 1.0 for word, count in seen.items()}
+        self._where: dict[str, list[tuple[int, float]]] = {}
+        for number, counts in enumerate(self._counts):
+            weights = {word: count * self._idf[word] for word, count in counts.items()}
+            size = math.sqrt(sum(w * w for w in weights.values())) or 1.0
+            for word, weight in weights.items():
+                self._where.setdefault(word, []).append((number, weight / size))
+
+    def of(self, text: str) -> int:
+        """The number of the nearest text; the first one if none shares a word."""
+        found: dict[int, float] = {}
+        for word, count in Counter(_words(text)).items():
+            for number, weight in self._where.get(word, ()):
+                found[number] = found.get(number, 0.0) + weight * count * self._idf[word]
+        return max(found, key=lambda number: (found[number], -number), default=0)
+
+
+def score_model(
+    answerer: Answerer, held: Held, engine: Engine, tick: Callable[[], None]
+) -> tuple[dict[str, float], Answered | None]:
+    """The model's scores on the held-out records beside the baselines', and the first answer."""
+    said = []
+    for record in held.records:
+        said.append(answerer.answer(engine, record))
+        tick()
+    if not said:
+        return {}, None
+    own = scores(held.truths, [one.answers for one in said])
+    return {**own, **held.baselines}, said[0]
+
+
+def longest_answer(template: Template, tokenizer: Tokenizer, records: Sequence[Record]) -> int:
+    """Tokens to allow for an answer: a quarter more than the longest of these records has."""
+    longest = 0
+    for one in encode(tokenizer, [rendered(template, r) for r in records], True):
+        longest = max(longest, int((one.tokens >= 0).sum()))
+    return min(MOST_ANSWER_TOKENS, longest + longest // 4 + 4)
+
+
+def _question(template: Template, record: Record) -> str:
+    return str(template.question(record.fields).prompt)
+
+
+def _words(text: str) -> list[str]:
+    return text.lower().split()
+
+
+def _named(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {prefix + key: value for key, value in values.items()}

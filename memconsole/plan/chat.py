@@ -1,0 +1,83 @@
+"""Chats as messages with a role and a content, from the layouts in which they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+COLUMNS = ("messages", "conversations", "prompt and completion")
+"""The layouts: OpenAI's, ShareGPT's, and pairs of a question and its answer."""
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+"""Other names of roles."""
+CHAT_ANSWER = "answer"
+"""Name of a chat's answer: its last message, if the assistant wrote it."""
+
+Message = dict[str, Any]
+
+
+class RecordError(ValueError):
+    """A record that a template cannot write. The message is one clause without the record's
+    place."""
+
+
+def is_chat(fields: Mapping[str, Any]) -> bool:
+    """Whether a record with these fields is a chat."""
+    return (
+        "messages" in fields
+        or "conversations" in fields
+        or ("prompt" in fields and "completion" in fields)
+    )
+
+
+def messages_of(record: Mapping[str, Any]) -> list[Message]:
+    """The messages of a record in one of the layouts. Raises `RecordError`."""
+    for column in ("messages", "conversations"):
+        if record.get(column) is not None:
+            return _messages(record[column], column)
+    if record.get("prompt") is not None and record.get("completion") is not None:
+        found: list[Message] = []
+        for column, role in (("prompt", "user"), ("completion", "assistant")):
+            value = record[column]
+            if isinstance(value, str):
+                value = [{"role": role, "content": value}]
+            found += _messages(value, column)
+        return found
+    raise RecordError(f"is no chat: it has {_listed(record)}, expected {', '.join(COLUMNS)}")
+
+
+def _messages(value: Any, column: str) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise RecordError(f'field "{column}" holds {_kind(value)}, expected a list of messages')
+    return [_message(one, f"{column}[{number}]") for number, one in enumerate(value)]
+
+
+def _message(value: Any, where: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise RecordError(f'field "{where}" holds {_kind(value)}, expected a message')
+    role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
+    if not isinstance(role, str):
+        raise RecordError(f'field "{where}" has no "role" (or "from")')
+    if isinstance(content, list):
+        content = "".join(_part(part, where) for part in content)
+    if content is None and value.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise RecordError(f'field "{where}" has no "content" (or "value") that is text')
+    kept = {k: v for k, v in value.items() if k not in ("from", "value") and v is not None}
+    return {**kept, "role": ROLES.get(role, role), "content": content}
+
+
+def _part(part: Any, where: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if not isinstance(text, str):
+        raise RecordError(f'field "{where}" has a part that is no text')
+    return text
+
+
+def _listed(record: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, record)) or "no fields"
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {str: "text", list: "an empty list", dict: "an object"}
+    return "nothing" if value is None else names.get(type(value), "a value")

@@ -1,0 +1,136 @@
+"""Refuses a template, a loss on answers or a tokenizer of records that the plan's data cannot have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memconsole.plan import catalog
+from memconsole.plan.catalog.entries import DatasetEntry
+from memconsole.plan.catalog.sources import folder
+from memconsole.plan.chat import COLUMNS, RecordError, is_chat
+from memconsole.plan.plan import Plan, PlanError, quote
+from memconsole.plan.templates import KEY, template_of, templates
+
+if TYPE_CHECKING:
+    from memconsole.plan.template import Template
+
+MOST_BYTES = 1 << 20
+"""A first record that is longer is not looked at."""
+
+
+def check_records(plan: Plan) -> None:
+    """Raise `PlanError` for the first setting of records that does not fit."""
+    d, entry = plan.data, catalog.dataset(plan)
+    found = template_of(plan)
+    if d.loss_on == "answers" and (found is None or not found.marks_answers):
+        raise PlanError(f"data.loss_on = answers: {_why_none(found)}", "data.loss_on")
+    given = _given_tokenizer(plan)
+    if d.lowercase and given:
+        raise PlanError(
+            f"data.lowercase = true: {given} is used, and writes as it was made to",
+            "data.lowercase",
+        )
+    if d.code_field is not None:
+        _check_codes(d.code_field, found, given)
+    if found is not None:
+        _check_source(plan, entry)
+        if d.stride is not None:
+            raise PlanError(
+                f"data.stride = {d.stride:,}: records are packed whole, and rows do not overlap; "
+                "leave it out",
+                "data.stride",
+            )
+    _check_first(plan, entry, found)
+
+
+def _why_none(found: Template | None) -> str:
+    if found is None:
+        return f"needs {KEY}, which tells answers from questions: {', '.join(templates())}, …"
+    return (
+        "the template marks no answer; write {% generation %} before it and {% endgeneration %} "
+        "after it"
+    )
+
+
+def _given_tokenizer(plan: Plan) -> str:
+    """The tokenizer that the run takes instead of training one; empty if it trains one."""
+    if plan.data.tokenizer is not None:
+        return "data.tokenizer"
+    directory = catalog.model_directory(plan)
+    beside = directory is not None and Path(directory, "tokenizer.json").is_file()
+    return "the model's own tokenizer" if beside else ""
+
+
+def _check_codes(name: str, found: Template | None, given: str) -> None:
+    if found is None or found.chat or name not in found.fields:
+        fields = ", ".join(found.fields) if found is not None and not found.chat else "no fields"
+        reason = f"the template has {fields}" if found is not None else f"needs {KEY}"
+        raise PlanError(f"data.code_field = {quote(name)}: {reason}", "data.code_field")
+    if given:
+        raise PlanError(
+            f"data.code_field = {quote(name)}: {given} is used, and its tokens stay as they are",
+            "data.code_field",
+        )
+
+
+def _check_source(plan: Plan, entry: DatasetEntry) -> None:
+    kind = entry.format
+    if kind == "directory":
+        files = folder(Path(entry.where), MOST_BYTES)
+        kind = files.format if files is not None else None
+    if entry.kind == "stdlib" or kind in ("text", "hdf5"):
+        raise PlanError(
+            f"{KEY} = {quote(plan.data.template)}: {quote(plan.data.source)} holds no records; "
+            "expected .jsonl, .json, .csv, .tsv, .parquet, or a hub dataset",
+            KEY,
+        )
+
+
+def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> None:
+    """Refuse a JSONL file whose first record the trainer would refuse."""
+    if entry.kind != "file" or entry.format != "jsonl":
+        return
+    path = Path(entry.where)
+    try:
+        status = path.stat()
+        record = _first_record(path, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return  # the trainer tells why
+    if record is None:
+        return
+    if found is not None:
+        try:
+            found.render(record)
+        except RecordError as error:
+            raise PlanError(f"{path}: line 1 {error}", KEY) from None
+        return
+    column = plan.data.text_column
+    if column not in record:
+        raise PlanError(f"{path}: no column {quote(column)}; {advice(record)}", "data.text_column")
+
+
+def advice(columns: Mapping[str, Any]) -> str:
+    """What to set for a table with these columns, none of which is the text column."""
+    if is_chat(columns):
+        named = "prompt" if "prompt" in columns else "chatml"
+        return f"it holds chats ({', '.join(COLUMNS)}): set {KEY}, for example to {named}"
+    listed = ", ".join(
+        f"{name} ({kind})" if isinstance(kind, str) else str(name) for name, kind in columns.items()
+    )
+    return f"set data.text_column to one of: {listed}; or {KEY} to a text with {{{{ fields }}}}"
+
+
+@lru_cache(maxsize=16)
+def _first_record(path: Path, changed: int, size: int) -> dict[str, Any] | None:
+    """The first line of a file, if it is a JSON object; None if not."""
+    with open(path, "rb") as file:
+        line = file.readline(MOST_BYTES)
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

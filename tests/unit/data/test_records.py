@@ -1,0 +1,286 @@
+"""Records: read by line, marked by what is learned, packed whole, and what simple answers score."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.rendered import Rendered
+from memconsole.plan.tasks.language import MASKED
+from memconsole.plan.template import Template
+from memconsole.plan.templates import templates
+from memconsole_trainer.data.batches import TextRows
+from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.make.equipment import record
+from memconsole_trainer.data.marked import encode, ids, learned, marked_dtype, trimmed
+from memconsole_trainer.data.packing import Cuts, laid, placed
+from memconsole_trainer.data.record_blocks import RecordBlocks, held_out_records
+from memconsole_trainer.data.records import JsonLines, Record, RecordDocuments
+from memconsole_trainer.data.sources import open_source
+from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.stream import BatchShape, BatchStream
+from memconsole_trainer.data.tokenizer import Tokenizer, load, train
+from memconsole_trainer.tasks.answering import Nearest, f1, held_records, scores
+
+MADE = [record(np.random.default_rng(number)) for number in range(400)]
+EQUIPMENT = Template(templates()["equipment"].text)
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def documents(path: Path) -> RecordDocuments:
+    found = open_source(
+        replace(Plan(), {"data.source": str(path), "data.template": "equipment"}), 512
+    )
+    assert isinstance(found, RecordDocuments)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    texts = [EQUIPMENT.render(one) for one in MADE]
+    codes = sorted({code for one in MADE for code in one["codes"]})
+    return train(texts, 700, lowercase=True, tags=EQUIPMENT.tags, codes=codes)
+
+
+# reading
+
+
+def test_any_line_of_any_file_is_read_directly(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_bytes(b'{"n": 0}\n\n{"n": 1}\r\n\n{"n": 2}')
+    second.write_bytes(b'{"n": 3}\n{"n": "\xc3\xa4"}\n')
+    lines = JsonLines([first, second])
+    wanted = [0, 1, 2, 3, "ä"]
+    assert lines.count == 5
+    for start, stop in itertools.combinations(range(6), 2):
+        assert [r.fields["n"] for r in lines.read(start, stop)] == wanted[start:stop]
+    places = [r.where.rpartition("/")[2] for r in lines.read(0, 5)]
+    assert places == [f"{n}.jsonl: line {line}" for n, line in zip("aaabb", (1, 3, 5, 1, 2), strict=True)]  # fmt: skip
+    assert [r.fields["n"] for r in JsonLines([first, second], 4).read(2, 4)] == [2, 3]
+    second.write_bytes(b'{"n": 33}\n{"n": "\xc3\xa4"}\n')
+    assert JsonLines([first, second]).fingerprint != lines.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"equipment": "a",', "line 3, column 19: not JSON"),
+        ("[1, 2]", "line 3: holds no object"),
+        ('{"equipment": "a", "cause": "b", "solution": "c"}', 'line 3 has no field "symptom"'),
+        (json.dumps({**MADE[0], "cause": {"x": 1}}), "line 3 has an object"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_line(line: str, words: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.jsonl", MADE[:2])
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(DataError) as error:
+        documents(path).read(0, 3)
+    assert str(error.value).startswith(f"{path}: {words}")
+
+
+def test_a_record_that_was_read_and_has_changed_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "made.jsonl", MADE)
+    before = documents(path)
+    before.read(0, 256)
+    state = json.loads(json.dumps(before.hashes.state()))
+    assert documents(path).hashes.difference(state, lambda: None) == ""
+    text = path.read_text()
+    at = text.rindex("tighten", 0, text.index(MADE[200]["symptom"]))
+    path.write_text(text[:at] + "loosens" + text[at + 7 :])
+    after = documents(path)
+    assert after.fingerprint == before.fingerprint
+    assert "not the same" in after.hashes.difference(state, lambda: None)
+
+
+# marks
+
+
+def test_only_answers_are_learned_and_nothing_else_changes(tokenizer: Tokenizer) -> None:
+    texts = [EQUIPMENT.render(one) for one in MADE[:50]]
+    everything = encode(tokenizer, texts, False)
+    for text, whole, one in zip(texts, everything, encode(tokenizer, texts, True), strict=True):
+        assert (
+            ids(one.tokens).tolist() == whole.tokens.tolist() == tokenizer.encode([text]).tolist()
+        )
+        (start, stop), *_ = text.answers
+        assert tokenizer.decode(learned(one.tokens)) == text[start:stop].lower() + "<|endoftext|>"
+
+
+def test_the_tokens_of_codes_and_tags_are_whole_and_data_makes_no_tags(
+    tokenizer: Tokenizer,
+) -> None:
+    def spoken(text: str) -> list[str]:
+        return [tokenizer.decode([i]) for i in ids(encode(tokenizer, [text], False)[0].tokens)]
+
+    assert {"<error>", "spn 157", "fmi 31"} <= set(spoken("<error> SPN 157, FMI 31"))
+    assert "spn 157" not in spoken("SPN 1571")
+    hostile = EQUIPMENT.render({**MADE[0], "symptom": "now <cause> this"})
+    one = encode(tokenizer, [hostile], False)[0]
+    tag = tokenizer.encodings(["<cause>"])[0].ids
+    assert len(tag) == 1
+    assert one.tokens.tolist().count(tag[0]) == 1
+    assert tokenizer.decode(one.tokens) == hostile.lower() + "<|endoftext|>"  # fmt: skip
+
+
+def test_ids_and_masks_are_those_of_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    chat = templates()["chatml"].text
+    texts = ["<|im_start|>system user assistant<|im_end|>\n", "Hi Hello Good bye, now"] * 9
+    train(texts, 300, tags=Template(chat).tags).save(tmp_path / "tokenizer.json")
+    oracle = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    messages = [
+        {"role": role, "content": text}
+        for role, text in zip(("system", "user", "assistant") * 2, ("Hi", " Good\n", "Hello now") * 2, strict=True)
+    ]  # fmt: skip
+    wanted = oracle.apply_chat_template(
+        messages, chat_template=chat, return_dict=True, return_assistant_tokens_mask=True
+    )
+    text = Template(chat).render({"messages": messages})
+    one = encode(load(tmp_path / "tokenizer.json", 300), [text], True)[0]
+    body = one.tokens[: len(one.offsets)]
+    assert ids(body).tolist() == wanted["input_ids"]
+    assert (body >= 0).astype(int).tolist() == wanted["assistant_masks"]
+
+
+@pytest.mark.parametrize(("largest", "dtype"), [(32_766, np.int16), (32_767, np.int32)])
+def test_marks_fit_into_the_type(largest: int, dtype: Any) -> None:
+    assert marked_dtype(largest) is dtype
+    assert ids(np.array([~largest], dtype)).tolist() == [largest]
+    assert ~largest > np.iinfo(dtype).min
+
+
+# packing
+
+
+@given(st.lists(st.integers(1, 40), max_size=30), st.integers(2, 16))
+def test_a_document_that_fits_is_never_cut_and_every_target_occurs_once(
+    lengths: list[int], row_tokens: int
+) -> None:
+    rows = placed(lengths, row_tokens)
+    targets: Counter[tuple[int, int]] = Counter()
+    for row in rows:
+        assert 0 < sum(p.stop - p.start for p in row) <= row_tokens
+        for number, start, stop in row:
+            if lengths[number] <= row_tokens:
+                assert (start, stop) == (0, lengths[number])
+            targets.update((number, place) for place in range(start + 1, stop))
+    assert targets == Counter((n, p) for n, length in enumerate(lengths) for p in range(1, length))
+    tokens = [np.full(length, n % 99, np.int16) for n, length in enumerate(lengths)]
+    flat = laid(tokens, rows, row_tokens)
+    assert len(flat) == len(rows) * row_tokens
+    kept = [trimmed(flat[i : i + row_tokens]).tolist() for i in range(0, len(flat), row_tokens)]
+    assert kept == [[n % 99 for n, a, b in row for _ in range(a, b)] for row in rows]
+
+
+def test_answers_after_a_cut_are_counted() -> None:
+    cuts = Cuts()
+    read, learnt = [~1] * 6, [1] * 6
+    rows = [read + learnt, learnt + read, read[:3] + learnt[:3]]
+    cuts.count([np.array(row, np.int16) for row in rows], 6)
+    assert (cuts.documents, cuts.cut, cuts.answers_cut, cuts.longest) == (3, 2, 1, 12)
+
+
+def test_rows_of_records_hold_whole_records_and_resume_exactly(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    source = documents(write(tmp_path / "made.jsonl", MADE))
+    split = split_of(source, 0.1)
+    blocks = RecordBlocks(source, split, tokenizer, 160, True)
+    shape = BatchShape(2, 3, 160)
+    texts = [t for i, t in enumerate(source.read(0, 400)) if not split.held_out(i, i + 1)[0]]
+    wanted = Counter(
+        (tuple(ids(one.tokens)[:-1].tolist()), tuple(learned(one.tokens).tolist()))
+        for one in encode(tokenizer, texts, True)
+    )
+
+    def batches(state: Any, count: int) -> list[Any]:
+        stream = BatchStream(TextRows(blocks, 5, 16, boundary=tokenizer.end_of_text), shape, state)
+        found = [stream.next() for _ in range(count)]
+        stream.close()
+        return found
+
+    found = batches(None, 70)
+    epoch = list(itertools.takewhile(lambda item: item.batch is not None, found))
+    assert len(epoch) < 70
+    seen: Counter[Any] = Counter()
+    for item in epoch:
+        rows = (item.batch[name].reshape(6, 160) for name in ("inputs", "targets", "documents"))
+        for inputs, targets, numbers in zip(*rows, strict=True):
+            for number in np.unique(numbers):
+                read, aims = inputs[numbers == number], targets[numbers == number]
+                body = tuple(read[read != tokenizer.end_of_text].tolist())
+                if body:
+                    seen[body, tuple(aims[aims != MASKED].tolist())] += 1
+    assert seen == wanted
+    for position in (1, 7, len(epoch) - 1):
+        state = json.loads(json.dumps(found[position].state))
+        for item, again in zip(found[position + 1 :], batches(state, 69 - position), strict=True):
+            assert item.state == again.state
+            if item.batch is not None:
+                assert all((item.batch[n] == again.batch[n]).all() for n in item.batch.arrays)
+
+
+def test_held_out_answers_cover_the_bytes_of_their_text(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    source = documents(write(tmp_path / "made.jsonl", MADE))
+    split = split_of(source, 0.1)
+    held = held_out_records(source, split, tokenizer, 160, True)
+    shape = BatchShape(1, 4, 160)
+    texts = [source.read(i, i + 1)[0] for i in np.flatnonzero(split.held_out(0, 400))]
+    wanted = 0
+    for text in texts:
+        assert isinstance(text, Rendered)
+        wanted += sum(len(text[a:b].encode()) for a, b in text.answers)
+    assert held.target_bytes(shape, 0) == wanted
+
+
+# simple answers
+
+
+def test_f1_is_that_of_bags_of_words() -> None:
+    assert f1(["a", "b", "c"], ["b", "c", "d", "e"]) == pytest.approx(2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3))  # fmt: skip
+    assert f1(["a", "a"], ["a"]) == pytest.approx(2 / 3)
+    found = scores([{"x": "A  b", "y": "c"}], [{"x": "a B", "y": "d"}])
+    assert found == {
+        "exact_match": 0.5, "token_f1": 0.5, "exact_match_x": 1.0, "token_f1_x": 1.0,
+        "exact_match_y": 0.0, "token_f1_y": 0.0,
+    }  # fmt: skip
+
+
+def test_the_nearest_text_is_that_of_the_largest_cosine() -> None:
+    texts = [str(EQUIPMENT.question(one).prompt) for one in MADE[:60]]
+    known, asked = texts[:50], texts[50:]
+    words = [Counter(text.lower().split()) for text in known]
+    idf = {w: math.log(50 / sum(w in c for c in words)) + 1 for c in words for w in c}
+
+    def cosine(one: Counter[str], other: Counter[str]) -> float:
+        norm = math.sqrt(sum((c * idf[w]) ** 2 for w, c in other.items()))
+        return sum(one[w] * other[w] * idf.get(w, 0.0) ** 2 for w in one) / norm
+
+    near = Nearest(known)
+    for text in asked:
+        counts = Counter(text.lower().split())
+        assert near.of(text) == int(np.argmax([cosine(counts, other) for other in words]))
+
+
+def test_baselines_of_made_records_leave_much_to_learn() -> None:
+    rows = [Record(str(i), one) for i, one in enumerate(MADE)]
+    found = held_records(EQUIPMENT, rows[:40], rows[40:]).baselines
+    assert found["frequent_exact_match"] < 0.05
+    assert found["nearest_exact_match_solution"] < 0.2
+    assert 0.2 < found["nearest_token_f1"] < 0.95

@@ -1,0 +1,231 @@
+"""Templates: what they write, which parts are answers, and what a plan may not ask of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memconsole.plan.chat import RecordError, messages_of
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.rendered import Rendered
+from memconsole.plan.template import Template
+from memconsole.plan.templates import template_of, templates
+
+RECORD = {
+    "equipment": "Kestrel 320",
+    "symptom": "stalls",
+    "codes": ["SPN 157", "FMI 3"],
+    "cause": "bad pump",
+    "solution": "swap it",
+}
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Name?"},
+        {"role": "assistant", "content": "Bot"},
+    ]
+}
+
+
+def named(name: str) -> Template:
+    return Template(templates()[name].text)
+
+
+def answers(text: Rendered) -> list[str]:
+    return [text[start:stop] for start, stop in text.answers]
+
+
+def test_an_equipment_record_is_written_as_documented_and_cause_and_solution_are_answers() -> None:
+    text = named("equipment").render(RECORD)
+    assert text == (
+        "<equipment> Kestrel 320\n<symptom> stalls\n<error> SPN 157, FMI 3\n"
+        "<cause> bad pump\n<solution> swap it"
+    )
+    assert answers(text) == [" bad pump\n<solution> swap it"]
+    assert text.ends_with_answer
+    without = named("equipment").render({**RECORD, "codes": []})
+    assert without == text.replace("<error> SPN 157, FMI 3\n", "")
+    assert named("equipment").render({k: v for k, v in RECORD.items() if k != "codes"}) == without
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "plain",
+            "System: Be brief.\nUser: Hi\nAssistant: Hello\nUser: Name?\nAssistant: Bot\n",
+            [" Hello", " Bot"],
+        ),
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+            "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nName?<|im_end|>\n"
+            "<|im_start|>assistant\nBot<|im_end|>\n",
+            ["Hello<|im_end|>", "Bot<|im_end|>"],
+        ),
+        (
+            "llama-3",
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nName?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nBot<|eot_id|>",
+            ["Hello<|eot_id|>", "Bot<|eot_id|>"],
+        ),
+        (
+            "gemma",
+            "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n"
+            "<start_of_turn>model\nHello<end_of_turn>\n<start_of_turn>user\nName?<end_of_turn>\n"
+            "<start_of_turn>model\nBot<end_of_turn>\n",
+            ["Hello<end_of_turn>", "Bot<end_of_turn>"],
+        ),
+    ],
+)
+def test_a_chat_is_written_as_its_family_writes_it(name: str, text: str, said: list[str]) -> None:
+    found = named(name).render(CHAT)
+    assert found == text
+    assert answers(found) == said
+    question = named(name).question(CHAT)
+    assert text.startswith(question.prompt)
+    assert question.parse(text[len(question.prompt) :]) == {"answer": "Bot"}
+
+
+def test_the_answers_of_a_template_without_marks_are_what_the_assistant_adds() -> None:
+    plain = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    assert answers(Template(plain).render(CHAT)) == ["Hello[end]", "Bot[end]"]
+    forgets = "{% for m in messages[-2:] %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    with pytest.raises(RecordError, match="writes earlier messages anew"):
+        Template(forgets).render(CHAT)
+
+
+def test_every_layout_of_a_chat_is_the_same_chat() -> None:
+    turns = [("human", "Hi"), ("gpt", "Hello")]
+    layouts: list[dict[str, Any]] = [
+        {"conversations": [{"from": role, "value": text} for role, text in turns]},
+        {"prompt": "Hi", "completion": "Hello"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+                      {"role": "assistant", "content": "Hello", "tool_calls": None}]},
+    ]  # fmt: skip
+    wanted = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    assert [messages_of(layout) for layout in layouts] == [wanted] * 3
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"text": "x"}, "is no chat: it has text"),
+        ({"messages": []}, 'field "messages" holds an empty list'),
+        ({"messages": ["x"]}, r'field "messages\[0\]" holds text, expected a message'),
+        ({"messages": [{"content": "x"}]}, r'field "messages\[0\]" has no "role"'),
+        ({"messages": [{"role": "user", "content": 7}]}, r'"messages\[0\]" has no "content"'),
+    ],
+)
+def test_what_is_no_chat_is_refused_by_field(record: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecordError, match=words):
+        named("chatml").render(record)
+
+
+def test_a_record_without_a_field_that_is_written_is_refused_by_name() -> None:
+    with pytest.raises(RecordError, match='has no field "symptom"'):
+        named("equipment").render({**RECORD, "symptom": None})
+    assert named("equipment").needed == ("equipment", "symptom", "cause", "solution")
+    with pytest.raises(RecordError, match="has an object where the template writes text"):
+        named("equipment").render({**RECORD, "cause": {"a": 1}})
+
+
+def test_control_tokens_in_a_record_are_text_and_are_cut() -> None:
+    text = named("equipment").render({**RECORD, "symptom": "stalls <solution> now\ufdd0"})
+    assert "stalls <solution> now\ufffd" in text
+    (cut,) = text.cuts
+    assert text[cut - 1 : cut + 9] == "<solution>"
+    assert answers(text) == [" bad pump\n<solution> swap it"]
+
+
+def test_a_question_is_open_and_its_answers_are_told_apart() -> None:
+    asked = {k: v for k, v in RECORD.items() if k not in ("cause", "solution")}
+    question = named("equipment").question(asked)
+    assert question.prompt.endswith("FMI 3\n<cause>")
+    assert question.names == ("cause", "solution")
+    found = question.parse(" worn out\n<solution> replace it ")
+    assert found == {"cause": "worn out", "solution": "replace it"}
+    assert question.parse(" worn") == {"cause": "worn", "solution": ""}
+    assert named("equipment").answers(RECORD) == {"cause": "bad pump", "solution": "swap it"}
+
+
+def test_a_sandboxed_template_reaches_nothing_outside() -> None:
+    with pytest.raises(RecordError, match="does not fit the template"):
+        Template("{{ messages.__class__.__mro__[1].__subclasses__() }}").render(CHAT)
+
+
+def plan(path: Path, **settings: Any) -> Plan:
+    return replace(
+        Plan(), {"data.source": str(path), **{f"data.{k}": v for k, v in settings.items()}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"template": "chatlm"}, 'did you mean "chatml"'),
+        ({"template": "{% for %}"}, "not a template: "),
+        ({"template": "model"}, "has no template of its own"),
+        ({"template": "none.jinja"}, "No such file"),
+        ({"template": "chatml"}, "line 1 is no chat"),
+        ({"template": "{{ question }}"}, 'line 1 has no field "question"'),
+        ({"loss_on": "answers"}, "needs data.template"),
+        ({"template": "{{ cause }}", "loss_on": "answers"}, "the template marks no answer"),
+        ({"template": "equipment", "stride": 64}, "records are packed whole"),
+        ({"template": "equipment", "code_field": "code"}, "the template has equipment, symptom"),
+        ({"code_field": "codes"}, "needs data.template"),
+        ({}, 'no column "text"; set data.text_column to one of: equipment'),
+    ],
+)
+def test_plan_refuses_what_train_would_refuse(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(RECORD) + "\n")
+    with pytest.raises(PlanError) as error:
+        check(plan(path, **settings))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_plan_tells_what_chats_need_and_texts_have_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(CHAT) + "\n")
+    with pytest.raises(PlanError, match=r"it holds chats .*: set data\.template, .* chatml"):
+        check(plan(path))
+    check(plan(path, template="chatml", loss_on="answers"))
+    (tmp_path / "a.txt").write_text("words")
+    with pytest.raises(PlanError, match="holds no records"):
+        check(plan(tmp_path / "a.txt", template="chatml"))
+
+
+def test_the_template_of_a_model_is_read_from_its_directory(tmp_path: Path) -> None:
+    architecture = {
+        "model_type": "gpt2",
+        "vocab_size": 300,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**architecture, "n_positions": 64}))
+    own = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    settings = {"model.name": str(tmp_path), "data.template": "model"}
+    with pytest.raises(PlanError, match="holds no chat template"):
+        template_of(replace(Plan(), settings))
+    written = {"chat_template": own, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
+    found = template_of(replace(Plan(), settings))
+    assert found is not None
+    assert found.render({"prompt": "Hi", "completion": "Yo"}) == "<s>user: Hi\nassistant: Yo\n"
