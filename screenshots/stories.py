@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,9 @@ async def comparing(folder: Path) -> None:
         async with app.run_test(size=size) as pilot:
             await devices_known(app, pilot)
             await pilot.press("a")
-            await pilot.pause(1.0)
+            await listing(app, pilot, "runs", len(runs))
             await pilot.press("space", "down", "space", "c")
-            await pilot.pause(2.0)
+            await listing(app, pilot, "compare", len(runs))
             await shoot(app, pilot, folder / name_of("compare-runs", size))
 
 
@@ -147,13 +148,42 @@ async def watched(
         if theme is not None:
             app.theme = theme
         await devices_known(app, pilot)
-        await pilot.pause(2.5)
+        await shown(pilot, lambda: app.run_view.snapshot is not None)
+        await shown(
+            pilot,
+            lambda: bool(app.run_view.prediction or app.run_view.prediction_problem),
+        )
         await pilot.press(*before)
         await shoot(app, pilot, folder / name_of(name, size))
-        for key, shown in (keys or {}).items():
+        for key, leads_to in (keys or {}).items():
             await pilot.press(key)
-            await pilot.pause(3.0)
-            await shoot(app, pilot, folder / name_of(shown, size))
+            other = {"remedies": "pick"}.get(leads_to, leads_to)
+            await listing(app, pilot, other)
+            await shoot(app, pilot, folder / name_of(leads_to, size))
+
+
+async def listing(app: ConsoleApp, pilot: Any, name: str, least: int = 1) -> None:
+    """Wait until the screen called `name` is on top and lists so much."""
+    await shown(
+        pilot,
+        lambda: getattr(app.screen, "SCREEN", "") == name and len(listed(app)) >= least,
+    )
+
+
+def listed(app: ConsoleApp) -> Sequence[Any]:
+    """What the list on top shows: runs, or choices."""
+    found: Sequence[Any] = getattr(app.screen, "_runs", None) or getattr(app.screen, "_found", ())
+    return found
+
+
+async def shown(pilot: Any, condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Wait until `condition` holds, and for the next frame. Raises `TimeoutError`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the screen did not get there")
+        await pilot.pause(0.05)
+    await pilot.pause(0.2)
 
 
 async def devices_known(app: ConsoleApp, pilot: Any) -> None:

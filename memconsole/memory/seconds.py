@@ -231,7 +231,7 @@ def _orthogonalizing_flops(model: Model, rank: int, frozen: tuple[str, ...]) -> 
     found, apart = 0, frozenset(frozen)
     for p in model.parameters():
         if p.role == "matrix":
-            sides = [(rank, side) for side in p.shape] if rank else []
+            sides: list[tuple[int, ...]] = [(rank, side) for side in p.shape] if rank else []
             sides += [p.shape] if p.name not in apart else []
             for one, other in sides:
                 m, n = min(one, other), max(one, other)

@@ -70,7 +70,7 @@ async def test_the_picked_remedy_is_applied_and_launched() -> None:
         await shown(app, pilot, verdict=OUT)
         assert "out_of_memory" in app.screen.conditions()  # type: ignore[attr-defined]
         await pilot.press("f")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not isinstance(app.screen, PickScreen) and time.monotonic() < deadline:
             await pilot.pause(0.05)
         assert isinstance(app.screen, PickScreen)

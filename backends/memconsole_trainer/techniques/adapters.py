@@ -92,7 +92,7 @@ class Fingerprinted:
 
 def check_base(found: NDArray[np.uint8] | None, stored: NDArray[np.generic]) -> None:
     """Raise `WeightsError` unless the base's fingerprint equals the one in the checkpoint."""
-    if not np.array_equal(found, stored):
+    if found is None or not np.array_equal(found, stored):
         raise WeightsError(
             "the base model's weights have changed since this checkpoint: "
             "what was trained belongs to other weights"

@@ -22,7 +22,7 @@ class Regression:
     name = "regression"
     unit, units, positions = "window", "windows", "steps"
     loss = Measure("loss", "masked MSE")
-    files = WINDOW_FILES
+    files: tuple[str, ...] = WINDOW_FILES
     measures: tuple[Measure, ...] = (
         Measure("mean_absolute_error", "mean absolute error", short="MAE"),
     )
