@@ -1,6 +1,7 @@
 """Tests that `make test` leaves out, and what runs them: `make soak` or `make accuracy`."""
 
 LATER = (
+    "faults/test_faults_disk_full.py::test_a_run_on_a_disk_that_is_filled_twice_waits_and_loses_no_step[jax-a second]",
     "pty/test_out_of_memory_story.py::test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes[jax]",
     "pty/test_web_browser.py::test_a_page_of_others_cannot_reach_the_console_of_this_browser",
     "pty/test_web_browser.py::test_a_used_address_opens_nothing_in_another_browser",

@@ -115,7 +115,7 @@ def test_a_full_disk_keeps_last_words_and_counts_what_is_lost(tmp_path: Path) ->
     assert on_a_small_disk(tmp_path, 2, "-c", INSIDE, str(tmp_path)).endswith("held\n")
 
 
-@pytest.mark.parametrize("hold", [pytest.param(2.0, id="seconds"), MINUTE])
+@pytest.mark.parametrize("hold", [pytest.param(1.0, id="a second"), MINUTE])
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_a_run_on_a_disk_that_is_filled_twice_waits_and_loses_no_step(
     backend: str, hold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -132,6 +133,7 @@ class Supervisor:
             time.sleep(self.poll_seconds)
         with contextlib.suppress(OSError):
             self.run.reserve_path.unlink()
+        shutil.rmtree(self.run.spares_path, ignore_errors=True)
         self._snapshot(final=True)
         self._receipt()
 
@@ -261,7 +263,8 @@ class Supervisor:
         if now < self._next_snapshot and not final:
             return
         self._next_snapshot = now + SNAPSHOT_SECONDS
-        spares.keep(self.run.spares_path)
+        if not final:
+            spares.keep(self.run.spares_path)
         try:
             if self._save is None:
                 self._save = snapshot_writer(self.run)

@@ -105,7 +105,7 @@ class EventWriter:
         self._durable = self._durable or durable
 
     def _flush(self) -> bool:
-        """Write everything that waits. On failure free space once, then keep only rare records."""
+        """Write everything that waits. On failure free space once, then keep it for later."""
         if self._drain():
             return True
         if self._on_full is not None:
