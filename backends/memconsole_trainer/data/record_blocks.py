@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,10 +12,14 @@ from memconsole_trainer.data import packing
 from memconsole_trainer.data.documents import Documents
 from memconsole_trainer.data.marked import encode
 from memconsole_trainer.data.packing import Cuts
+from memconsole_trainer.data.records import RecordDocuments, StreamRecords
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, bytes_by_offsets
 from memconsole_trainer.data.tokens import ArrayRows, TextBlocks
 from memconsole_trainer.data.validation import MOST_TOKENS, Validation, held_out_texts
+
+CODED_RECORDS = 20_000
+"""Records that are searched for codes."""
 
 
 class RecordBlocks(TextBlocks):
@@ -65,3 +70,18 @@ def held_out_records(
         token_bytes=ArrayRows(covered_rows, length + 1, length + 1),
         prompt=[],
     )
+
+
+def frequent_codes(source: Documents, split: Split, field: str | None, most: int) -> list[str]:
+    """The most frequent values of a field in the first train records."""
+    if field is None or not isinstance(source, RecordDocuments | StreamRecords):
+        return []
+    found: Counter[str] = Counter()
+    limit = min(CODED_RECORDS, source.count or CODED_RECORDS)
+    numbers = np.flatnonzero(~split.held_out(0, limit)).tolist()
+    for record in source.records(numbers):
+        value = record.fields.get(field)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str | int) and str(one).strip():
+                found[str(one).strip()] += 1
+    return [code for code, _ in found.most_common(most)]

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan import catalog
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.rendered import Rendered
 from memconsole.plan.tasks.language import MASKED
 from memconsole.plan.template import Template
@@ -73,6 +75,24 @@ def test_any_line_of_any_file_is_read_directly(tmp_path: Path) -> None:
     assert [r.fields["n"] for r in JsonLines([first, second], 4).read(2, 4)] == [2, 3]
     second.write_bytes(b'{"n": 33}\n{"n": "\xc3\xa4"}\n')
     assert JsonLines([first, second]).fingerprint != lines.fingerprint
+
+
+def test_a_preset_is_priced_before_its_data_are_made_and_trains_on_them_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = replace(catalog.preset("gearhead-small"), {"device.name": "cpu"})
+    check(plan)
+    command = "memconsole data make equipment equipment.jsonl"
+    for refused in (lambda: check_launch(plan, None), lambda: open_source(plan, 1024)):
+        with pytest.raises(PlanError, match=command):
+            refused()
+    path = write(tmp_path / "equipment.jsonl", MADE[:3])
+    assert catalog.dataset(plan).where == str(path)
+    assert check_launch(plan, None).table.peak_bytes > 0
+    source = open_source(plan, 1024)
+    assert isinstance(source, RecordDocuments)
+    assert source.count == 3
 
 
 @pytest.mark.parametrize(
