@@ -21,6 +21,7 @@ from memconsole.plan.rendered import Rendered
 from memconsole.plan.tasks.language import MASKED
 from memconsole.plan.template import Template
 from memconsole.plan.templates import templates
+from memconsole.start import check_launch
 from memconsole_trainer.data.batches import TextRows
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.make.equipment import record
