@@ -45,7 +45,7 @@ class _Answers(Extension):
 class _Missing(jinja2.StrictUndefined):
     """A field that a record lacks: a condition may ask for it, and writing it is an error."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> bool:  # type: ignore[override]  # the base declares that it never returns
         return False
 
 
