@@ -177,7 +177,8 @@ def prepare(
         blocks = RowBlocks(source, split, size, row_tokens, plan.stride)
     elif plan.data.template is not None:
         assert tokenizer is not None
-        blocks = RecordBlocks(source, split, tokenizer, length, plan.data.loss_on == "answers")
+        answers_only, end = plan.data.loss_on == "answers", boundary(plan, tokenizer)
+        blocks = RecordBlocks(source, split, tokenizer, length, answers_only, end)
     else:
         assert tokenizer is not None
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)

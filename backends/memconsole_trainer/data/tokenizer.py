@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import PlanError
+from memconsole.plan.tokenizer_file import END_OF_TEXT
 
-END_OF_TEXT = "<|endoftext|>"
 _END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[SEP]")
 """Names of the end-of-document token in common tokenizers, most specific first."""
 

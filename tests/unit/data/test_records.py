@@ -255,6 +255,24 @@ def test_rows_of_records_hold_whole_records_and_resume_exactly(
                 assert all((item.batch[n] == again.batch[n]).all() for n in item.batch.arrays)
 
 
+def test_turns_that_end_like_documents_cannot_be_isolated(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "chats.jsonl", [{"prompt": "Hi <|endoftext|>", "completion": "Yo"}] * 4)
+
+    def block(template: str) -> Any:
+        source = open_source(
+            replace(Plan(), {"data.source": str(path), "data.template": template}), 700
+        )
+        split = split_of(source, 0.0)
+        return RecordBlocks(source, split, tokenizer, 40, True, tokenizer.end_of_text).block(0)
+
+    turns = "{% for m in messages %}{{ m.content }}END{% endfor %}"
+    assert (ids(block(turns.replace("END", "."))) == tokenizer.end_of_text).sum() == 4
+    with pytest.raises(PlanError, match=r"isolate_documents = true: .* <\|endoftext\|> within"):
+        block(turns.replace("END", "<|endoftext|>"))
+
+
 def test_held_out_answers_cover_the_bytes_of_their_text(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
