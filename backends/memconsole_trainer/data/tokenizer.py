@@ -119,7 +119,7 @@ class Tokenizer:
         temporary.replace(path)
 
 
-def bytes_by_offsets(text: str, offsets: Sequence[Any]) -> NDArray[np.int32]:
+def bytes_by_offsets(text: str, offsets: Any) -> NDArray[np.int32]:
     """The UTF-8 bytes of `text` from each token's predecessor's end to its own end."""
     if not len(offsets):
         return np.zeros(0, np.int32)
