@@ -6,6 +6,7 @@ Templates are Jinja, rendered in a sandbox with the settings of Hugging Face's c
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -44,7 +45,7 @@ class _Answers(Extension):
 class _Missing(jinja2.StrictUndefined):
     """A field that a record lacks: a condition may ask for it, and writing it is an error."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> bool:  # type: ignore[override]  # the base declares that it never returns
         return False
 
 
@@ -87,6 +88,7 @@ class Template:
             finalize=_written,
         )
         environment.globals["raise_exception"] = _refuse
+        environment.filters["tojson"] = _json
         self._variables = dict(variables or {})
         tree = environment.parse(source)
         self._template = environment.from_string(source)
@@ -117,12 +119,12 @@ class Template:
         """The record as text. Raises `RecordError`."""
         if not self.chat:
             return of_marked(self._render(self._cleaned(record)))
-        messages = self._cleaned(messages_of(record))
-        text = self._render({"messages": messages})
+        messages, others = self._chat(record)
+        text = self._render({**others, "messages": messages})
         found = of_marked(text)
         if self._blocks:
             return found
-        return Rendered(found, tuple(self._turns(messages, text)), found.cuts)
+        return Rendered(found, tuple(self._turns(messages, others, text)), found.cuts)
 
     def question(self, record: Mapping[str, Any]) -> Question:
         """What comes before the answers of `record`, which need not be there. Raises
@@ -131,13 +133,12 @@ class Template:
             slots = {name: f"{SLOT}{i}{SLOT}" for i, name in enumerate(self.answer_fields)}
             text = self._render({**self._cleaned(record), **slots})
             return self._open(text.partition(ANSWER)[0], text, self.answer_fields)
-        messages = self._cleaned(messages_of(record))
+        messages, others = self._chat(record)
         if messages[-1]["role"] == "assistant":
             messages.pop()
-        text = self._render(
-            {"messages": [*messages, {"role": "assistant", "content": f"{SLOT}0{SLOT}"}]}
-        )
-        before = self._render({"messages": messages}, prompt=True)
+        answered = [*messages, {"role": "assistant", "content": f"{SLOT}0{SLOT}"}]
+        text = self._render({**others, "messages": answered})
+        before = self._render({**others, "messages": messages}, prompt=True)
         if self._blocks:
             before = text[: text.rindex(ANSWER)] if ANSWER in text else text
         return self._open(before, text, (CHAT_ANSWER,))
@@ -171,13 +172,21 @@ class Template:
         order = tuple(names[int(number)] for number in parts[1::2])
         return Question(prompt, order, tuple(parts[0::2]))
 
-    def _turns(self, messages: list[Message], text: str) -> Iterable[tuple[int, int]]:
+    def _chat(self, record: Mapping[str, Any]) -> tuple[list[Message], dict[str, Any]]:
+        """The messages, and what else a chat template may ask for."""
+        others = {"documents": None, "tools": self._cleaned(record.get("tools"))}
+        return self._cleaned(messages_of(record)), others
+
+    def _turns(
+        self, messages: list[Message], others: Mapping[str, Any], text: str
+    ) -> Iterable[tuple[int, int]]:
         """Places of the assistant's messages: each is what it adds to the chat before it."""
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._render({"messages": messages[:number]}, prompt=True) if number else ""
-            until = self._render({"messages": messages[: number + 1]})
+            shown = {**others, "messages": messages[:number]}
+            before = self._render(shown, prompt=True) if number else ""
+            until = self._render({**others, "messages": messages[: number + 1]})
             if not (until.startswith(before) and text.startswith(until)):
                 raise RecordError(
                     "its template writes earlier messages anew for each message, so that answers "
@@ -226,6 +235,11 @@ def _written(value: Any) -> Any:
     if isinstance(value, Mapping):
         raise RecordError("has an object where the template writes text")
     return value
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """JSON as the chat templates of transformers get it: without escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> None:

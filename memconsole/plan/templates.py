@@ -14,7 +14,7 @@ import msgspec
 from memconsole import typed_json
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, nearest, quote
-from memconsole.plan.tokenizer_file import control_tokens
+from memconsole.plan.tokenizer_file import END_OF_TEXT, control_tokens
 
 if TYPE_CHECKING:
     from memconsole.plan.template import Template
@@ -61,7 +61,8 @@ def template_of(plan: Plan) -> Template | None:
     else:
         source, variables = _source(name), {}
     tokenizer = plan.data.tokenizer or (str(Path(directory, "tokenizer.json")) if directory else "")
-    return _compiled(source, tuple(variables.items()), control_tokens(tokenizer))
+    guarded = control_tokens(tokenizer) or (END_OF_TEXT,)
+    return _compiled(source, tuple(variables.items()), guarded)
 
 
 def _source(name: str) -> str:

@@ -10,6 +10,9 @@ import msgspec
 from memconsole import typed_json
 from memconsole.plan.plan import PlanError, quote
 
+END_OF_TEXT = "<|endoftext|>"
+"""The token that ends a document in a tokenizer that a run trains."""
+
 
 class _Added(msgspec.Struct):
     id: int

@@ -60,7 +60,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], answers_only: bool) -> li
     for text, (tokens, offsets) in zip(texts, _encoded(tokenizer, texts), strict=True):
         end = tokenizer.end_of_text
         ended = end is None or (len(tokens) > 0 and tokens[-1] == end)
-        whole = np.asarray(tokens if ended else [*tokens, end], dtype)
+        whole: Tokens = np.asarray(tokens if ended else [*tokens, end], dtype)
         if answers_only and isinstance(text, Rendered):
             mask = _in_answers(offsets, text.answers)
             if not ended:

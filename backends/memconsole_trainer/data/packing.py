@@ -38,6 +38,16 @@ class Cuts:
                 self.cut += 1
                 self.answers_cut += bool((tokens[row_tokens:] >= 0).any())
 
+    def warnings(self, sequence_length: int) -> tuple[str, ...]:
+        """What to say of the documents that are cut; empty if there are none."""
+        if not self.cut:
+            return ()
+        return (
+            f"{self.cut:,} of {self.documents:,} records are longer than a row and are cut, "
+            f"{self.answers_cut:,} of them before or in what is learned: data.sequence_length = "
+            f"{sequence_length:,}, the longest record has {self.longest:,} tokens",
+        )
+
 
 def placed(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:
     """The pieces of each row. A document goes whole to the first row that has room for it.

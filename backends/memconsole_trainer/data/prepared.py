@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,7 @@ from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.marked import learned
 from memconsole_trainer.data.measure import measure
-from memconsole_trainer.data.packing import Cuts
-from memconsole_trainer.data.record_blocks import RecordBlocks, held_out_records
-from memconsole_trainer.data.records import RecordDocuments, StreamRecords
+from memconsole_trainer.data.record_blocks import RecordBlocks, frequent_codes, held_out_records
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens
@@ -34,8 +31,6 @@ COUNTED = 1 << 20
 """Tokens counted in one call of NumPy."""
 CODES_SHARE = 4
 """At most this part of a vocabulary are codes that are kept whole."""
-CODED_RECORDS = 20_000
-"""Records that are searched for codes."""
 TOKENIZER_BYTES = 4 << 20
 """The tokenizer is trained on at most this much text, even if `data.tokenizer_examples` allows
 more."""
@@ -107,7 +102,7 @@ def make_tokenizer(
             size,
             lowercase=plan.data.lowercase,
             tags=template.tags if template is not None else (),
-            codes=_codes(plan, source, split, size // CODES_SHARE),
+            codes=frequent_codes(source, split, plan.data.code_field, size // CODES_SHARE),
         )
     if known in ("", tokenizer.fingerprint):
         tokenizer.save(saved)
@@ -182,7 +177,8 @@ def prepare(
         blocks = RowBlocks(source, split, size, row_tokens, plan.stride)
     elif plan.data.template is not None:
         assert tokenizer is not None
-        blocks = RecordBlocks(source, split, tokenizer, length, plan.data.loss_on == "answers")
+        answers_only, end = plan.data.loss_on == "answers", boundary(plan, tokenizer)
+        blocks = RecordBlocks(source, split, tokenizer, length, answers_only, end)
     else:
         assert tokenizer is not None
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)
@@ -214,18 +210,7 @@ def prepare(
             f"{plan.data.source}: {documents}, {'' if exact else 'about '}{train_tokens:,} train "
             f"tokens, {kept.tokens:,} held out"
         ),
-        warnings=_cut(blocks.cuts, length) if isinstance(blocks, RecordBlocks) else (),
-    )
-
-
-def _cut(cuts: Cuts, length: int) -> tuple[str, ...]:
-    """A warning of the records that no row can hold."""
-    if not cuts.cut:
-        return ()
-    return (
-        f"{cuts.cut:,} of {cuts.documents:,} records are longer than a row and are cut, "
-        f"{cuts.answers_cut:,} of them before or in what is learned: data.sequence_length = "
-        f"{length:,}, the longest record has {cuts.longest:,} tokens",
+        warnings=blocks.cuts.warnings(length) if isinstance(blocks, RecordBlocks) else (),
     )
 
 
@@ -273,22 +258,6 @@ def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
         part = learned(tokens[start : start + COUNTED])
         counts += np.bincount(part, minlength=vocab_size)
     return counts
-
-
-def _codes(plan: Plan, source: Documents, split: Split, most: int) -> list[str]:
-    """The most frequent values of `data.code_field` in the first train records."""
-    field = plan.data.code_field
-    if field is None or not isinstance(source, RecordDocuments | StreamRecords):
-        return []
-    found: Counter[str] = Counter()
-    limit = min(CODED_RECORDS, source.count or CODED_RECORDS)
-    numbers = np.flatnonzero(~split.held_out(0, limit)).tolist()
-    for record in source.records(numbers):
-        value = record.fields.get(field)
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str | int) and str(one).strip():
-                found[str(one).strip()] += 1
-    return [code for code, _ in found.most_common(most)]
 
 
 def _first_texts(plan: Plan, source: Documents, split: Split) -> Iterator[str]:

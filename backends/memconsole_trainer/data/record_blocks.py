@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.plan import PlanError
 from memconsole_trainer.data import packing
 from memconsole_trainer.data.documents import Documents
-from memconsole_trainer.data.marked import encode
+from memconsole_trainer.data.marked import encode, ids
 from memconsole_trainer.data.packing import Cuts
+from memconsole_trainer.data.records import RecordDocuments, StreamRecords
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, bytes_by_offsets
 from memconsole_trainer.data.tokens import ArrayRows, TextBlocks
 from memconsole_trainer.data.validation import MOST_TOKENS, Validation, held_out_texts
+
+CODED_RECORDS = 20_000
+"""Records that are searched for codes."""
 
 
 class RecordBlocks(TextBlocks):
@@ -27,17 +33,31 @@ class RecordBlocks(TextBlocks):
         tokenizer: Tokenizer,
         sequence_length: int,
         answers_only: bool,
+        boundary: int | None = None,
     ) -> None:
+        """`boundary` is the token that ends a document, if documents are isolated."""
         super().__init__(documents, split, tokenizer, sequence_length, sequence_length + 1)
-        self._answers_only = answers_only
+        self._answers_only, self._boundary = answers_only, boundary
         self.cuts = Cuts()
         """What has been packed so far."""
 
     def _joined(self, texts: Sequence[str]) -> Tokens:
         documents = [e.tokens for e in encode(self._tokenizer, texts, self._answers_only)]
+        self._check_boundary(documents)
         self.cuts.count(documents, self.row_tokens)
         rows = packing.placed([len(d) for d in documents], self.row_tokens)
         return packing.laid(documents, rows, self.row_tokens)
+
+    def _check_boundary(self, documents: Sequence[Tokens]) -> None:
+        """Raise `PlanError` if a record holds the token that ends a document."""
+        end = self._boundary
+        if end is not None and any((ids(tokens[:-1]) == end).any() for tokens in documents):
+            raise PlanError(
+                "data.isolate_documents = true: the template writes "
+                f"{self._tokenizer.decode([end])} within a record, which would be taken for its "
+                "end; set it to false",
+                "data.isolate_documents",
+            )
 
 
 def held_out_records(
@@ -65,3 +85,18 @@ def held_out_records(
         token_bytes=ArrayRows(covered_rows, length + 1, length + 1),
         prompt=[],
     )
+
+
+def frequent_codes(source: Documents, split: Split, field: str | None, most: int) -> list[str]:
+    """The most frequent values of a field in the first train records."""
+    if field is None or not isinstance(source, RecordDocuments | StreamRecords):
+        return []
+    found: Counter[str] = Counter()
+    limit = min(CODED_RECORDS, source.count or CODED_RECORDS)
+    numbers = np.flatnonzero(~split.held_out(0, limit)).tolist()
+    for record in source.records(numbers):
+        value = record.fields.get(field)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str | int) and str(one).strip():
+                found[str(one).strip()] += 1
+    return [code for code, _ in found.most_common(most)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memconsole.plan import catalog, stdlib
 from memconsole.plan.catalog.entries import DatasetEntry
-from memconsole.plan.catalog.sources import ROWS, TABLES, folder
+from memconsole.plan.catalog.sources import ROWS, TABLES, folder, not_made
 from memconsole.plan.check_records import advice
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
 from memconsole.plan.templates import template_of
@@ -40,6 +40,8 @@ def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
     """
     data = plan.data
     entry = catalog.dataset(plan)
+    if entry.kind == "made":
+        raise not_made(entry)
     template = template_of(plan)
     if template is not None:
         return _records(entry, template, data)

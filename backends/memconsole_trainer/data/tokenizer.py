@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import PlanError
+from memconsole.plan.tokenizer_file import END_OF_TEXT
 
-END_OF_TEXT = "<|endoftext|>"
 _END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[SEP]")
 """Names of the end-of-document token in common tokenizers, most specific first."""
 
@@ -119,7 +119,7 @@ class Tokenizer:
         temporary.replace(path)
 
 
-def bytes_by_offsets(text: str, offsets: Sequence[Any]) -> NDArray[np.int32]:
+def bytes_by_offsets(text: str, offsets: Any) -> NDArray[np.int32]:
     """The UTF-8 bytes of `text` from each token's predecessor's end to its own end."""
     if not len(offsets):
         return np.zeros(0, np.int32)

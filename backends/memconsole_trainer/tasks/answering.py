@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.chat import RecordError
 from memconsole.plan.plan import Plan
+from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.marked import encode, ids
 from memconsole_trainer.data.records import Record, RecordDocuments, StreamRecords, rendered
 from memconsole_trainer.data.split import Split
@@ -96,12 +98,12 @@ class Held:
 
 def held_records(template: Template, held: Sequence[Record], train: Sequence[Record]) -> Held:
     """The held-out records that hold answers, with the baselines' scores. Raises `DataError`."""
-    answered = [record for record in held if template.answers(record.fields)]
-    truths = [template.answers(record.fields) for record in answered]
-    known = [record for record in train if template.answers(record.fields)][:BASELINE_RECORDS]
+    answered = [record for record in held if _answers(template, record)]
+    truths = [_answers(template, record) for record in answered]
+    known = [record for record in train if _answers(template, record)][:BASELINE_RECORDS]
     if not answered or not known:
         return Held(answered, truths)
-    answers = [template.answers(record.fields) for record in known]
+    answers = [_answers(template, record) for record in known]
     frequent = most_frequent(answers)
     near = Nearest([_question(template, record) for record in known])
     nearest = [answers[near.of(_question(template, record))] for record in answered]
@@ -222,8 +224,18 @@ def longest_answer(template: Template, tokenizer: Tokenizer, records: Sequence[R
     return min(MOST_ANSWER_TOKENS, longest + longest // 4 + 4)
 
 
+def _answers(template: Template, record: Record) -> Answers:
+    try:
+        return template.answers(record.fields)
+    except RecordError as error:
+        raise DataError(f"{record.where} {error}") from None
+
+
 def _question(template: Template, record: Record) -> str:
-    return str(template.question(record.fields).prompt)
+    try:
+        return str(template.question(record.fields).prompt)
+    except RecordError as error:
+        raise DataError(f"{record.where} {error}") from None
 
 
 def _words(text: str) -> list[str]:

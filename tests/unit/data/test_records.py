@@ -14,11 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan import catalog
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.rendered import Rendered
 from memconsole.plan.tasks.language import MASKED
 from memconsole.plan.template import Template
 from memconsole.plan.templates import templates
+from memconsole.start import check_launch
 from memconsole_trainer.data.batches import TextRows
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.make.equipment import record
@@ -73,6 +76,24 @@ def test_any_line_of_any_file_is_read_directly(tmp_path: Path) -> None:
     assert [r.fields["n"] for r in JsonLines([first, second], 4).read(2, 4)] == [2, 3]
     second.write_bytes(b'{"n": 33}\n{"n": "\xc3\xa4"}\n')
     assert JsonLines([first, second]).fingerprint != lines.fingerprint
+
+
+def test_a_preset_is_priced_before_its_data_are_made_and_trains_on_them_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = replace(catalog.preset("gearhead-small"), {"device.name": "cpu"})
+    check(plan)
+    command = "memconsole data make equipment equipment.jsonl"
+    for refused in (lambda: check_launch(plan, None), lambda: open_source(plan, 1024)):
+        with pytest.raises(PlanError, match=command):
+            refused()
+    path = write(tmp_path / "equipment.jsonl", MADE[:3])
+    assert catalog.dataset(plan).where == str(path)
+    assert check_launch(plan, None).table.peak_bytes > 0
+    source = open_source(plan, 1024)
+    assert isinstance(source, RecordDocuments)
+    assert source.count == 3
 
 
 @pytest.mark.parametrize(
@@ -232,6 +253,24 @@ def test_rows_of_records_hold_whole_records_and_resume_exactly(
             assert item.state == again.state
             if item.batch is not None:
                 assert all((item.batch[n] == again.batch[n]).all() for n in item.batch.arrays)
+
+
+def test_turns_that_end_like_documents_cannot_be_isolated(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "chats.jsonl", [{"prompt": "Hi <|endoftext|>", "completion": "Yo"}] * 4)
+
+    def block(template: str) -> Any:
+        source = open_source(
+            replace(Plan(), {"data.source": str(path), "data.template": template}), 700
+        )
+        split = split_of(source, 0.0)
+        return RecordBlocks(source, split, tokenizer, 40, True, tokenizer.end_of_text).block(0)
+
+    turns = "{% for m in messages %}{{ m.content }}END{% endfor %}"
+    assert (ids(block(turns.replace("END", "."))) == tokenizer.end_of_text).sum() == 4
+    with pytest.raises(PlanError, match=r"isolate_documents = true: .* <\|endoftext\|> within"):
+        block(turns.replace("END", "<|endoftext|>"))
 
 
 def test_held_out_answers_cover_the_bytes_of_their_text(

@@ -107,6 +107,17 @@ def test_the_answers_of_a_template_without_marks_are_what_the_assistant_adds() -
         Template(forgets).render(CHAT)
 
 
+def test_a_template_may_ask_for_tools_as_those_of_transformers_do() -> None:
+    asks = (
+        "{% if tools is not none %}{{ tools | tojson }}\n{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    )
+    chat = {"prompt": "Hi", "completion": "Yo"}
+    assert Template(asks).render(chat) == "user: Hiassistant: Yo"
+    tools = [{"name": "<add>"}]
+    assert Template(asks).render({**chat, "tools": tools}).startswith('[{"name": "<add>"}]\nuser')
+
+
 def test_every_layout_of_a_chat_is_the_same_chat() -> None:
     turns = [("human", "Hi"), ("gpt", "Hello")]
     layouts: list[dict[str, Any]] = [
