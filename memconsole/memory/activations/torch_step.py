@@ -1,6 +1,6 @@
 """A torch training step as a sequence of moments, with the bytes that are live at each.
 
-`torch_block` computes what a block and the final norm hold. This module arranges them in the order of
+`block_programs` tells what a block and the final norm hold. This module arranges them in the order of
 `memconsole_torch`: engine.py for the step, fused_loss.py for the logits. `tests/accuracy/torch_formula.py` compares
 it with a trace of the engine. Symbols in comments: T tokens, V vocabulary, h hidden, c bytes of a compute element.
 """
@@ -12,15 +12,20 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.memory.activations.torch_block import (
+from memconsole.memory.activations.block_programs import (
+    Live,
     block_program,
     evaluated_block,
     evaluated_norm,
     final_norm_program,
 )
+from memconsole.memory.activations.kernels import (
+    Kernels,
+    Mask,
+    kernels_of_choice,
+    updating_bytes,
+)
 from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
-from memconsole.memory.activations.torch_operations import Kernels, updating_bytes
-from memconsole.memory.activations.torch_tape import Live
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.step_key import step_settings
 
@@ -145,7 +150,7 @@ class _Timeline:
         self.kernels, self.stepping = kernels, kernels.stepping
         self.blocks = _blocks(step, kernels)
         self.norm = final_norm_program(a, _of_norm(kernels))
-        self.evaluated_norm = evaluated_norm(a, _evaluating(kernels))
+        self.evaluated_norm = evaluated_norm(a, _evaluating(_of_norm(kernels)))
         self.copies = sum(b.count * b.copies for b in self.blocks)
         """16-bit copies of all blocks' weights in autocast's cache, until the forward context ends."""
         self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
@@ -376,18 +381,10 @@ def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
 
 
 def kernels_of(step: StepSizes) -> Kernels:
-    """The kernel settings of a plan's blocks."""
+    """The kernel settings of a plan's blocks, without a mask."""
     o = step.plan.optimize
-    return Kernels(
-        compute=step.compute,
-        kind=step.kind,
-        checkpointing=o.gradient_checkpointing,
-        rank=o.lora_rank,
-        frozen=step.frozen_blocks,
-        rounded=step.rounded,
-        summed=step.rounded and step.accumulates,
-        storage=o.base_storage,
-        padded=step.plan.data.isolate_documents and _pads_mask(step),
+    return msgspec.structs.replace(
+        kernels_of_choice(o, o.gradient_checkpointing, step.kind, frozen=step.frozen_blocks),
         stepping=o.optimizer if o.optimizer_in_backward else "",
         visiting=o.optimizer_in_backward and step.state.host > 0,
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
@@ -404,8 +401,6 @@ def _of_norm(kernels: Kernels) -> Kernels:
         storage="bf16",
         rounded=False,
         summed=False,
-        masked=False,
-        padded=False,
     )
 
 
@@ -426,19 +421,25 @@ def _blocks(step: StepSizes, kernels: Kernels) -> list[_Blocks]:
     """The blocks grouped by whether attention gets a mask. A first block above frozen weights keeps less: `_Timeline`
     subtracts that, unless the model has one block, which then gets `Kernels.first`."""
     a = step.architecture
-    masked = a.local_layers if a.windowed(step.sequence) else 0
+    masked, mask = a.local_layers if a.windowed(step.sequence) else 0, _mask(step)
     if step.plan.data.isolate_documents:
         masked = a.layers
-    counts = {True: masked, False: a.layers - masked}
+    counts: dict[Mask, int] = {mask: masked, "": a.layers - masked}
     found = []
     if _starts_frozen(step) and a.layers == 1:
-        first = msgspec.structs.replace(kernels, first=True, masked=masked > 0)
+        first = msgspec.structs.replace(kernels, first=True, mask=mask if masked else "")
         return [_Blocks(step, first, 1)]
-    for behind_mask, count in counts.items():
+    for kind, count in counts.items():
         if count:
-            alike = msgspec.structs.replace(kernels, masked=True) if behind_mask else kernels
-            found.append(_Blocks(step, alike, count))
+            found.append(_Blocks(step, msgspec.structs.replace(kernels, mask=kind), count))
     return found
+
+
+def _mask(step: StepSizes) -> Mask:
+    """The mask of layers that have one."""
+    if not step.plan.data.isolate_documents:
+        return "window"
+    return "padded" if _pads_mask(step) else "documents"
 
 
 def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
