@@ -91,12 +91,12 @@ def structure(a: Architecture) -> str:
 def program_name(part: Part, k: Kernels) -> str:
     """The name of a block's program. Settings that do not change its bytes are left out of it."""
     precision = "fp32" if k.compute == 4 else "bf16"
-    if k.rounded:
+    if k.rounded and not k.frozen:
         precision = "bf16-sr-summed" if k.summed else "bf16-sr"
     words = (
         part,
         precision,
-        "gpu" if k.kind == "rocm" else k.kind,
+        k.kind if k.kind in ("cpu", "apple") else "gpu",
         k.checkpointing,
         f"frozen-{k.storage}" if k.frozen else "",
         mask_of_kernel(k),
