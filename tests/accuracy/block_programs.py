@@ -100,9 +100,7 @@ def traced(name: str) -> block_programs.Stored:
 
     torch.set_num_threads(1)
     tracer, a = Tracer(), structures()[name]
-    return packed(
-        {key: traced_program(tracer, a, k, part) for key, (part, k) in kernels().items()}
-    )
+    return packed({key: traced_program(tracer, a, k, part) for key, (part, k) in kernels().items()})
 
 
 def main() -> None:
@@ -124,7 +122,9 @@ def main() -> None:
                 other.append(name)
             print(f"{time.monotonic() - start:5.0f} s  {len(found.programs)} programs of {name}")
     if other:
-        sys.exit(f"stored programs differ from the trace (store it with --write): {', '.join(other)}")
+        sys.exit(
+            f"stored programs differ from the trace (store it with --write): {', '.join(other)}"
+        )
 
 
 if __name__ == "__main__":

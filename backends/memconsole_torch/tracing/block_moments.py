@@ -209,7 +209,8 @@ def packed(programs: Mapping[str, BlockProgram]) -> Stored:
         if moment is None:
             return 0
         updated = None if moment.updated is None else pairs(moment.updated)
-        one = StoredMoment(*map(pairs, moment.kinds), updated)
+        activations, workspace, gradients, copies = map(pairs, moment.kinds)
+        one = StoredMoment(activations, workspace, gradients, copies, updated)
         return moments.setdefault(one, len(moments))
 
     found = {}

@@ -163,16 +163,16 @@ def _program(a: Architecture, k: Kernels, part: Part) -> Program:
         return _general_program(a, k)
     program, values = found.programs[program_name(part, k)], _values(a, k.rank, k.kind)
 
-    def live(index: int) -> Live:
+    def moment(index: int) -> Live:
         return _live(found.moments[index], values, k)
 
-    kept, end = live(program.kept), live(program.end)
-    passing = tuple(map(live, program.passing))
+    kept, end = moment(program.kept), moment(program.end)
+    passing = tuple(map(moment, program.passing))
     return Program(
-        forward=tuple(map(live, program.forward)),
+        forward=tuple(map(moment, program.forward)),
         kept=kept,
-        cast=live(program.cast).copies - kept.copies,
-        backward=passing if k.stepping else tuple(map(live, program.backward)),
+        cast=moment(program.cast).copies - kept.copies,
+        backward=passing if k.stepping else tuple(map(moment, program.backward)),
         adding=passing,
         gradients=0 if k.stepping else end.gradients,
     )

@@ -453,9 +453,7 @@ def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
         mask = step.compute * tokens * length * (2 if cut and local and wide else 1)
         tables = rope * tokens * ((local > 0) + (wide > 0))
         looked_up = 0 if rope else 8 * tokens  # int64 indices of learned positions
-        # Layers that keep a padded copy do not keep the mask itself.
-        copied = _pads_mask(step) and step.plan.optimize.gradient_checkpointing == "none"
-        return tables + mask, tables + looked_up + (0 if copied else mask)
+        return tables + mask, tables + looked_up + (mask if _keeps_mask(step) else 0)
     mask = step.compute * length * length if cut else 0
     padded = 0
     if mask and _pads_mask(step):
@@ -463,12 +461,21 @@ def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
         padded = step.compute * length * rows
         padded *= local if step.plan.optimize.gradient_checkpointing == "none" else 1
     used = rope * length * ((local > 0) + (wide > 0))
-    return 2 * rope * length + mask + padded, used + (mask if local else 0) + padded
+    kept = mask if local and (_keeps_mask(step) or padded) else 0
+    return 2 * rope * length + mask + padded, used + kept + padded
 
 
 def _pads_mask(step: StepSizes) -> bool:
     """Whether CUDA's kernel copies masks of this length into padded rows."""
     return step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
+
+
+def _keeps_mask(step: StepSizes) -> bool:
+    """Whether layers keep the mask for the backward pass. A checkpointed layer does. Attention composed of matmuls, on
+    MPS, does not read it again, and layers that keep a padded copy do not keep the mask itself."""
+    if step.plan.optimize.gradient_checkpointing != "none":
+        return True
+    return step.kind != "apple" and not _pads_mask(step)
 
 
 def _mask_making(step: StepSizes, tokens: int) -> int:
