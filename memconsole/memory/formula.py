@@ -75,7 +75,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
 
 
 def _moments(step: StepSizes) -> Iterator[Moment]:
-    """The moments of a step: a decoder has formulas for each backend, other models use the general rule."""
+    """The moments of a step: a decoder has its own for each backend, other models use the general rule."""
     if not isinstance(step.model, Architecture):
         return general.moments(step)
     if step.plan.backend == "jax":

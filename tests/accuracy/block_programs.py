@@ -29,10 +29,11 @@ from memconsole.memory.activations import block_programs
 from memconsole.memory.activations.kernels import Kernels, Mask, Part, program_name, structure
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Checkpointing
 from tests.accuracy.results import unavailable
 
 FOLDER = Path(block_programs.__file__).with_name("programs")
-CHECKPOINTING = ("none", "selective", "attention", "full")
+CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "attention", "full")
 MASKS: tuple[Mask, ...] = ("", "window", "documents", "padded")
 PRECISIONS = {"fp32": (4, False, False), "bf16": (2, False, False)}
 ROUNDED = {"bf16-sr": (2, True, False), "bf16-sr-summed": (2, True, True)}
@@ -78,15 +79,15 @@ def _blocks() -> Iterator[Kernels]:
                 rounded=rounded,
                 summed=summed,
             )
-        for compute, storage, first in product((4, 2), ("bf16", "int8", "nf4"), (False, True)):
+        for compute, base, first in product((4, 2), ("", "bf16", "int8", "nf4"), (False, True)):
             yield Kernels(
                 compute=compute,
                 kind=kind,
                 checkpointing=checkpointing,
                 mask=mask,
-                rank=1,
+                rank=1 if base else 0,
                 frozen=True,
-                storage=storage,
+                storage=base or "bf16",
                 first=first,
             )
 

@@ -159,7 +159,7 @@ def told_plan(k: Kernels) -> Plan:
             "optimize.precision": name,
             "optimize.gradient_checkpointing": k.checkpointing,
             "optimize.optimizer": "sgd",
-            "optimize.lora_rank": RANK if k.frozen else 0,
+            "optimize.lora_rank": RANK if k.rank else 0,
             "optimize.freeze_base": k.frozen,
             "optimize.base_storage": k.storage,
             "optimize.accumulation_steps": 2 if k.summed else 1,

@@ -23,9 +23,10 @@ from memconsole.memory.activations.kernels import (
     structure,
     updating_bytes,
 )
+from memconsole.memory.state.gradient_flow import flow_of
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.plan import OptimizeChoice
+from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
 """Elements decoded at a time: `memconsole_torch.techniques.quantized_base.CPU_SLICE` and `DEVICE_SLICE`."""
@@ -150,7 +151,7 @@ def evaluated_norm(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
 
 
 def kept_per_token(
-    a: Architecture, choice: OptimizeChoice, checkpointing: str, kind: str, frozen: bool
+    a: Architecture, choice: OptimizeChoice, checkpointing: Checkpointing, kind: str, frozen: bool
 ) -> Size:
     """Activations that one block keeps under `checkpointing`."""
     kernels = kernels_of_choice(choice, checkpointing, kind, frozen=frozen)
@@ -242,12 +243,16 @@ def live(activations: Size, workspace: Size, gradients: int, copies: int) -> Liv
 def _general_program(a: Architecture, k: Kernels) -> Program:
     """A block of an unknown structure, or its norm, by the general rule."""
     ruled, block, matrices = general.block_of(a), sizes(a).block, sizes(a).block_matrices
-    kept = Size(token=general.kept_bytes(a, k.checkpointing, k.compute))  # type: ignore[arg-type]
-    again = 0 if k.checkpointing == "none" else k.compute * ruled.kept
+    flow = flow_of(a, (), adapted=False)
+    if k.frozen:
+        flow = msgspec.structs.replace(flow, inputs=0)
+    whole = general.kept_bytes(a, flow, "none", k.compute) // a.layers
+    own = general.kept_bytes(a, flow, k.checkpointing, k.compute) // a.layers
+    kept, again = Size(token=own), 0 if k.checkpointing == "none" else whole
     passing = k.compute * ruled.widest
     copies = 2 * matrices if k.compute == 2 and not (k.rounded or k.frozen) else 0
     gradients = 4 * (k.rank * block.adapter_width if k.frozen else block.elements)
-    during = Size(token=kept.token + again)
+    during = Size(token=own + again)
     backward = live(during, Size(token=2 * passing), gradients, copies)
     added = live(during, Size(gradients, 2 * passing), 0, copies)
     return Program(

@@ -8,7 +8,7 @@ import msgspec
 
 from memconsole.memory.state.optimizer_state import update_bytes
 from memconsole.plan.architecture import Architecture
-from memconsole.plan.plan import OptimizeChoice
+from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 Part = Literal["block", "norm", "evaluated block", "evaluated norm"]
 """What a program describes: a training step of a block or of the final norm, or their evaluation."""
@@ -23,11 +23,11 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     compute: int
     """Bytes of an element in matmuls."""
     kind: str
-    checkpointing: str
+    checkpointing: Checkpointing
     rank: int = 0
     """Rank of the adapters; 0 without adapters."""
     frozen: bool = False
-    """Whether only adapters are trained."""
+    """Whether no matrix is trained, only adapters if there are any."""
     rounded: bool = False
     """Whether weights are stored in bf16 only, without an fp32 copy."""
     summed: bool = False
@@ -59,7 +59,7 @@ def updating_bytes(k: Kernels, shape: tuple[int, ...], *, outside: bool = False)
 
 
 def kernels_of_choice(
-    choice: OptimizeChoice, checkpointing: str, kind: str, *, frozen: bool
+    choice: OptimizeChoice, checkpointing: Checkpointing, kind: str, *, frozen: bool
 ) -> Kernels:
     """The kernels of a block without a mask. `frozen`: no matrix of it is trained."""
     rounded = choice.precision == "bf16-sr"
@@ -98,11 +98,18 @@ def program_name(part: Part, k: Kernels) -> str:
         precision,
         k.kind if k.kind in ("cpu", "apple") else "gpu",
         k.checkpointing,
-        f"frozen-{k.storage}" if k.frozen else "",
+        _base(k),
         mask_of_kernel(k),
         "first" if k.first else "",
     )
     return " ".join(word for word in words if word)
+
+
+def _base(k: Kernels) -> str:
+    """What is trained of a block's matrices, and how frozen ones are stored."""
+    if not k.frozen:
+        return ""
+    return f"adapted-{k.storage}" if k.rank else "frozen"
 
 
 def mask_of_kernel(k: Kernels) -> Mask:

@@ -65,6 +65,7 @@ def sample(count: int, **wanted: Any) -> list[Case]:
         {"freeze_base": True, "kind": "gpu"},
         {"fused_loss": True, "optimizer": "adamw-8bit"},
         {"accumulation_steps": 5, "fused_loss": False},
+        {"optimizer_in_backward": True, "gradient_checkpointing": "none"},
     ],
     ids=str,
 )
