@@ -59,7 +59,7 @@ def kernels() -> dict[str, tuple[Part, Kernels]]:
         parts: list[Part] = ["block"]
         if k.checkpointing == "none" and not k.first:
             parts.append("evaluated block")
-            if not (k.mask or k.rounded) and k.storage == "bf16":
+            if not (k.mask or k.rounded or k.rank):
                 parts += ["norm", "evaluated norm"]
         for part in parts:
             found.setdefault(program_name(part, k), (part, k))

@@ -23,7 +23,7 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models.decoder import rotation
-from memconsole_torch.techniques import precision, quantized_base
+from memconsole_torch.techniques import optimizers, precision, quantized_base
 from memconsole_torch.tracing import trace_devices
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_torch.tracing.trace_remembered import Remembered
@@ -173,6 +173,8 @@ def _emulating(k: Kernels) -> Iterator[None]:
         stack.enter_context(trace_devices.emulated(k.kind, aligned=k.mask != "padded"))
         stack.enter_context(without_data(Sizes(ROWS, LENGTH)))
         stack.enter_context(patch.object(quantized_base, "CPU_SLICE", SLICE))
+        if k.frozen and not k.rank:  # no optimizer accepts that nothing is trained
+            stack.enter_context(patch.object(optimizers, "create", lambda *_: None))
         yield
 
 
