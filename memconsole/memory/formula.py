@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memconsole.memory.activations import general, jax_step, torch_step
+from memconsole.memory.activations.block_programs import is_traced
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.host import (
     compiler_bytes,
@@ -50,7 +51,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     reserved = peak if on_cpu else costs.reserved_bytes(peak, sixteen_bit=sixteen_bit)
     device = reserved if on_cpu else reserved + costs.context_bytes
     (low, high), why = costs.band, ""
-    if not isinstance(model, Architecture):
+    if _in_general(plan, model):
         least, most = general.bounds(tuple(largest.values()), own - waiting, waiting)
         low, high, why = low * least, high * most, general.WHERE_FROM
     return MemoryTable(
@@ -74,12 +75,19 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
 
 
 def _moments(step: StepSizes) -> Iterator[Moment]:
-    """The moments of a step: a decoder has formulas for each backend, other models use the general rule."""
+    """The moments of a step: a decoder has its own for each backend, other models use the general rule."""
     if not isinstance(step.model, Architecture):
         return general.moments(step)
     if step.plan.backend == "jax":
         return jax_step.moments(step)
     return torch_step.moments(step)
+
+
+def _in_general(plan: Plan, model: Model) -> bool:
+    """Whether activations follow the general rule: no decoder, or one whose torch blocks have no stored programs."""
+    if not isinstance(model, Architecture):
+        return True
+    return plan.backend == "torch" and not is_traced(model)
 
 
 def _components(largest: dict[str, Moment], runtime_bytes: int) -> tuple[Component, ...]:

@@ -10,8 +10,8 @@ import os
 from functools import lru_cache
 
 from memconsole.memory.activations import general
+from memconsole.memory.activations.block_programs import kept_per_token
 from memconsole.memory.activations.jax_block import jax_block
-from memconsole.memory.activations.torch_block import kept_per_token
 from memconsole.memory.coefficients import speed
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.state.gradient_flow import Flow, flow_of

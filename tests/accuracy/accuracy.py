@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from tests.accuracy.results import UNAVAILABLE, into_page, stored, table
 
 PARTS = {
+    "block-programs": "block_programs.py",
     "torch-formula": "torch_formula.py",
     "torch-exact": "torch_exact.py",
     "torch-reserved": "torch_reserved.py",
@@ -31,8 +32,9 @@ PARTS = {
     "gpu": "gpu.py",
     "bands": "bands.py",
 }
-"""Scripts by the name of the file that they write; each runs alone and takes some minutes at most. The last
-writes no results: it makes of them all how wide the bands of exact numbers are."""
+"""Scripts by the name of the file that they write; each runs alone and takes some minutes at most. The first
+compares the stored programs of torch's blocks with a new trace, and writes no results. Neither does the last: it makes
+of them all how wide the bands of exact numbers are."""
 
 
 def main() -> None:

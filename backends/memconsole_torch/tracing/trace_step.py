@@ -84,11 +84,11 @@ def trace(
     plan = replace(plan, changes)
     aligned = length % MASK_ALIGNMENT == 0
     gc.collect()
-    with trace_devices.emulated(kind, aligned=aligned), _without_data(sizes), fake:
+    with trace_devices.emulated(kind, aligned=aligned), without_data(sizes), fake:
         engine = torch_engine.TorchEngine(plan, torch.device("cpu"))
-        engine._memory = _NoMemory()
+        engine._memory = NoMemory()
         with live:
-            engine.build(plan, model, 10, _NoWeights())
+            engine.build(plan, model, 10, NoWeights())
             _declare(live, engine, plan)
             live.start()
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
@@ -213,7 +213,7 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
 
 
 @contextmanager
-def _without_data(sizes: Sizes) -> Iterator[None]:
+def without_data(sizes: Sizes) -> Iterator[None]:
     """A context in which no weights are initialized and no values are read, because a trace needs only shapes."""
     with ExitStack() as stack:
         change = stack.enter_context
@@ -221,7 +221,7 @@ def _without_data(sizes: Sizes) -> Iterator[None]:
         change(patch.object(pretrained, "copy_into", lambda *_: None))
         change(patch.object(adapters, "Fingerprinted", _NoFingerprint))
         change(patch.object(lora, "parts", lambda *_: ()))
-        change(patch.object(lora, "InitialAdapters", _NoWeights))
+        change(patch.object(lora, "InitialAdapters", NoWeights))
         change(patch.object(torch.Tensor, "tolist", lambda t: [0.0] * t.numel()))
         change(patch.object(fused_loss.chunked, "__defaults__", (sizes.chunk,)))
         yield
@@ -239,7 +239,7 @@ def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
                 part._buffers[name] = torch.empty(b.shape, dtype=b.dtype, device=device)
 
 
-class _NoWeights:
+class NoWeights:
     """A weight source without weights."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -249,12 +249,12 @@ class _NoWeights:
         return None
 
 
-class _NoFingerprint(_NoWeights):
+class _NoFingerprint(NoWeights):
     def fingerprint(self) -> Any:
         return None
 
 
-class _NoMemory(devices.DeviceMemory):
+class NoMemory(devices.DeviceMemory):
     """Measures nothing."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A training step of any model as a sequence of moments: activations follow a general rule, the rest is exact.
 
-Used for models without their own formulas, until a trace or the compiler gives the exact bytes. The rule: the
+Used for models without formulas or stored programs, until a trace or the compiler gives the exact bytes. The rule: the
 backward pass of ``y = x @ W.T`` reads x for the gradient of W, and the next operation reads y, so each matrix
 `(out, in)` of a block keeps `in + out` numbers per position, or `out` if it is frozen. Blocks below the lowest trained
 weight keep nothing. The rule ignores attention scores and shared inputs; `LOW` and `HIGH` bound that error.

@@ -3,20 +3,20 @@
 A whole block is one graph. Norms and elementwise operations are fused, so a tensor exists only if a matmul or
 attention writes or reads it, or if the backward pass starts from it (the partitioner recomputes what is cheap:
 PyTorch, torch/_functorch/partitioners.py). Dead buffers are reused (torch/_inductor/codegen/wrapper.py). Gradients of
-weights are outputs of the graph, so all of them live until the block's backward pass ends. Widths as in
-`torch_operations`. tests/training/memory/test_compiled_memory.py compares these bytes with the profiler's.
+weights are outputs of the graph, so all of them live until the block's backward pass ends. Widths are elements per
+token: h hidden, f intermediate. c is the bytes of a compute element. tests/training/memory/test_compiled_memory.py compares these bytes with the profiler's.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from memconsole.memory.activations.torch_block import Program, block_program
-from memconsole.memory.activations.torch_operations import FP32, Kernels, updating_bytes
-from memconsole.memory.activations.torch_tape import Live, Size
+from memconsole.memory.activations.block_programs import Live, Program, Size, block_program, live
+from memconsole.memory.activations.kernels import Kernels, updating_bytes
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan.architecture import Architecture
 
+FP32 = 4
 _NOTHING = Size()
 
 
@@ -171,9 +171,4 @@ def _more(size: Size, token: int) -> Size:
 def _held(
     activations: Size, workspace: Size = _NOTHING, gradients: int = 0, copies: int = 0
 ) -> Live:
-    total = Size(
-        activations.constant + workspace.constant + gradients + copies,
-        activations.token + workspace.token,
-        activations.score + workspace.score,
-    )
-    return Live(activations, workspace, gradients, copies, total)
+    return live(activations, workspace, gradients, copies)

@@ -1,6 +1,6 @@
 """A torch training step as a sequence of moments, with the bytes that are live at each.
 
-`torch_block` computes what a block and the final norm hold. This module arranges them in the order of
+`block_programs` tells what a block and the final norm hold. This module arranges them in the order of
 `memconsole_torch`: engine.py for the step, fused_loss.py for the logits. `tests/accuracy/torch_formula.py` compares
 it with a trace of the engine. Symbols in comments: T tokens, V vocabulary, h hidden, c bytes of a compute element.
 """
@@ -12,15 +12,20 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.memory.activations.torch_block import (
+from memconsole.memory.activations.block_programs import (
+    Live,
     block_program,
     evaluated_block,
     evaluated_norm,
     final_norm_program,
 )
+from memconsole.memory.activations.kernels import (
+    Kernels,
+    Mask,
+    kernels_of_choice,
+    updating_bytes,
+)
 from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
-from memconsole.memory.activations.torch_operations import Kernels, updating_bytes
-from memconsole.memory.activations.torch_tape import Live
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.step_key import step_settings
 
@@ -145,7 +150,7 @@ class _Timeline:
         self.kernels, self.stepping = kernels, kernels.stepping
         self.blocks = _blocks(step, kernels)
         self.norm = final_norm_program(a, _of_norm(kernels))
-        self.evaluated_norm = evaluated_norm(a, _evaluating(kernels))
+        self.evaluated_norm = evaluated_norm(a, _evaluating(_of_norm(kernels)))
         self.copies = sum(b.count * b.copies for b in self.blocks)
         """16-bit copies of all blocks' weights in autocast's cache, until the forward context ends."""
         self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
@@ -376,18 +381,10 @@ def _widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
 
 
 def kernels_of(step: StepSizes) -> Kernels:
-    """The kernel settings of a plan's blocks."""
+    """The kernel settings of a plan's blocks, without a mask."""
     o = step.plan.optimize
-    return Kernels(
-        compute=step.compute,
-        kind=step.kind,
-        checkpointing=o.gradient_checkpointing,
-        rank=o.lora_rank,
-        frozen=step.frozen_blocks,
-        rounded=step.rounded,
-        summed=step.rounded and step.accumulates,
-        storage=o.base_storage,
-        padded=step.plan.data.isolate_documents and _pads_mask(step),
+    return msgspec.structs.replace(
+        kernels_of_choice(o, o.gradient_checkpointing, step.kind, frozen=step.frozen_blocks),
         stepping=o.optimizer if o.optimizer_in_backward else "",
         visiting=o.optimizer_in_backward and step.state.host > 0,
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
@@ -404,8 +401,6 @@ def _of_norm(kernels: Kernels) -> Kernels:
         storage="bf16",
         rounded=False,
         summed=False,
-        masked=False,
-        padded=False,
     )
 
 
@@ -426,19 +421,25 @@ def _blocks(step: StepSizes, kernels: Kernels) -> list[_Blocks]:
     """The blocks grouped by whether attention gets a mask. A first block above frozen weights keeps less: `_Timeline`
     subtracts that, unless the model has one block, which then gets `Kernels.first`."""
     a = step.architecture
-    masked = a.local_layers if a.windowed(step.sequence) else 0
+    masked, mask = a.local_layers if a.windowed(step.sequence) else 0, _mask(step)
     if step.plan.data.isolate_documents:
         masked = a.layers
-    counts = {True: masked, False: a.layers - masked}
+    counts: dict[Mask, int] = {mask: masked, "": a.layers - masked}
     found = []
     if _starts_frozen(step) and a.layers == 1:
-        first = msgspec.structs.replace(kernels, first=True, masked=masked > 0)
+        first = msgspec.structs.replace(kernels, first=True, mask=mask if masked else "")
         return [_Blocks(step, first, 1)]
-    for behind_mask, count in counts.items():
+    for kind, count in counts.items():
         if count:
-            alike = msgspec.structs.replace(kernels, masked=True) if behind_mask else kernels
-            found.append(_Blocks(step, alike, count))
+            found.append(_Blocks(step, msgspec.structs.replace(kernels, mask=kind), count))
     return found
+
+
+def _mask(step: StepSizes) -> Mask:
+    """The mask of layers that have one."""
+    if not step.plan.data.isolate_documents:
+        return "window"
+    return "padded" if _pads_mask(step) else "documents"
 
 
 def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
@@ -452,9 +453,7 @@ def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
         mask = step.compute * tokens * length * (2 if cut and local and wide else 1)
         tables = rope * tokens * ((local > 0) + (wide > 0))
         looked_up = 0 if rope else 8 * tokens  # int64 indices of learned positions
-        # Layers that keep a padded copy do not keep the mask itself.
-        copied = _pads_mask(step) and step.plan.optimize.gradient_checkpointing == "none"
-        return tables + mask, tables + looked_up + (0 if copied else mask)
+        return tables + mask, tables + looked_up + (mask if _keeps_mask(step) else 0)
     mask = step.compute * length * length if cut else 0
     padded = 0
     if mask and _pads_mask(step):
@@ -462,12 +461,21 @@ def _tables(step: StepSizes, tokens: int) -> tuple[int, int]:
         padded = step.compute * length * rows
         padded *= local if step.plan.optimize.gradient_checkpointing == "none" else 1
     used = rope * length * ((local > 0) + (wide > 0))
-    return 2 * rope * length + mask + padded, used + (mask if local else 0) + padded
+    kept = mask if local and (_keeps_mask(step) or padded) else 0
+    return 2 * rope * length + mask + padded, used + kept + padded
 
 
 def _pads_mask(step: StepSizes) -> bool:
     """Whether CUDA's kernel copies masks of this length into padded rows."""
     return step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
+
+
+def _keeps_mask(step: StepSizes) -> bool:
+    """Whether layers keep the mask for the backward pass. A checkpointed layer does. Attention composed of matmuls, on
+    MPS, does not read it again, and layers that keep a padded copy do not keep the mask itself."""
+    if step.plan.optimize.gradient_checkpointing != "none":
+        return True
+    return step.kind != "apple" and not _pads_mask(step)
 
 
 def _mask_making(step: StepSizes, tokens: int) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from memconsole.memory.activations.block_programs import Live
 from memconsole.memory.activations.torch_compiled import compiled_block
 from memconsole.memory.activations.torch_step import kernels_of
-from memconsole.memory.activations.torch_tape import Live
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from memconsole.memory.activations import jax_step
-from memconsole.memory.activations.torch_block import block_program
-from memconsole.memory.activations.torch_operations import Kernels
+from memconsole.memory.activations.block_programs import block_program
+from memconsole.memory.activations.kernels import Kernels
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
@@ -65,6 +65,7 @@ def sample(count: int, **wanted: Any) -> list[Case]:
         {"freeze_base": True, "kind": "gpu"},
         {"fused_loss": True, "optimizer": "adamw-8bit"},
         {"accumulation_steps": 5, "fused_loss": False},
+        {"optimizer_in_backward": True, "gradient_checkpointing": "none"},
     ],
     ids=str,
 )

@@ -1,0 +1,265 @@
+"""The bytes that a block of the torch decoder and the final norm hold at their peak moments, from stored programs.
+
+A program lists the live bytes of each moment as sums of products of sizes, such as 4·B·S·h.
+`memconsole_torch.tracing.trace_block` traces them on the real modules; `tests/accuracy/block_programs.py` writes the files
+in `programs/`, one for each structure of a block.
+"""
+
+from __future__ import annotations
+
+import gzip
+from functools import lru_cache
+from importlib.resources import files
+from typing import NamedTuple
+
+import msgspec
+
+from memconsole.memory.activations import general
+from memconsole.memory.activations.kernels import (
+    Kernels,
+    Part,
+    kernels_of_choice,
+    program_name,
+    structure,
+    updating_bytes,
+)
+from memconsole.memory.state.gradient_flow import flow_of
+from memconsole.memory.state.sizes import sizes
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Checkpointing, OptimizeChoice
+
+DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
+"""Elements decoded at a time: `memconsole_torch.techniques.quantized_base.CPU_SLICE` and `DEVICE_SLICE`."""
+
+
+class Size(NamedTuple):
+    """Bytes: `constant + token * tokens + score * tokens * length + square * length²`."""
+
+    constant: int = 0
+    token: int = 0
+    score: int = 0
+    square: int = 0
+
+    def bytes(self, tokens: int, scores: int) -> int:
+        """`scores`: tokens times length."""
+        found = self.constant + self.token * tokens + self.score * scores
+        return found + self.square * (scores // tokens) ** 2 if self.square else found
+
+
+class Live(NamedTuple):
+    """The live bytes at one moment, by kind."""
+
+    activations: Size
+    """Computed or recomputed in a forward pass."""
+    workspace: Size
+    """Temporaries of the backward pass."""
+    gradients: int
+    copies: int
+    """16-bit copies of weights."""
+    total: Size
+
+
+class Program(msgspec.Struct, frozen=True):
+    """Live bytes of one block. Its input counts from the forward to the backward pass."""
+
+    forward: tuple[Live, ...]
+    """Peak moments of the forward pass, the end included, when the output exists."""
+    kept: Live
+    """Bytes kept between the forward and the backward pass."""
+    cast: int
+    """Additional bytes of weight copies, until the forward context ends."""
+    backward: tuple[Live, ...]
+    """Peak moments of the backward pass, including kept activations and the gradient of the output."""
+    adding: tuple[Live, ...]
+    """The same if gradients of weights are added to those of an earlier micro-batch."""
+    gradients: int
+    """Bytes of the weights' gradients that remain after the backward pass."""
+
+
+Sum = tuple[tuple[int, int], ...]
+"""Pairs: the index of a product of sizes, and its factor."""
+
+
+class StoredMoment(msgspec.Struct, frozen=True, array_like=True):
+    """Live bytes at one moment, by kind."""
+
+    activations: Sum
+    workspace: Sum
+    gradients: Sum
+    copies: Sum
+    updated: Sum | None = None
+    """The sides of the weight whose gradient is complete at this moment."""
+
+
+class StoredProgram(msgspec.Struct, frozen=True, array_like=True):
+    """Indices of moments. An evaluation has those of its forward pass only."""
+
+    forward: tuple[int, ...]
+    cast: int = 0
+    """The end of the forward pass, while copies of weights are still there."""
+    kept: int = 0
+    backward: tuple[int, ...] = ()
+    passing: tuple[int, ...] = ()
+    """Peak moments of the backward pass if each gradient leaves as soon as it is complete."""
+    end: int = 0
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """All programs of one structure of a block."""
+
+    sizes: tuple[str, ...]
+    """Products of sizes, such as "B S h". The letters are those of `memconsole_torch.tracing.trace_block.TOLD`."""
+    moments: tuple[StoredMoment, ...]
+    programs: dict[str, StoredProgram]
+
+
+@lru_cache(maxsize=64)
+def stored(name: str) -> Stored | None:
+    """The programs of a structure; None if there are none."""
+    file = files(__package__).joinpath("programs", f"{name}.json.gz")
+    if not file.is_file():
+        return None
+    return msgspec.json.decode(gzip.decompress(file.read_bytes()), type=Stored)
+
+
+def is_traced(a: Architecture) -> bool:
+    """Whether there are programs for blocks of this structure. For others the general rule is used."""
+    return stored(structure(a)) is not None
+
+
+@lru_cache(maxsize=2048)
+def block_program(a: Architecture, kernels: Kernels) -> Program:
+    """One decoder block."""
+    return _program(a, kernels, "block")
+
+
+@lru_cache(maxsize=2048)
+def final_norm_program(a: Architecture, kernels: Kernels) -> Program:
+    """The norm before the head, which is never checkpointed."""
+    return _program(a, kernels, "norm")
+
+
+@lru_cache(maxsize=2048)
+def evaluated_block(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
+    """Peak moments of a block that needs no gradient."""
+    return _evaluated(a, kernels, "evaluated block")
+
+
+@lru_cache(maxsize=2048)
+def evaluated_norm(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
+    return _evaluated(a, kernels, "evaluated norm")
+
+
+def kept_per_token(
+    a: Architecture, choice: OptimizeChoice, checkpointing: Checkpointing, kind: str, frozen: bool
+) -> Size:
+    """Activations that one block keeps under `checkpointing`."""
+    kernels = kernels_of_choice(choice, checkpointing, kind, frozen=frozen)
+    return block_program(a, kernels).kept.activations
+
+
+def _program(a: Architecture, k: Kernels, part: Part) -> Program:
+    found = stored(structure(a))
+    if found is None:
+        return _general_program(a, k)
+    program, values = found.programs[program_name(part, k)], _values(a, k.rank, k.kind)
+
+    def moment(index: int) -> Live:
+        return _live(found.moments[index], values, k)
+
+    kept, end = moment(program.kept), moment(program.end)
+    passing = tuple(map(moment, program.passing))
+    return Program(
+        forward=tuple(map(moment, program.forward)),
+        kept=kept,
+        cast=moment(program.cast).copies - kept.copies,
+        backward=passing if k.stepping else tuple(map(moment, program.backward)),
+        adding=passing,
+        gradients=0 if k.stepping else end.gradients,
+    )
+
+
+def _evaluated(a: Architecture, k: Kernels, part: Part) -> tuple[Live, ...]:
+    found = stored(structure(a))
+    if found is None:
+        return _general_program(a, k).forward
+    values = _values(a, k.rank, k.kind)
+    moments = found.programs[program_name(part, k)].forward
+    return tuple(_live(found.moments[index], values, k) for index in moments)
+
+
+@lru_cache(maxsize=1024)
+def _values(a: Architecture, rank: int, kind: str) -> tuple[tuple[int, int], ...]:
+    """For each product of sizes, the field of `Size` that it belongs to and its value, without batch and length."""
+    found = stored(structure(a))
+    assert found is not None
+    h, f = a.hidden_size, a.intermediate_size
+    value = {
+        "h": h,
+        "f": f,
+        "k": a.kv_heads,
+        "g": a.heads // a.kv_heads,
+        "d": a.head_size,
+        "w": -(-a.head_size // 32) * 32,
+        "r": rank,
+        "c": min(DECODED_CPU if kind == "cpu" else DECODED_DEVICE, h * max(f, a.query_width)),
+    }
+    result = []
+    for product in found.sizes:
+        factor = 1
+        for letter in product.split():
+            factor *= value.get(letter, 1)
+        result.append((field(product), factor))
+    return tuple(result)
+
+
+def field(product: str) -> int:
+    """The field of `Size` that a product of sizes belongs to. Raises `ValueError` if there is none."""
+    rows, positions = product.count("B"), product.count("S") + product.count("P")
+    return ((0, 0), (1, 1), (1, 2), (0, 2)).index((rows, positions))
+
+
+def _live(moment: StoredMoment, values: tuple[tuple[int, int], ...], k: Kernels) -> Live:
+    activations, workspace = [0, 0, 0, 0], [0, 0, 0, 0]
+    for terms, into in (moment.activations, activations), (moment.workspace, workspace):
+        for index, factor in terms:
+            at, value = values[index]
+            into[at] += factor * value
+    gradients = sum(factor * values[index][1] for index, factor in moment.gradients)
+    copies = sum(factor * values[index][1] for index, factor in moment.copies)
+    if moment.updated is not None and k.stepping:
+        shape = tuple(factor * values[index][1] for index, factor in moment.updated)
+        workspace[0] += updating_bytes(k, shape)
+    return live(Size(*activations), Size(*workspace), gradients, copies)
+
+
+def live(activations: Size, workspace: Size, gradients: int, copies: int) -> Live:
+    """The moment with these bytes."""
+    constant, token, score, square = map(sum, zip(activations, workspace, strict=True))
+    total = Size(constant + gradients + copies, token, score, square)
+    return Live(activations, workspace, gradients, copies, total)
+
+
+def _general_program(a: Architecture, k: Kernels) -> Program:
+    """A block of an unknown structure, or its norm, by the general rule."""
+    ruled, block, matrices = general.block_of(a), sizes(a).block, sizes(a).block_matrices
+    flow = flow_of(a, (), adapted=False)
+    if k.frozen:
+        flow = msgspec.structs.replace(flow, inputs=0)
+    whole = general.kept_bytes(a, flow, "none", k.compute) // a.layers
+    own = general.kept_bytes(a, flow, k.checkpointing, k.compute) // a.layers
+    kept, again = Size(token=own), 0 if k.checkpointing == "none" else whole
+    passing = k.compute * ruled.widest
+    copies = 2 * matrices if k.compute == 2 and not (k.rounded or k.frozen) else 0
+    gradients = 4 * (k.rank * block.adapter_width if k.frozen else block.elements)
+    during = Size(token=own + again)
+    backward = live(during, Size(token=2 * passing), gradients, copies)
+    added = live(during, Size(gradients, 2 * passing), 0, copies)
+    return Program(
+        forward=(live(kept, Size(token=passing + 4 * ruled.width), 0, copies),),
+        kept=live(kept, Size(), 0, copies),
+        cast=0,
+        backward=(added if k.stepping else backward,),
+        adding=(added,),
+        gradients=0 if k.stepping else gradients,
+    )

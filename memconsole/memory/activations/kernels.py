@@ -1,0 +1,124 @@
+"""What decides which operations a block of the torch decoder runs, and the names under which its programs are stored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from memconsole.memory.state.optimizer_state import update_bytes
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Checkpointing, OptimizeChoice
+
+Part = Literal["block", "norm", "evaluated block", "evaluated norm"]
+"""What a program describes: a training step of a block or of the final norm, or their evaluation."""
+Mask = Literal["", "window", "documents", "padded"]
+"""The additive mask that attention gets: none, one for all rows (T, T), one for each row (B, 1, T, T), or the latter
+copied by CUDA's kernel into padded rows."""
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings, apart from sizes, that decide which operations a block runs."""
+
+    compute: int
+    """Bytes of an element in matmuls."""
+    kind: str
+    checkpointing: Checkpointing
+    rank: int = 0
+    """Rank of the adapters; 0 without adapters."""
+    frozen: bool = False
+    """Whether no matrix is trained, only adapters if there are any."""
+    rounded: bool = False
+    """Whether weights are stored in bf16 only, without an fp32 copy."""
+    summed: bool = False
+    """Whether gradients of bf16 weights are still accumulated in fp32."""
+    storage: str = "bf16"
+    """Storage type of a frozen base's matrices. If it is not bf16, each matrix is decoded for each matmul."""
+    mask: Mask = ""
+    stepping: str = ""
+    """The optimizer, if each weight is updated as soon as its gradient is computed; else empty."""
+    visiting: bool = False
+    """Whether the optimizer's state is copied from host memory for each update."""
+    compressed: bool = False
+    """Whether the optimizer's moments are stored in bf16."""
+    first: bool = False
+    """Whether this is the first block of a frozen base: its input needs no gradient."""
+
+
+def updating_bytes(k: Kernels, shape: tuple[int, ...], *, outside: bool = False) -> int:
+    """Temporary bytes of updating a weight inside the backward pass. `outside`: the weight is not part of a block."""
+    return update_bytes(
+        k.kind,
+        k.stepping,
+        shape,
+        visiting=k.visiting,
+        compressed=k.compressed,
+        rounded=k.rounded,
+        outside=outside,
+    )
+
+
+def kernels_of_choice(
+    choice: OptimizeChoice, checkpointing: Checkpointing, kind: str, *, frozen: bool
+) -> Kernels:
+    """The kernels of a block without a mask. `frozen`: no matrix of it is trained."""
+    rounded = choice.precision == "bf16-sr"
+    return Kernels(
+        compute=4 if choice.precision == "fp32" else 2,
+        kind=kind,
+        checkpointing=checkpointing,
+        rank=choice.lora_rank,
+        frozen=frozen,
+        rounded=rounded,
+        summed=rounded and choice.accumulation_steps > 1,
+        storage=choice.base_storage,
+    )
+
+
+def structure(a: Architecture) -> str:
+    """The name of everything in an architecture, apart from sizes, that decides which operations its block runs."""
+    words = {
+        "gated": a.gated_mlp,
+        "biases": a.biases,
+        "qknorm": a.query_key_norm,
+        "postnorms": a.post_norms,
+        "offset": a.norm_unit_offset,
+        "grouped": a.heads > a.kv_heads,
+    }
+    return "-".join((a.norm, a.positions, *(word for word, here in words.items() if here)))
+
+
+def program_name(part: Part, k: Kernels) -> str:
+    """The name of a block's program. Settings that do not change its bytes are left out of it."""
+    precision = "fp32" if k.compute == 4 else "bf16"
+    if k.rounded and not k.frozen:
+        precision = "bf16-sr-summed" if k.summed else "bf16-sr"
+    words = (
+        part,
+        precision,
+        k.kind if k.kind in ("cpu", "apple") else "gpu",
+        k.checkpointing,
+        _base(k),
+        mask_of_kernel(k),
+        "first" if k.first else "",
+    )
+    return " ".join(word for word in words if word)
+
+
+def _base(k: Kernels) -> str:
+    """What is trained of a block's matrices, and how frozen ones are stored."""
+    if not k.frozen:
+        return ""
+    return f"adapted-{k.storage}" if k.rank else "frozen"
+
+
+def mask_of_kernel(k: Kernels) -> Mask:
+    """The mask, if it changes the bytes of attention. A CPU's kernel reads any mask in place. CUDA's 16-bit kernel
+    takes none, so another kernel reads it; in fp32 that kernel is used with and without a mask."""
+    if k.kind == "apple":
+        return k.mask
+    if k.kind == "cpu":
+        return ""
+    if k.mask == "padded":
+        return "padded"
+    return "window" if k.mask and k.compute == 2 else ""

@@ -1,0 +1,132 @@
+"""The stored programs of torch's blocks against a trace of the modules as they are.
+
+    python tests/accuracy/block_programs.py [--write] [STRUCTURE ...]
+
+Needs torch, no accelerator: the trace runs on fake tensors. `--write` stores what the trace finds. Run it so after a
+change of the decoder, its techniques or the tracer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import msgspec
+
+from memconsole.memory.activations import block_programs
+from memconsole.memory.activations.kernels import Kernels, Mask, Part, program_name, structure
+from memconsole.plan import catalog
+from memconsole.plan.architecture import Architecture
+from memconsole.plan.plan import Checkpointing
+from tests.accuracy.results import unavailable
+
+FOLDER = Path(block_programs.__file__).with_name("programs")
+CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "attention", "full")
+MASKS: tuple[Mask, ...] = ("", "window", "documents", "padded")
+PRECISIONS = {"fp32": (4, False, False), "bf16": (2, False, False)}
+ROUNDED = {"bf16-sr": (2, True, False), "bf16-sr-summed": (2, True, True)}
+
+
+def structures() -> dict[str, Architecture]:
+    """An architecture of each structure that the catalog's families can have, with shared keys and without."""
+    found = {}
+    for entry in catalog.models().values():
+        a = entry.architecture
+        if a is None:
+            continue
+        for groups in (1,) if a.positions == "learned" else (1, 2):
+            one = msgspec.structs.replace(a, heads=2, kv_heads=2 // groups)
+            found[structure(one)] = one
+    return found
+
+
+def kernels() -> dict[str, tuple[Part, Kernels]]:
+    """Every program of a structure, by name."""
+    found: dict[str, tuple[Part, Kernels]] = {}
+    for k in _blocks():
+        parts: list[Part] = ["block"]
+        if k.checkpointing == "none" and not k.first:
+            parts.append("evaluated block")
+            if not (k.mask or k.rounded or k.rank):
+                parts += ["norm", "evaluated norm"]
+        for part in parts:
+            found.setdefault(program_name(part, k), (part, k))
+    return found
+
+
+def _blocks() -> Iterator[Kernels]:
+    for kind, checkpointing, mask in product(("cpu", "gpu", "apple"), CHECKPOINTING, MASKS):
+        if mask == "padded" and kind != "gpu":
+            continue
+        for compute, rounded, summed in (PRECISIONS | ROUNDED).values():
+            yield Kernels(
+                compute=compute,
+                kind=kind,
+                checkpointing=checkpointing,
+                mask=mask,
+                rounded=rounded,
+                summed=summed,
+            )
+        for compute, base, first in product((4, 2), ("", "bf16", "int8", "nf4"), (False, True)):
+            yield Kernels(
+                compute=compute,
+                kind=kind,
+                checkpointing=checkpointing,
+                mask=mask,
+                rank=1 if base else 0,
+                frozen=True,
+                storage=base or "bf16",
+                first=first,
+            )
+
+
+def traced(name: str) -> block_programs.Stored:
+    """The programs of a structure from a trace."""
+    import torch
+
+    from memconsole_torch.tracing.block_moments import packed, traced_program
+    from memconsole_torch.tracing.trace_block import Tracer
+
+    torch.set_num_threads(1)
+    tracer, a = Tracer(), structures()[name]
+    return packed({key: traced_program(tracer, a, k, part) for key, (part, k) in kernels().items()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("structure", nargs="*", help="all without any")
+    parser.add_argument("--write", action="store_true", help="store the programs")
+    options = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        unavailable('torch is not installed: pip install "memconsole[torch]"')
+    os.environ["OMP_NUM_THREADS"] = "1"
+    start, names = time.monotonic(), options.structure or sorted(structures())
+    other = []
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as workers:
+        for name, found in zip(names, workers.map(traced, names), strict=True):
+            if options.write:
+                data = gzip.compress(msgspec.json.encode(found), mtime=0)
+                FOLDER.joinpath(f"{name}.json.gz").write_bytes(data)
+            elif found != block_programs.stored(name):
+                other.append(name)
+            print(f"{time.monotonic() - start:5.0f} s  {len(found.programs)} programs of {name}")
+    if other:
+        sys.exit(
+            f"stored programs differ from the trace (store it with --write): {', '.join(other)}"
+        )
+
+
+if __name__ == "__main__":
+    main()
