@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from memconsole import typed_json
+from memconsole import regular_file, typed_json
 from memconsole.memory.answers.receipts import Machine, Measured, calibrated, setup_of
 from memconsole.memory.estimate import table_of
 from memconsole.memory.table import Estimate
@@ -110,13 +110,11 @@ class Receipts:
     def _read(self, name: str) -> None:
         path = (self._root or runs_root()) / name / RECEIPT
         try:
-            if path.stat().st_size > MOST_BYTES:
-                raise ValueError
-            stored = self._decoder.decode(path.read_bytes())
+            stored = self._decoder.decode(regular_file.read(path, MOST_BYTES, follow=False))
             plan = typed_json.convert(stored.plan, Plan)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, msgspec.MsgspecError):
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
             self._seen.add(name)
             return
         self._seen.add(name)

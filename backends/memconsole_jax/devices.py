@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import platformdirs
 import psutil
 
+from memconsole.cache import cache_folder, private_folder
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
@@ -109,9 +109,9 @@ def keep_compilations() -> None:
     if jax.config.jax_compilation_cache_dir is not None:
         return
     key = hashlib.sha256(_cpu_features().encode()).hexdigest()[:12]
-    path = Path(platformdirs.user_cache_dir("memconsole")) / "jax" / f"{platform.machine()}-{key}"
+    path = cache_folder() / "jax" / f"{platform.machine()}-{key}"
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(path)
     except OSError:
         return
     jax.config.update("jax_compilation_cache_dir", str(path))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import BinaryIO
 
 import click
 
+from memconsole.regular_file import NotRegularError, open_regular
 from memconsole.runs.read.follow import status
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.runs.record.states import LIVE
 from memconsole.sanitize import clean
 
 CHUNK = 1 << 16
+LONGEST = 1 << 18
+"""Characters of an unfinished line that are held back."""
 
 
 @click.command()
@@ -28,24 +32,34 @@ def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
     if number is None:
         raise RunError(f"{found.id} has no attempt yet")
     log = found.attempt_path(number) / "out.log"
-    if not log.exists():
-        raise RunError(f"{found.id}: attempt {number} has no output")
-    for text in _texts(log, found if watch else None, raw=raw):
-        click.echo(text, nl=False)
+    try:
+        with open_regular(log) as source:
+            for text in texts(source, found if watch else None, raw=raw):
+                click.echo(text, nl=False)
+    except FileNotFoundError:
+        raise RunError(f"{found.id}: attempt {number} has no output") from None
+    except NotRegularError as error:
+        raise RunError(f"{found.id}: attempt {number}: out.log is {error.strerror}") from None
 
 
-def _texts(log: Path, live: RunDirectory | None, *, raw: bool) -> Iterator[str]:
-    """The file in chunks of whole lines. With `live`, continues until that run ends."""
-    with log.open("rb") as source:
-        rest = b""
-        while True:
-            over = live is None or status(live).state not in LIVE
-            while chunk := source.read(CHUNK):
-                lines, newline, rest = (rest + chunk).rpartition(b"\n")
-                text = (lines + newline).decode("utf-8", "replace")
-                yield text if raw else clean(text)
-            if over:
-                text = rest.decode("utf-8", "replace")
-                yield text if raw else clean(text)
-                return
-            time.sleep(0.5)
+def texts(source: BinaryIO, live: RunDirectory | None, *, raw: bool) -> Iterator[str]:
+    """The file in pieces of whole lines. With `live`, continues until that run ends.
+
+    A line longer than `LONGEST` is printed in several pieces, so that no byte is handled twice.
+    """
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    shown = str if raw else clean
+    rest = ""
+    while True:
+        over = live is None or status(live).state not in LIVE
+        while chunk := source.read(CHUNK):
+            lines, newline, rest = (rest + decode(chunk)).rpartition("\n")
+            if newline:
+                yield shown(lines + newline)
+            if len(rest) > LONGEST:
+                yield shown(rest)
+                rest = ""
+        if over:
+            yield shown(rest + decode(b"", True))
+            return
+        time.sleep(0.5)

@@ -16,10 +16,14 @@ from typing import Any
 
 import msgspec
 
+from memconsole import regular_file
 from memconsole.plan.architecture import Architecture, RopeScaling
 from memconsole.plan.config_reader import Config, refusal
 from memconsole.plan.plan import PlanError, quote
 
+CONFIG_BYTES = 16 << 20
+"""A larger file is no config.json."""
+_REF_BYTES = 4096
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
@@ -80,8 +84,9 @@ def read_architecture(directory: str) -> Architecture:
     except PlanError:
         raise
     except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PlanError(
-            f"model.name = {quote(directory)}: config.json cannot be read: {quote(str(error))}",
+            f"model.name = {quote(directory)}: config.json cannot be read: {quote(reason)}",
             "model.name",
         ) from None
 
@@ -123,7 +128,7 @@ def _cached_snapshot(hub_id: str) -> Path | None:
     """
     folder = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
     try:
-        commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+        commit = regular_file.read(folder / "refs" / "main", _REF_BYTES).decode("ascii").strip()
         snapshot = folder / "snapshots" / commit
         return snapshot if commit and (snapshot / "config.json").is_file() else None
     except (OSError, ValueError):
@@ -142,7 +147,7 @@ def _hub_cache() -> Path:
 
 @lru_cache(maxsize=64)
 def _read(path: Path, changed: int, size: int) -> Architecture:
-    config = msgspec.json.decode(path.read_bytes())
+    config = msgspec.json.decode(regular_file.read(path, CONFIG_BYTES))
     if not isinstance(config, dict):
         raise ValueError("not a JSON object")
     return architecture_from_config(config, str(path))

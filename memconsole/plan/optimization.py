@@ -11,6 +11,7 @@ import msgspec
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
+from memconsole.units import value_word
 
 Values = Callable[[Plan], tuple[Any, ...]]
 
@@ -151,9 +152,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
         implemented = self.trains.get(plan.backend, (plain,))
         if implemented is None or chosen in implemented:
             return None
-        return (
-            f"{self.label} = {chosen}: priced here, not yet trained by the {plan.backend} backend"
-        )
+        return f"{self.label} = {value_word(chosen)}: priced here, not yet trained by the {plan.backend} backend"
 
     def result_of(self, before: Any, after: Any) -> Result:
         """What changing this toggle from one value to another does to the training result."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from memconsole import typed_json
+from memconsole import regular_file, typed_json
 from memconsole.plan.sections import (
     BACKENDS,
     BaseStorage,
@@ -71,6 +71,10 @@ __all__ = [
     "to_document",
     "written",
 ]
+
+
+PLAN_BYTES = 1 << 20
+"""A larger file is no plan."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -273,7 +277,7 @@ def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
 def load(path: Path) -> Plan:
     """Read a plan file; ``~`` is a home directory. Raises `PlanError`, also when the file cannot be read."""
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        text = regular_file.read(path.expanduser(), PLAN_BYTES).decode("utf-8")
     except (OSError, ValueError, RuntimeError) as error:
         raise PlanError(f"{printable(str(path))}: cannot be read: {_reason(error)}") from None
     return loads(text, str(path))
@@ -348,8 +352,8 @@ def _convert(setting: Setting, value: Any) -> Any:
                 f"backend = {quote(value)}: expected {' | '.join(allowed)}{hint}", "backend"
             )
         return value
-    wanted = float(value) if setting.holds is float and type(value) is int else value
     try:
+        wanted = float(value) if setting.holds is float and type(value) is int else value
         if type(value) is bool and setting.holds is not bool:
             raise msgspec.ValidationError("bool is not a number")
         if isinstance(wanted, float) and not math.isfinite(wanted):

@@ -251,8 +251,12 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     ] = False
     activation_offload: Annotated[bool, about("keep saved activations off the device")] = False
     fused_loss: Annotated[bool, about("chunked cross-entropy: the full logits never exist")] = False
-    freeze_base: Annotated[bool, about("no gradient for the loaded weights")] = False
-    lora_rank: Annotated[int, about("rank of the adapters; 0: none", ge=0, le=1024)] = 0
+    freeze_base: Annotated[bool, about("no gradient for the loaded weights; adapters imply it")] = (
+        False
+    )
+    lora_rank: Annotated[
+        int, about("rank of the adapters on a frozen base; 0: none", ge=0, le=1024)
+    ] = 0
     base_storage: Annotated[
         BaseStorage,
         about("matrices of a frozen base: as they are computed with, or 8- or 4-bit codes"),

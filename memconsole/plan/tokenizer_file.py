@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from memconsole import typed_json
+from memconsole import regular_file, typed_json
 from memconsole.plan.plan import PlanError, quote
 
 END_OF_TEXT = "<|endoftext|>"
 """The token that ends a document in a tokenizer that a run trains."""
+TOKENIZER_BYTES = 256 << 20
+"""The largest vocabularies in use take 35 MB; a larger file is no tokenizer."""
 
 
 class _Added(msgspec.Struct):
@@ -64,7 +66,7 @@ def _control_tokens(file: Path, changed: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _vocab_size(file: Path, changed: int, size: int) -> int:
-    tokenizer = typed_json.decode(file.read_bytes(), _Tokenizer)
+    tokenizer = typed_json.decode(regular_file.read(file, TOKENIZER_BYTES), _Tokenizer)
     vocab = tokenizer.model.vocab
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
     largest = max((*ids, *(token.id for token in tokenizer.added_tokens)), default=-1)

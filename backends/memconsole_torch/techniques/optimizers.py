@@ -30,6 +30,8 @@ from memconsole_trainer.techniques.blockwise import is_quantized
 from memconsole_trainer.techniques.compressed import is_compressed
 from memconsole_trainer.techniques.muon import is_orthogonalized
 
+_TINY = float(torch.finfo(torch.float32).tiny)
+
 
 class CombinedOptimizer:
     """Several optimizers of different weights, used as one. Their states may be kept on the
@@ -267,15 +269,19 @@ class Adafactor(Optimizer):
 
     @staticmethod
     def _scaled(gradient: Tensor, state: dict[str, Tensor], renew: Any) -> Tensor:
-        """Divide `gradient` by the root of its running second moment, which `state` holds."""
+        """Divide `gradient` by the root of its running second moment, which `state` holds.
+
+        All moments are 0 if every step so far was skipped; the limit keeps the quotients finite.
+        """
         square = gradient.square().add_(1e-30)
         if "second" in state:
             second = state["second"].lerp_(square, renew)
-            return gradient * second.rsqrt()
+            return gradient * second.clamp(min=_TINY).rsqrt()
         row = state["row"].lerp_(square.mean(1), renew)  # (out,)
         column = state["column"].lerp_(square.mean(0), renew)  # (in,)
         del square
-        return gradient * (row / row.mean()).rsqrt()[:, None] * column.rsqrt()
+        share = (row / row.mean().clamp(min=_TINY)).clamp(min=_TINY)
+        return gradient * share.rsqrt()[:, None] * column.clamp(min=_TINY).rsqrt()
 
 
 def _renewed(group: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from memconsole.regular_file import open_regular
 from memconsole_trainer.data.hashes import BlockHashes, Content, DataHashes, text_content
 
 PIECE_BYTES = 64 * 1024
@@ -60,7 +61,7 @@ class FileDocuments:
         for number, path in enumerate(files):
             try:
                 cuts = _cuts(path, lone=len(files) == 1)
-                with open(path, "rb") as file:
+                with open_regular(path) as file:
                     head = file.read(4096)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
@@ -94,7 +95,7 @@ class FileDocuments:
     def _piece(self, index: int) -> bytes:
         path, start, stop = self._pieces[index]
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 file.seek(start)
                 data = file.read(stop - start)
         except OSError as error:
@@ -120,13 +121,13 @@ class ColumnDocuments:
         self.count: int | None = rows if max_examples is None else min(rows, max_examples)
         digest = hashlib.sha256(f"{rows}/{column}/{table.column_names}".encode())
         for index in {0, self.count // 2, max(self.count - 1, 0)} if self.count else ():
-            digest.update(str(table[index][column]).encode("utf-8", "replace"))
+            digest.update(self._texts(index, index + 1)[0].encode("utf-8", "replace"))
         self.fingerprint = digest.hexdigest()
         self._read = BlockHashes(-(-self.count // self.block_size), self._block)
         self.hashes = DataHashes(files, {column: self._read})
 
     def read(self, start: int, stop: int) -> list[str]:
-        texts = [text or "" for text in self._table[start:stop][self._column]]
+        texts = self._texts(start, stop)
         first, rest = divmod(start, self.block_size)
         if not rest and stop == min(start + self.block_size, self.count or 0):
             self._read.take(first, text_content(texts))
@@ -135,7 +136,16 @@ class ColumnDocuments:
     def _block(self, index: int) -> Content:
         start = index * self.block_size
         stop = min(start + self.block_size, self.count or 0)
-        return text_content(text or "" for text in self._table[start:stop][self._column])
+        return text_content(self._texts(start, stop))
+
+    def _texts(self, start: int, stop: int) -> list[str]:
+        try:
+            return [text or "" for text in self._table[start:stop][self._column]]
+        except UnicodeDecodeError:
+            # Tables are not checked for valid UTF-8 when they are read.
+            column = self._table.with_format("arrow")[start:stop][self._column]
+            found = column.cast("large_binary").to_pylist()
+            return [(text or b"").decode("utf-8", "replace") for text in found]
 
 
 class StreamDocuments:
@@ -205,7 +215,7 @@ def _cuts(path: Path, lone: bool) -> list[int]:
     if lone:
         length = min(max(size // LONE_PIECES, LEAST_PIECE_BYTES), PIECE_BYTES)
     cuts = [0]
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while size - cuts[-1] > 2 * length:
             target = cuts[-1] + length
             file.seek(target)

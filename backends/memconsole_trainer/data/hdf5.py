@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import PlanError
+from memconsole.regular_file import check_regular
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.hashes import BlockHashes, Content, DataHashes, array_content
 from memconsole_trainer.data.hdf5_links import refuse_other_files
@@ -184,6 +185,7 @@ def _open(path: Path) -> Any:
     import h5py
 
     try:
+        check_regular(path)
         return h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
     except OSError as error:
         raise DataError(f"{path}: not a readable HDF5 file: {error}") from None

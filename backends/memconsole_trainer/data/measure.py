@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from memconsole import typed_json
+from memconsole import regular_file, typed_json
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.record.files import write_atomic
 from memconsole_trainer.data.documents import Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.marked import learned
@@ -21,6 +21,8 @@ from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks
 EXACT_BYTES = 4 << 20
 """Text up to this size is counted exactly; of longer text, a spread sample is counted."""
 SAMPLED_BLOCKS = 128
+CACHE_BYTES = 256 << 20
+"""Counts of the largest vocabulary take less."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +58,10 @@ def measure(
     )
     key = hashlib.sha256(repr(words).encode()).hexdigest()
     try:
-        known = typed_json.decode(cache.read_bytes(), Measure)
+        known = typed_json.decode(regular_file.read(cache, CACHE_BYTES), Measure)
         if known.key == key:
             return known
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     counts = np.zeros(vocab_size, dtype=np.int64)
     whole = _whole(source, blocks)
@@ -77,9 +79,7 @@ def measure(
         assert not isinstance(source, TokenRows)
         total, exact = _extrapolated(plan, source, blocks, seen)
     found = Measure(key=key, train_tokens=total, exact=exact, counts=counts.tolist())
-    temporary = cache.with_name(f".tmp-{cache.name}-{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(found))
-    temporary.replace(cache)
+    write_atomic(cache, msgspec.json.encode(found), durable=False)
     return found
 
 

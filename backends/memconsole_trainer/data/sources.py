@@ -13,6 +13,8 @@ from memconsole.plan.catalog.sources import ROWS, TABLES, folder, not_made
 from memconsole.plan.check_records import advice
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
 from memconsole.plan.templates import template_of
+from memconsole.regular_file import check_regular, open_regular
+from memconsole_trainer.data import json_lines
 from memconsole_trainer.data.documents import (
     ColumnDocuments,
     DataError,
@@ -71,7 +73,7 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
     if suffix in TABLES:
         return _table(TABLES[suffix], [path], column, data)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(4096)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
@@ -107,6 +109,11 @@ def load_table(kind: str, files: list[Path]) -> Any:
     A name is the name of one file, whatever characters it has. `datasets.load_dataset` would take
     it for a pattern, and would report each load to a server.
     """
+    for path in files:
+        try:
+            check_regular(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     import datasets  # takes 1.5 s, so only when a table is read
     from datasets.data_files import DataFilesDict, DataFilesList
     from datasets.utils.logging import disable_progress_bar
@@ -130,7 +137,24 @@ def load_table(kind: str, files: list[Path]) -> Any:
         builder.download_and_prepare()
         return builder.as_dataset(split="train")
     except Exception as error:
+        if kind == "jsonl":
+            return _repaired_lines(files)
         raise DataError(f"{names[0]}: cannot be read as {kind}: {_reason(error)}") from error
+
+
+def _repaired_lines(files: list[Path]) -> Any:
+    """JSON lines that the table reader refused, one by one. Raises `DataError`, which names the
+    line."""
+    from datasets import Dataset
+
+    try:
+        made = json_lines.stamps(files)
+        return Dataset.from_generator(json_lines.rows, gen_kwargs={"files": made})
+    except Exception as error:
+        found = error.__cause__ if isinstance(error.__cause__, DataError) else None
+        if found is not None:
+            raise found from None
+        raise DataError(f"{files[0]}: cannot be read as jsonl: {_reason(error)}") from error
 
 
 def column_types(features: Any) -> dict[str, str]:
@@ -206,5 +230,7 @@ def _nonempty(documents: Documents, where: str) -> Documents:
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    # The table reader wraps what is wrong in an error that says nothing.
+    inner = error.__cause__ or error
+    text = " ".join(str(inner).split()) or type(inner).__name__
     return text if len(text) <= 300 else text[:300] + " …"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.engine import Batch
 
 AHEAD_BYTES = 64 << 20
@@ -153,7 +154,7 @@ class BatchStream:
 
     def _produce(self) -> None:
         try:
-            epoch, rows_state = int(self._state["epoch"]), self._state["rows"]
+            epoch, rows_state = _position(self._state)
             while self._epoch(epoch, rows_state):
                 epoch, rows_state = epoch + 1, None
         except BaseException as error:  # noqa: BLE001 (`next` raises it)
@@ -163,7 +164,7 @@ class BatchStream:
         """Produce the rest of one epoch. Returns False if the stream is closing."""
         iterator = self._rows.epoch(epoch)
         if rows_state is not None:
-            iterator.set_state(rows_state)
+            _go_to(iterator, rows_state)
         exhausted = False
         while not exhausted:
             rows: list[Any] = []
@@ -189,3 +190,21 @@ class BatchStream:
             except queue.Full:
                 continue
         return False
+
+
+def _position(state: dict[str, Any]) -> tuple[int, Any]:
+    """The epoch and the rows' state in a pipeline's state. Raises `DataError`."""
+    epoch = state.get("epoch")
+    if type(epoch) is not int or epoch < 1 or "rows" not in state:
+        raise DataError("the checkpoint does not say where in the data it was taken")
+    return epoch, state["rows"]
+
+
+def _go_to(iterator: RowIterator, state: Any) -> None:
+    """Continue an epoch from a stored state. Raises `DataError`."""
+    try:
+        iterator.set_state(state)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"the checkpoint's place in the data cannot be read: {type(error).__name__}: {error}"
+        ) from error

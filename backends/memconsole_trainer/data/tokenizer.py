@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import PlanError
-from memconsole.plan.tokenizer_file import END_OF_TEXT
+from memconsole.plan.tokenizer_file import END_OF_TEXT, TOKENIZER_BYTES
+from memconsole.regular_file import read as read_regular
+from memconsole.runs.record.files import write_atomic
 
 _END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[SEP]")
 """Names of the end-of-document token in common tokenizers, most specific first."""
@@ -112,11 +113,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write `tokenizer.json` atomically."""
-        temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-        temporary.write_text(self._inner.to_str(), encoding="utf-8")
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_atomic(path, self._inner.to_str().encode())
 
 
 def bytes_by_offsets(text: str, offsets: Any) -> NDArray[np.int32]:
@@ -174,7 +171,8 @@ def load(path: Path, vocab_size: int) -> Tokenizer:
     if not file.is_file():
         raise PlanError(f'data.tokenizer = "{path}": no such tokenizer.json', "data.tokenizer")
     try:
-        tokenizer = Tokenizer(tokenizers.Tokenizer.from_file(str(file)))
+        content = read_regular(file, TOKENIZER_BYTES)
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_buffer(content))
     except Exception as error:  # noqa: BLE001 (the library raises plain exceptions)
         raise PlanError(f"{file}: not a tokenizer: {error}", "data.tokenizer") from None
     if tokenizer.largest_id >= vocab_size:

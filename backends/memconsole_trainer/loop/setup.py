@@ -6,6 +6,8 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from memconsole import typed_json
 from memconsole.plan import catalog
 from memconsole.plan.check import check
@@ -25,11 +27,11 @@ from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
-from memconsole_trainer.loop.progress import Progress
+from memconsole_trainer.loop.progress import Progress, Stored
 from memconsole_trainer.loop.schedule import warmup_steps
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
-from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import STATE, Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.huggingface import has_weights
 from memconsole_trainer.weights.starting import check_format, starting_weights, weights_directory
 
@@ -178,9 +180,13 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
 
 def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
     """Read the progress from a checkpoint. Raises `PlanError` or `DataError` if plan or tokenizer
-    have changed."""
-    before = stored.state["fingerprints"]
-    if before["plan"] != fingerprints["plan"]:
+    have changed, and `DataError` if the checkpoint does not hold it."""
+    try:
+        kept = typed_json.convert(stored.state, Stored)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{stored.path.name}/{STATE}: {error}; it cannot be continued") from None
+    before = kept.fingerprints
+    if before.get("plan") != fingerprints["plan"]:
         raise PlanError(
             f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
             "start a new run"
@@ -191,7 +197,7 @@ def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
                 f"the {what} has changed since {stored.path.name}: the run cannot be continued "
                 "exactly; start a new run"
             )
-    return typed_json.convert(stored.state["progress"], Progress)
+    return kept.progress
 
 
 def check_unchanged(

@@ -31,6 +31,7 @@ from memconsole.runs.record.manifest import (
     MANIFEST,
     REPLACED,
     STATE,
+    read_json,
     step_of,
     verify,
 )
@@ -66,7 +67,7 @@ class LoadedCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state: dict[str, Any] = json.loads((path / STATE).read_bytes())
+        self.state: dict[str, Any] = read_json(path / STATE)
         self._files: dict[str, tensorfile.TensorFile] = {}
         for file in sorted(path.glob("*.safetensors")):
             opened = tensorfile.TensorFile(file)
@@ -237,7 +238,7 @@ class Checkpoints:
 
 def weights_digest(path: Path) -> str:
     """Hash of the model weights of a committed checkpoint, for comparing runs."""
-    files = json.loads((path / MANIFEST).read_bytes())["files"]
+    files = read_json(path / MANIFEST)["files"]
     hashes = [e["sha256"] for name, e in sorted(files.items()) if name.startswith("model-")]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
@@ -279,7 +280,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
 
 def _validation_loss(path: Path) -> float | None:
     try:
-        loss = json.loads((path / STATE).read_bytes())["validation_loss"]
-    except (OSError, ValueError, KeyError, TypeError):
+        loss = read_json(path / STATE)["validation_loss"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return float(loss) if isinstance(loss, int | float) else None

@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 
 from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.model import Parameter
+from memconsole.plan.plan import printable
+from memconsole.regular_file import read as read_regular
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
+
+INDEX_BYTES = 64 << 20
+"""A larger file is no index."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +194,10 @@ def tensor_files(directory: Path) -> list[TensorFile]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
+            names = sorted(set(json.loads(read_regular(index, INDEX_BYTES))["weight_map"].values()))
+        except OSError as error:
+            raise WeightsError(f"{index}: cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise WeightsError(f"{index}: not a safetensors index") from None
         if any(not isinstance(n, str) or Path(n).name != n for n in names):
             raise WeightsError(f"{index}: names files outside its directory")
@@ -201,9 +208,12 @@ def tensor_files(directory: Path) -> list[TensorFile]:
     try:
         return [TensorFile(directory / name) for name in names]
     except FileNotFoundError as error:
-        raise WeightsError(f"{directory}: {Path(error.filename).name} is missing") from None
+        missing = printable(Path(error.filename).name)
+        raise WeightsError(f"{directory}: {missing} is missing") from None
     except OSError as error:
-        raise WeightsError(f"{error.filename}: cannot be read: {error.strerror}") from None
+        raise WeightsError(
+            f"{printable(str(error.filename))}: cannot be read: {error.strerror}"
+        ) from None
     except TensorFileError as error:
         raise WeightsError(str(error)) from None
 

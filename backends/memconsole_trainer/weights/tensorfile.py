@@ -8,6 +8,7 @@ NumPy interface needs all tensors of a file at once and does not support bfloat1
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -17,6 +18,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from memconsole.plan.plan import printable
+from memconsole.regular_file import open_regular
 
 DTYPES: dict[str, str] = {
     "F64": "float64",
@@ -35,6 +39,8 @@ DTYPES: dict[str, str] = {
 }
 _CODES = {name: code for code, name in DTYPES.items()}
 _HEADER_LIMIT = 100_000_000
+_MOST_DIMENSIONS = 32
+"""As in NumPy."""
 _WRITE_BLOCK = 16 << 20
 
 
@@ -81,26 +87,33 @@ class TensorFile:
     """One safetensors file. Each tensor is mapped from disk separately, and only while its array is
     alive.
 
-    Raises `TensorFileError` if the file is not valid.
+    Raises `TensorFileError` if the file is not valid, and OSError if it cannot be read or is not a
+    regular file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            size = path.stat().st_size
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
                 length = int.from_bytes(file.read(8), "little")
                 if size < 8 or length > min(_HEADER_LIMIT, size - 8):
                     raise TensorFileError(f"{path}: not a safetensors file")
                 header = json.loads(file.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        except TensorFileError:
+            raise
+        except (ValueError, RecursionError):
             raise TensorFileError(f"{path}: damaged safetensors header") from None
         if not isinstance(header, dict):
             raise TensorFileError(f"{path}: damaged safetensors header")
         header.pop("__metadata__", None)
         self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        places: list[tuple[int, int, str]] = []
         for name, entry in header.items():
-            self._entries[name] = _entry(path, name, entry, size - 8 - length)
+            dtype, shape, first, last = _entry(path, name, entry, size - 8 - length)
+            self._entries[name] = dtype, shape, first
+            places.append((first, last, name))
+        _check_apart(path, places)
         self._data_start = 8 + length
 
     def names(self) -> list[str]:
@@ -128,23 +141,44 @@ class TensorFile:
         if size == 0:
             return np.empty(0, np.uint8)
         first = self._data_start + start
-        raw = np.asarray(np.memmap(self.path, np.uint8, "r", offset=first, shape=(size,)))
+        with open_regular(self.path) as file:
+            raw = np.asarray(np.memmap(file, np.uint8, "r", offset=first, shape=(size,)))
         # Files of other programs may be unaligned; a view of wider elements needs alignment.
         return raw if first % 8 == 0 else raw.copy()
 
 
-def _entry(path: Path, name: str, entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int]:
+def _entry(
+    path: Path, name: str, entry: Any, data_size: int
+) -> tuple[str, tuple[int, ...], int, int]:
+    """Type, shape, and first and last byte in the data of one tensor."""
+    name = printable(name)
     try:
         dtype = DTYPES[entry["dtype"]]
-        shape = tuple(int(n) for n in entry["shape"])
-        first, last = (int(n) for n in entry["data_offsets"])
+        shape = tuple(_count(n) for n in entry["shape"])
+        first, last = (_count(n) for n in entry["data_offsets"])
     except (KeyError, TypeError, ValueError):
         raise TensorFileError(f"{path}: {name} has an unreadable header entry") from None
     width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    sound = 0 <= first <= last <= data_size and all(n >= 0 for n in shape)
+    sound = first <= last <= data_size and len(shape) <= _MOST_DIMENSIONS
     if not sound or last - first != math.prod(shape) * width:
         raise TensorFileError(f"{path}: {name} does not lie inside the file (truncated?)")
-    return dtype, shape, first
+    return dtype, shape, first, last
+
+
+def _count(value: Any) -> int:
+    """A whole number of at least 0 within 64 bits. Raises ValueError."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError
+    return value
+
+
+def _check_apart(path: Path, places: list[tuple[int, int, str]]) -> None:
+    """Raise `TensorFileError` if two tensors share bytes of the file."""
+    places.sort()
+    for (_, last, name), (first, end, other) in itertools.pairwise(places):
+        if first < last and first < end:
+            words = f"{printable(name)} and {printable(other)}"
+            raise TensorFileError(f"{path}: {words} lie in the same bytes of the file")
 
 
 def _contiguous(array: NDArray[np.generic]) -> NDArray[np.generic]:

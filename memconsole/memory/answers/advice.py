@@ -17,6 +17,7 @@ from memconsole.plan.check import check
 from memconsole.plan.optimization import Optimization, Result
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.units import value_word
 
 SMALLER_MODEL = "model.target_params"
 """The only remedy that is not an optimization."""
@@ -111,7 +112,7 @@ def _ways(plan: Plan, row: Optimization) -> list[_Way]:
     return [
         _Way(
             {**row.settings_for(plan, value), **along},
-            f"{row.label}: {f'{value:,}' if type(value) is int else value}",
+            f"{row.label}: {value_word(value)}",
             row.result_of(present, value),
             rule.along_costs if along else "",
         )

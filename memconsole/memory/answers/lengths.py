@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 
-from memconsole import typed_json
-from memconsole.cache import cache_folder
+from memconsole import regular_file, typed_json
+from memconsole.cache import cache_folder, keep
 from memconsole.memory.estimate import Lookup, model_of, table_of
 from memconsole.memory.table import MemoryTable
 from memconsole.plan.budget import Budget
 from memconsole.plan.lengths import Lengths, lengths_key
 from memconsole.plan.plan import Plan, PlanError
 
+FILE_BYTES = 1 << 20
 STEP = 8
 """Rows are priced at lengths rounded up to a multiple of this."""
 
@@ -58,8 +57,8 @@ def known_lengths(plan: Plan) -> Lengths | None:
     """The cached lengths of this data in its present state, or None. Damaged files are ignored."""
     try:
         file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
-        return typed_json.decode(file.read_bytes(), Lengths)
-    except (OSError, PlanError, msgspec.DecodeError):
+        return typed_json.decode(regular_file.read(file, FILE_BYTES), Lengths)
+    except (OSError, PlanError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -67,9 +66,6 @@ def keep_lengths(plan: Plan, lengths: Lengths) -> None:
     """Cache a measurement. If the cache cannot be written, the lengths are measured again next time."""
     try:
         file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".tmp-{os.getpid()}-{file.name}")
-        temporary.write_bytes(msgspec.json.encode(lengths))
-        temporary.replace(file)
+        keep(file, msgspec.json.encode(lengths))
     except (OSError, PlanError):
         return

@@ -12,13 +12,13 @@ import importlib.util
 import os
 import platform
 import sys
-import tempfile
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
-from memconsole import typed_json
+from memconsole import regular_file, typed_json
+from memconsole.cache import keep
 from memconsole.memory.exact.timeline import Exact, Timeline
 
 MOST_BYTES = 64 << 20
@@ -90,9 +90,7 @@ class ExactStore:
         """The answer stored under `key`; None if there is none or the file is damaged."""
         path = self._path(key)
         try:
-            if path.stat().st_size > FILE_BYTES:
-                return None
-            stored = typed_json.decode(path.read_bytes(), StoredAnswer)
+            stored = typed_json.decode(regular_file.read(path, FILE_BYTES), StoredAnswer)
             if stored.key != key:
                 return None
             os.utime(path)
@@ -105,17 +103,9 @@ class ExactStore:
         content = msgspec.json.encode(stored)
         if len(content) > FILE_BYTES:
             return
-        temporary = ""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, temporary = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            os.replace(temporary, self._path(stored.key))
+            keep(self._path(stored.key), content)
         except OSError:
-            if temporary:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
             return
         self._writes += 1
         if self._writes % _SWEEP_EVERY == 1:

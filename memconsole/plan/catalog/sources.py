@@ -68,7 +68,8 @@ _CONFIGURATION = re.compile(
 MOST_FILES = 20_000
 """Most entries of a folder that are read for its size. The size of a larger folder is unknown before the run."""
 HUB_PREFIX = "hf://"
-_HUB_ID = re.compile(r"(?:datasets/)?([\w.-]+/[\w.-]+)(?:/([\w.-]+))?", re.ASCII)
+_HUB_ID = re.compile(r"(?:datasets/)?(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", re.ASCII)
+"""No part may begin with a dot, because the hub's reader takes `..` for a folder."""
 
 
 def resolve(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:

@@ -29,12 +29,6 @@ def _nothing_to_train(plan: Plan) -> str | None:
     return None
 
 
-def _base_not_frozen(plan: Plan) -> str | None:
-    if plan.optimize.lora_rank > 0 and not plan.optimize.freeze_base:
-        return "adapters are trained on a frozen base; set optimize.freeze_base = true too"
-    return None
-
-
 def _ranks_worth_offering(plan: Plan) -> tuple[Any, ...]:
     """The ranks to offer. Adapters learn little on new weights, and all catalog models start from new weights."""
     from memconsole.plan import catalog
@@ -67,10 +61,7 @@ LORA = Optimization(
     values=fixed(0, *RANKS),
     trains=EVERYWHERE,
     changes=_freeze_base,
-    conflicts={
-        "optimize.freeze_base": _nothing_to_train,
-        "optimize.lora_rank": _base_not_frozen,
-    },
+    conflicts={"optimize.freeze_base": _nothing_to_train},
     result=always(Result.ADAPTERS),
     reach=Reach.STEP,
     touches=("optimizer state", "gradients"),
@@ -83,9 +74,7 @@ LORA = Optimization(
 
 def _base_is_trained(plan: Plan) -> str | None:
     if plan.optimize.base_storage != "bf16" and plan.optimize.lora_rank == 0:
-        return (
-            "only a frozen base can be stored in codes; set optimize.lora_rank and freeze_base too"
-        )
+        return "only a frozen base can be stored in codes; set optimize.lora_rank too"
     return None
 
 

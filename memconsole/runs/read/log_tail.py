@@ -9,6 +9,7 @@ import os
 from collections import deque
 from pathlib import Path
 
+from memconsole.regular_file import open_regular
 from memconsole.sanitize import clean_line
 
 MAX_LINES = 200
@@ -31,7 +32,7 @@ class LogTail:
     def poll(self) -> tuple[str, ...]:
         """The current last lines; an unfinished line is the last one."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 self._read(file.fileno())
         except OSError:
             pass

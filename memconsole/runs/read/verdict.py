@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from memconsole.regular_file import open_regular
 from memconsole.runs.record import files, identity, requests
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failure import ExitCode, words_of_memory
@@ -258,8 +260,8 @@ def _by_words_of_memory(
 def _last_output(path: Path) -> str:
     """The end of a trainer's output, as text."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LAST_OUTPUT_BYTES))
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_OUTPUT_BYTES))
             return file.read(LAST_OUTPUT_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""

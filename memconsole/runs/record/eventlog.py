@@ -11,13 +11,13 @@ import contextlib
 import errno
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
+from memconsole.regular_file import open_descriptor
 from memconsole.runs.record import events
 from memconsole.runs.record.eventline import RECORD_BYTES, Gap, decode_line, encode_line
 from memconsole.runs.record.events import Event, Record
@@ -247,13 +247,11 @@ class EventReader:
         path = self.directory / f"events-{self._segment:06d}.log"
         self._tail = False
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = open_descriptor(path, follow=False)
         except OSError:
             return 0, True
         try:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return 0, True
             if status.st_size < self._offset or self._inode not in (None, status.st_ino):
                 # The file was cut or replaced: read from the start, and skip known records.
                 self.damaged += 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from memconsole import typed_json
+from memconsole import regular_file, typed_json
 
 SMALL_FILE_BYTES = 1 << 20
 """No JSON file of a run directory is larger; a larger one was not written by this program."""
@@ -65,23 +64,9 @@ def read_regular(path: Path, limit: int = SMALL_FILE_BYTES) -> bytes | None:
     Links are not followed and a FIFO does not block.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return regular_file.read(path, limit, follow=False)
     except OSError:
         return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        content = b""
-        while len(content) <= limit:
-            piece = os.read(descriptor, limit + 1 - len(content))
-            if not piece:
-                return content
-            content += piece
-        return None
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def read_struct(path: Path, kind: type[_Struct]) -> _Struct | None:

@@ -7,7 +7,10 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from memconsole import regular_file
+from memconsole.regular_file import NotRegularError, TooLargeError, open_regular
 from memconsole.runs.record.directory import CHECKPOINT_NAME
 
 FORMAT = 1
@@ -19,6 +22,8 @@ REPLACED = ".replaced-"
 """Begins the name of a checkpoint while a new one of the same step takes its place."""
 READ_AGAIN_SECONDS = (0.1, 0.5, 2.0)
 """Pauses before a file that could not be read is read again."""
+JSON_BYTES = 64 << 20
+"""No manifest and no state is larger."""
 _BLOCK = 1 << 20
 
 
@@ -46,6 +51,11 @@ def verify(path: Path, beat: Callable[[], None] | None = None) -> str | None:
     return None if problem is None else _read_patiently(path, beat)
 
 
+def read_json(path: Path) -> Any:
+    """The value in a JSON file of a checkpoint. Raises `OSError` and `ValueError`."""
+    return json.loads(regular_file.read(path, JSON_BYTES, follow=False))
+
+
 def _read_patiently(path: Path, beat: Callable[[], None] | None) -> str | None:
     for seconds in READ_AGAIN_SECONDS:
         try:
@@ -57,7 +67,7 @@ def _read_patiently(path: Path, beat: Callable[[], None] | None) -> str | None:
 
 def _damage(path: Path, beat: Callable[[], None] | None) -> str | None:
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = read_json(path / MANIFEST)
         files = dict(manifest["files"])
         if manifest["format"] != FORMAT or STATE not in files or manifest["step"] != step_of(path):
             return f"{MANIFEST} is not of this format"
@@ -72,6 +82,10 @@ def _damage(path: Path, beat: Callable[[], None] | None) -> str | None:
                 return f"{name} has {file.stat().st_size} bytes instead of {entry['size']}"
             if _sha256(file, beat) != entry["sha256"]:
                 return f"{name} does not match its SHA-256"
+        if not isinstance(read_json(path / STATE), dict):
+            return f"{STATE} holds no state"
+    except (NotRegularError, TooLargeError) as error:
+        return f"{Path(str(error.filename)).name} is {error.strerror}"
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return f"{Path(str(error.filename)).name} is missing"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -81,7 +95,7 @@ def _damage(path: Path, beat: Callable[[], None] | None) -> str | None:
 
 def _sha256(path: Path, beat: Callable[[], None] | None) -> str:
     digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path, follow=False) as file:
         while read := file.readinto(block):
             digest.update(block[:read])
             if beat is not None:

@@ -21,9 +21,8 @@ from memconsole.tui.draw.words import (
     signed_bytes,
     state_word,
     step_word,
-    value_word,
 )
-from memconsole.units import format_bytes
+from memconsole.units import format_bytes, value_word
 
 MOST_RUNS = 4
 ROLES = ("train", "validation", "part-b", "part-d")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memconsole.devices.reading import Missing
 from memconsole.runs.read.snapshot import RunSnapshot
@@ -51,17 +51,6 @@ def signed_bytes(change: int) -> str:
     if change == 0:
         return "0"
     return ("−" if change < 0 else "+") + format_bytes(abs(change))
-
-
-def value_word(value: Any) -> str:
-    """A setting's value as text; a boolean is on or off."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def bytes_or_reason(value: int | Missing | None, reason: str = "not reported") -> str:

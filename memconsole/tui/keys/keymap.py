@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_letters, digits
 
+from memconsole import regular_file
 from memconsole.plan.plan import nearest
 from memconsole.sanitize import clean_line
 from memconsole.tui.keys.names import is_text, key_name, printed, written
@@ -89,15 +90,14 @@ def read_keymap(path: Path | None = None) -> Keymap:
     """The user's keymap; never raises. Without a file, the built-in keys."""
     path = path or keymap_path()
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = regular_file.read(path, MOST_BYTES)
     except FileNotFoundError:
         return Keymap(path)
-    except OSError as error:
-        return Keymap(path, problems=(f"cannot be read: {error.strerror}",), there=True)
-    if len(content) > MOST_BYTES:
+    except regular_file.TooLargeError:
         words = f"larger than {MOST_BYTES >> 10} KiB"
         return Keymap(path, problems=(words,), there=True)
+    except OSError as error:
+        return Keymap(path, problems=(f"cannot be read: {error.strerror}",), there=True)
     try:
         table, problems = parse(content.decode())
     except UnicodeDecodeError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
-from memconsole.tui.draw.words import value_word
 from memconsole.tui.plan.owner import PlanOwner
+from memconsole.units import value_word
 
 
 class Pickers:

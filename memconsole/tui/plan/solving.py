@@ -14,10 +14,9 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.ink import fit as shortened
-from memconsole.tui.draw.words import value_word
 from memconsole.tui.plan.owner import PlanOwner
 from memconsole.tui.views.plan_view import PlanView
-from memconsole.units import format_bytes
+from memconsole.units import format_bytes, value_word
 
 if TYPE_CHECKING:
     from memconsole.memory.estimate import Lookup

@@ -6,11 +6,12 @@ from memconsole.memory.table import Saving
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
-from memconsole.tui.draw.words import signed_bytes, value_word
+from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.plan.document_lengths import brief, whole
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.choice_list import selected, viewport
 from memconsole.tui.widgets.painted import Painted
+from memconsole.units import value_word
 
 NUMBER = 10
 """Cells of a saving: the tier's mark, the sign and up to eight cells of bytes."""

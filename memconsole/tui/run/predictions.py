@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from memconsole import typed_json
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.tui.plan.pricing import price
-
-MOST_BYTES = 1 << 20
-"""A larger estimate file was not written by this program and is ignored."""
 
 
 def predicted(run_id: str, plan: Plan, devices: Devices | None) -> tuple[Estimate | None, str]:
@@ -29,10 +24,4 @@ def predicted(run_id: str, plan: Plan, devices: Devices | None) -> tuple[Estimat
 
 def kept_estimate(run: RunDirectory) -> Estimate | None:
     """The estimate that `memconsole.start.start` stored with the run, or None."""
-    path = run.path / "estimate.json"
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            return None
-        return typed_json.decode(path.read_bytes(), Estimate)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return files.read_struct(run.path / "estimate.json", Estimate)

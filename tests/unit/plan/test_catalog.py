@@ -340,7 +340,6 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         ({"device.name": "tpu"}, "device.name", "backend = jax"),
         ({"device.name": "tpu-v5e"}, "device.name", "backend = jax"),
         ({"optimize.freeze_base": True}, "optimize.freeze_base", "optimize.lora_rank"),
-        ({"optimize.lora_rank": 8}, "optimize.lora_rank", "optimize.freeze_base"),
         ({"data.stride": 129}, "data.stride", "128"),
         ({"model.name": "gpt2", "model.target_params": 10**6}, "model.target_params", "stories"),
         ({"model.name": "gpt2", "data.vocab_size": 60_000}, "data.vocab_size", "50,257"),
