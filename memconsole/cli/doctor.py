@@ -20,7 +20,7 @@ from memconsole.devices.reading import Devices, Missing
 from memconsole.errors import UserError
 from memconsole.plan.plan import installed_backends
 from memconsole.plan.processor import missing_instructions
-from memconsole.runs.record.directory import runs_root
+from memconsole.runs.record.directory import make_runs_root
 from memconsole.sanitize import clean_line
 from memconsole.units import GIB, format_bytes
 
@@ -152,7 +152,7 @@ def _limits() -> list[Finding]:
 
 def _runs() -> Finding:
     try:
-        root = runs_root()
+        root = make_runs_root()
         free = shutil.disk_usage(root).free
     except (UserError, OSError) as error:
         return "runs", "warning", str(error)

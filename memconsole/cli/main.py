@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from memconsole.cli.options import plan_options
 from memconsole.errors import UserError
+from memconsole.sanitize import clean, clean_line
 
 COMMANDS = {
     "plan": "the memory table, per-toggle savings, fits or not",
@@ -59,7 +61,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from memconsole.plan.plan import nearest
 
-            ctx.fail(f'no command "{args[0]}"{nearest(args[0], COMMANDS)}')
+            ctx.fail(f'no command "{clean_line(args[0], 80)}"{nearest(args[0], COMMANDS)}')
         return super().resolve_command(ctx, args)
 
 
@@ -110,16 +112,25 @@ def cli(
 
 
 def main() -> Any:
-    """Entry point. Prints a user's error as one line on standard error and exits with code 2."""
+    """Entry point. Prints a user's error as one line on standard error and exits with code 2.
+
+    What was typed may hold control characters; an error shows them and does not send them on. Files
+    follow the umask, but nobody else may write to them.
+    """
+    os.umask(os.umask(0o077) | 0o022)
     try:
-        return cli.main(prog_name="memconsole", standalone_mode=True)
+        code = cli.main(prog_name="memconsole", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as error:
+        error.message = clean(error.message)
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("Aborted!", err=True)
+        sys.exit(1)
     except UserError as error:
-        _fail(str(error))
+        click.echo(f"memconsole: {clean(str(error))}", err=True)
+        sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
-
-
-def _fail(message: str) -> None:
-    click.echo(f"memconsole: {message}", err=True)
-    sys.exit(2)

@@ -37,15 +37,18 @@ def command(as_json: bool, live: bool) -> None:
     for run in found:
         if run.unsaved:
             click.echo(f"\n{run.id} {run.unsaved}")
-    damaged = [run for run in found if run.missing_records]
-    if damaged:
-        click.echo("\ndamaged records:")
-        lines = [f"  {run.id}: {missing_words(run.missing_records)}" for run in damaged]
-        click.echo("\n".join(lines))
-    refused = [run for run in found if run.refused]
-    if refused:
-        click.echo("\nrefused before anything was trained:")
-        click.echo("\n".join(f"  {run.id}: {run.refused}" for run in refused))
+    _echo_list("damaged", [(run.id, run.damaged) for run in found if run.damaged])
+    missing = [(run.id, missing_words(n)) for run in found if (n := run.missing_records)]
+    _echo_list("damaged records", missing)
+    refused = [(run.id, run.refused) for run in found if run.refused]
+    _echo_list("refused before anything was trained", refused)
+
+
+def _echo_list(heading: str, lines: list[tuple[str, str]]) -> None:
+    """Print what concerns some runs only; nothing if it concerns none."""
+    if lines:
+        click.echo(f"\n{heading}:")
+        click.echo("\n".join(f"  {run_id}: {words}" for run_id, words in lines))
 
 
 def _row(run: RunStatus) -> list[str]:
@@ -65,5 +68,7 @@ def _row(run: RunStatus) -> list[str]:
 def _state(run: RunStatus) -> str:
     if run.unsaved:
         return "cannot save"
+    if run.damaged and run.state not in LIVE:
+        return "damaged"
     waits = run.state in ("running", "unsupervised") and run.phase == "paused"
     return "paused" if waits else run.state

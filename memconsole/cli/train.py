@@ -21,6 +21,7 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report import report
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.redaction import REDACTED
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.start import check_launch, start
 from memconsole.units import format_bytes
@@ -84,7 +85,10 @@ def _start(ctx: click.Context | None, plan: Plan, name: str | None, force: bool)
             err=True,
         )
         raise SystemExit(DOES_NOT_FIT)
-    return start(plan, name, devices)
+    run = start(plan, name, devices)
+    if REDACTED in run.name:
+        click.echo(f"the name looks like a token or a password: kept as {run.name}", err=True)
+    return run
 
 
 def follow(run: RunDirectory, *, json: bool = False) -> int:

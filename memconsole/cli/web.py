@@ -27,7 +27,7 @@ def command(run: str | None, port: int, write: bool) -> None:
         from memconsole.runs.record.directory import find_run
 
         run = find_run(run).id
-    argv = [sys.executable, "-m", "memconsole", *(("attach", run) if run else ())]
+    argv = [sys.executable, "-P", "-m", "memconsole", *(("attach", run) if run else ())]
     server = WebConsole(argv + ([] if write else ["--readonly"]), port)
 
     def ready(address: str) -> None:

@@ -224,7 +224,7 @@ def _spawn(
     *,
     minded: bool = False,
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "memconsole.devices.probe", *arguments]
+    command = [sys.executable, "-P", "-m", "memconsole.devices.probe", *arguments]
     if blame:
         command.append(f"--without-nvidia={blame}")
     return subprocess.Popen(

@@ -50,5 +50,5 @@ class Door:
 
 
 def _same(given: str, wanted: str) -> bool:
-    """Compare in constant time."""
-    return hmac.compare_digest(given.encode(), wanted.encode())
+    """Compare in constant time. What was given may hold bytes that are no text."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
@@ -20,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from memconsole.errors import UserError
+from memconsole.sanitize import clean_line
 from memconsole.web.access import Door
 from memconsole.web.shell import Shell
 
@@ -87,7 +91,9 @@ class WebConsole:
 
     async def serve(self, ready: Callable[[str], object]) -> None:
         """Serve until cancelled. `ready` is called with the address, which contains the token."""
-        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=5.0)
+        runner = web.AppRunner(
+            self.application(), access_log=None, logger=_log(), shutdown_timeout=5.0
+        )
         await runner.setup()
         try:
             await web.SockSite(runner, self.socket).start()
@@ -196,6 +202,24 @@ class WebConsole:
         """Close every tab, and so its console, when the server stops."""
         for tab in tuple(self._tabs):
             await tab.close()
+
+
+class _OneLine(logging.Handler):
+    """Prints a failure of this server as one line, and nothing about malformed requests: anyone
+    on this machine can send them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            words = record.getMessage() if error is None else f"{type(error).__name__}: {error}"
+            print(f"memconsole web: {clean_line(words, 300)}", file=sys.stderr)
+
+
+def _log() -> logging.Logger:
+    found = logging.getLogger("memconsole.web")
+    found.propagate = False
+    found.handlers = [_OneLine()]
+    return found
 
 
 async def _show(shell: Shell, tab: web.WebSocketResponse) -> None:

@@ -97,7 +97,7 @@ def set_up(attempt: Attempt) -> Job:
             f"optimize.precision = {precision}: this CPU has no {missing}, so that training is far slower than in fp32"
         )
 
-    known = stored.state["fingerprints"] if stored else {}
+    known = read_state(stored).fingerprints if stored else {}
     data = open_data(plan, model, attempt.run.path, say, known)
     print(f"  {data.description}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
@@ -181,10 +181,7 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
 def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
     """Read the progress from a checkpoint. Raises `PlanError` or `DataError` if plan or tokenizer
     have changed, and `DataError` if the checkpoint does not hold it."""
-    try:
-        kept = typed_json.convert(stored.state, Stored)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{stored.path.name}/{STATE}: {error}; it cannot be continued") from None
+    kept = read_state(stored)
     before = kept.fingerprints
     if before.get("plan") != fingerprints["plan"]:
         raise PlanError(
@@ -205,7 +202,7 @@ def check_unchanged(
 ) -> None:
     """Raise `DataError` if the data is not that of the checkpoint, unless the user agreed."""
     problem = ""
-    if stored.state["fingerprints"].get("data") != data.fingerprints["data"]:
+    if read_state(stored).fingerprints.get("data") != data.fingerprints["data"]:
         problem = "its files have other names, lengths or beginnings"
     elif "read" in stored.state:  # older checkpoints have only the fingerprint
         problem = data.hashes.difference(stored.state["read"], say.tick)

@@ -73,6 +73,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why the trainer refused the plan, if nothing was trained."""
     missing_records: int = 0
     """Records of the event log that could not be read or are not there."""
+    damaged: str = ""
+    """Which of the run's files cannot be read, and why; the other figures may be wrong then."""
 
 
 class Follower:
@@ -96,7 +98,10 @@ class Follower:
         self._saved: tuple[int, int, int] | None = None
         record = run.record()
         self._created = record.created_wall if record else 0.0
-        self._plan, self._plan_problem = _read_plan(run)
+        self._plan, self._problems = _read_plan(run)
+        self._plan_read = not self._problems
+        if record is None:
+            self._problems += ("run.json is missing or damaged",)
         self._name = run.name
         self._load()
 
@@ -130,7 +135,7 @@ class Follower:
             epochs=tuple(mark.event for mark in state.epochs),
             evaluations=tuple(state.evaluations),
             gauges=state.gauges.curves(),
-            warnings=(*self._plan_problem, *state.warnings),
+            warnings=(*self._problems, *state.warnings),
             log_tail=self._log.poll() if self._log else (),
             unsaved=clean_line(unsaved, 500),
             stop_requested_by=self._stop_requested_by(life),
@@ -164,11 +169,12 @@ class Follower:
             step=self._state.step,
             total_steps=self._state.total_steps or self._plan.train.max_steps,
             loss=self._state.loss,
-            backend=self._plan.backend,
-            model=self._plan.model.name,
+            backend=self._plan.backend if self._plan_read else "?",
+            model=self._plan.model.name if self._plan_read else "?",
             created_wall=self._created,
             refused=clean_line(refusal(self.run, life.verdict), 500),
             missing_records=self.missing,
+            damaged="; ".join(self._problems),
         )
 
     def save_state(self) -> bool:

@@ -42,6 +42,13 @@ class History(msgspec.Struct):
     most_recent: int = RECENT_POINTS
     most_buckets: int = BUCKETS
 
+    def __post_init__(self) -> None:
+        """Refuse a stored curve that no run can have."""
+        if len(self.steps) != len(self.values):
+            raise ValueError("as many steps as values are needed")
+        if min(self.width, self.most_recent, self.most_buckets) < 1:
+            raise ValueError("limits are at least 1")
+
     def add(self, step: int, value: float) -> None:
         if self.buckets and step <= self.last_step:
             self.truncate(step - 1)

@@ -13,12 +13,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from memconsole.cache import private_folder
 from memconsole.errors import UserError
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
 from memconsole.runs.record.identity import host_name
 from memconsole.runs.record.records import AttemptRecord, RunRecord
+from memconsole.runs.record.redaction import redact, secret_values
 from memconsole.sanitize import clean_line
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
@@ -157,7 +159,10 @@ class RunDirectory:
 
 
 def runs_root() -> Path:
-    """The folder of all runs, created if missing. Raises `RunError` if others could write to it."""
+    """The folder of all runs, which may not exist yet.
+
+    Raises `RunError` if others could write to it. Makes nothing: a console that only looks calls it.
+    """
     state = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):
         root = Path(state) / "memconsole" / "runs"
@@ -166,9 +171,19 @@ def runs_root() -> Path:
 
         root = platformdirs.user_state_path("memconsole") / "runs"
     try:
-        root.parent.parent.mkdir(parents=True, exist_ok=True)
-        for folder in (root.parent, root):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        check_private(root)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise RunError(f"{root}: cannot be looked at: {error.strerror}") from None
+    return root
+
+
+def make_runs_root() -> Path:
+    """`runs_root`, made if it is missing. Raises `RunError`."""
+    root = runs_root()
+    try:
+        private_folder(root)
     except OSError as error:
         raise RunError(f"{root}: cannot be made: {error.strerror}") from None
     check_private(root)
@@ -176,7 +191,8 @@ def runs_root() -> Path:
 
 
 def check_private(root: Path) -> None:
-    """Raise `RunError` unless only this user can put files into `root`."""
+    """Raise `RunError` unless only this user can put files into `root`, and `OSError` if it cannot
+    be looked at."""
     real = Path(os.path.realpath(root))
     status = real.stat()
     if status.st_uid != os.geteuid():
@@ -194,10 +210,13 @@ def check_private(root: Path) -> None:
 def create_run(
     plan: Plan, name: str | None = None, environment: Mapping[str, str] | None = None
 ) -> RunDirectory:
-    """Create a run directory with its plan and `run.json`. `name` is never part of a path."""
+    """Create a run directory with its plan and `run.json`. `name` is never part of a path.
+
+    A name that holds a token or password is kept without it, as everything that a run records.
+    """
     import memconsole
 
-    root = runs_root()
+    root = make_runs_root()
     created = time.time()
     while True:
         word = base64.b32encode(secrets.token_bytes(4)).decode()[:6].lower()
@@ -212,7 +231,7 @@ def create_run(
     run = RunDirectory(path)
     record = RunRecord(
         id=run.id,
-        name=clean_line(name or "", NAME_CHARACTERS),
+        name=shown_name(name or "", os.environ),
         created_wall=created,
         host=host_name(),
         directory=os.getcwd(),
@@ -231,11 +250,22 @@ def create_run(
     return run
 
 
+def shown_name(name: str, environment: Mapping[str, str]) -> str:
+    """`name` as it is kept: one short line, without tokens and passwords."""
+    return clean_line(redact(name, secret_values(environment)), NAME_CHARACTERS)
+
+
 def list_runs() -> list[RunDirectory]:
     """Every run of this user, newest first."""
-    with os.scandir(runs_root()) as entries:
-        names = [e.name for e in entries if RUN_ID.fullmatch(e.name) and _own_directory(e)]
-    return [RunDirectory(runs_root() / name) for name in sorted(names, reverse=True)]
+    root = runs_root()
+    try:
+        with os.scandir(root) as entries:
+            names = [e.name for e in entries if RUN_ID.fullmatch(e.name) and _own_directory(e)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{root}: cannot be read: {error.strerror}") from None
+    return [RunDirectory(root / name) for name in sorted(names, reverse=True)]
 
 
 def _own_directory(entry: os.DirEntry[str]) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memconsole.devices.reading import Missing
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.record.states import LIVE
 from memconsole.units import format_bytes, format_duration, format_step
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ STATES: dict[str, tuple[str, str]] = {
     "failed": ("✗", "bad"),
     "orphaned": ("✗", "bad"),
     "lost": ("✗", "bad"),
+    "damaged": ("✗", "bad"),
 }
 """A mark and a role for each state; the state's name always stands next to it."""
 
@@ -40,9 +42,12 @@ def paused(run: RunSnapshot | RunStatus) -> bool:
 
 
 def state_word(run: RunSnapshot | RunStatus) -> str:
-    """The name of the run's state, or "paused" or "cannot save"."""
+    """The name of the run's state, or "paused", "cannot save", or "damaged" for an ended run whose
+    files are."""
     if run.unsaved:
         return "cannot save"
+    if not isinstance(run, RunSnapshot) and run.damaged and run.state not in LIVE:
+        return "damaged"
     return "paused" if paused(run) else run.state
 
 

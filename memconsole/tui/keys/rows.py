@@ -52,7 +52,7 @@ class Key:
     """A condition of the screen (`ConsoleScreen.conditions`) that must hold; "" means always."""
     footer: bool = False
     writes: bool = False
-    """Changes a run or a file: not offered in a read-only console."""
+    """Changes a run or a file, or starts a process: not offered in a read-only console."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ KEYS: tuple[Key, ...] = (
     Key(id="load", keys="o", action="load", label="open", screens=("plan",),
         help="Open a plan file."),
     Key(id="exact", keys="r", action="exact", label="exact", screens=("plan",),
-        help="Ask for traced or compiled numbers now, or stop asking for them."),
+        help="Ask for traced or compiled numbers now, or stop asking for them.", writes=True),
     Key(id="pin", keys="k", action="pin", label="keep", screens=("plan",),
         help="Pin the selected optimization (*): fitting leaves it as it is; again lets go."),
     Key(id="largest-batch", keys="B", action="largest_batch", label="largest batch",

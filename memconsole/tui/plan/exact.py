@@ -19,6 +19,7 @@ REST_SECONDS = 0.7
 """The tracer is asked once no key has been pressed for this long."""
 TICK_SECONDS = 1.0
 _STOPPED = "stopped · {key} asks"
+_LOOKING = "a read-only console starts no tracer"
 _BUSY = "a run trains on this CPU · {key} asks anyway"
 
 
@@ -116,7 +117,10 @@ class ExactNumbers:
         return self._owner.shown_key("exact")
 
     def _allowed(self) -> bool:
-        """Whether the tracer may run: the user has not stopped it and no run trains on this CPU."""
+        """Whether the tracer may run: the user has not stopped it, no run trains on this CPU, and
+        this console may do more than look."""
+        if self._owner.console.readonly:
+            return False
         return not self._stopped and (self._insisted or not self._processor_trains())
 
     def _processor_trains(self) -> bool:
@@ -169,6 +173,8 @@ class ExactNumbers:
                 return ExactState(seconds=int(progress.seconds))
         if self._stopped:
             return ExactState(resting=_STOPPED.format(key=self._key()))
+        if self._owner.console.readonly:
+            return ExactState(resting=_LOOKING)
         return ExactState(resting="" if self._allowed() else _BUSY.format(key=self._key()))
 
 

@@ -71,14 +71,21 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
         self.part(TextLines, "text").scroll_by(rows)
 
     def action_copy(self) -> None:
-        """Ask the terminal to copy, and also write a file: a terminal may ignore the request."""
-        from memconsole.runs.record.directory import RunError, runs_root
+        """Ask the terminal to copy, and also write a file: a terminal may ignore the request.
+
+        A read-only console only asks.
+        """
+        from memconsole.runs.record.directory import RunError, make_runs_root
+        from memconsole.runs.record.files import write_atomic
 
         text = command_of(self._plan)
         self.app.copy_to_clipboard(text)
+        if self.console.readonly:
+            self.notice("asked the terminal to copy", "good")
+            return
         try:
-            path: Path = runs_root().parent / "command.sh"
-            path.write_text(text + "\n", encoding="utf-8")
+            path: Path = make_runs_root().parent / "command.sh"
+            write_atomic(path, f"{text}\n".encode())
         except (OSError, RunError) as error:
             self.notice(f"asked the terminal to copy; not written to a file: {error}", "warn")
         else:

@@ -286,7 +286,7 @@ def test_a_dangling_link_is_passed_over_and_an_unreadable_file_is_named(
         raise PermissionError(13, "Permission denied")
 
     for module in ("sources", "documents"):
-        monkeypatch.setattr(f"memconsole_trainer.data.{module}.open", refuse, raising=False)
+        monkeypatch.setattr(f"memconsole_trainer.data.{module}.open_regular", refuse)
     for path in (tmp_path, tmp_path / "a.txt"):
         with pytest.raises(DataError, match=r"a\.txt: cannot be read: Permission denied"):
             opened(path)

@@ -191,7 +191,6 @@ def test_a_row_refuses_only_its_own_settings(row: Optimization) -> None:
     [
         ({"optimize.precision": "bf16-sr", "optimize.lora_rank": 8, "optimize.freeze_base": True}, "optimize.precision"),
         ({"optimize.freeze_base": True}, "optimize.freeze_base"),
-        ({"optimize.lora_rank": 8}, "optimize.lora_rank"),
         ({"optimize.base_storage": "nf4"}, "optimize.base_storage"),
         ({"optimize.optimizer": "adafactor", "optimize.optimizer_offload": "compressed"}, "optimize.optimizer_offload"),
         ({"backend": "jax", "optimize.optimizer_offload": "cpu"}, "optimize.optimizer_offload"),

@@ -17,7 +17,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.receipt import Receipt
-from memconsole.runs.record.directory import RunDirectory, find_run, runs_root
+from memconsole.runs.record.directory import RunDirectory, find_run, make_runs_root
 from memconsole.tui.run.predictions import kept_estimate
 
 DATA = Path(__file__).parents[2] / "data"
@@ -39,8 +39,7 @@ TOGGLE_KEYS = {"key", "value", "saves_bytes", "tier", "time_factor", "reason", "
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     id = json.loads((RUN / "run.json").read_bytes())["id"]
-    root = runs_root()
-    root.mkdir(parents=True, exist_ok=True)
+    root = make_runs_root()
     shutil.copytree(RUN, root / id)
     (root / id).chmod(0o700)
     return find_run(id)

@@ -23,7 +23,7 @@ from memconsole.runs.record.directory import (
     create_run,
     find_run,
     list_runs,
-    runs_root,
+    make_runs_root,
 )
 from memconsole.runs.record.records import ExitRecord, RunRecord
 from memconsole.runs.record.states import Verdict
@@ -95,7 +95,7 @@ def test_no_runs_is_said_plainly() -> None:
 
 
 def test_a_place_others_can_write_to_is_refused(root: Path, tmp_path: Path) -> None:
-    runs_root()
+    make_runs_root()
     root.chmod(0o770)
     with pytest.raises(RunError, match="others can write"):
         create_run(Plan())
