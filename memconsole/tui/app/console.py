@@ -270,7 +270,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         rows = {
             key.id: key
             for key in screen.offered_keys()
-            if key.id not in ("palette", "up", "down", "page-up", "page-down")
+            if key.id != "palette" and not key.action.startswith("move(")
         }
         choices = [
             Choice(key.id, key.label or key.id, f"{key.shown} · {key.help}")

@@ -14,6 +14,7 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.app.leaving import LeavingApp
 from memconsole.tui.app.messages import (
     ActionFailed,
     FollowFailed,
@@ -21,7 +22,6 @@ from memconsole.tui.app.messages import (
     PredictionReady,
     SnapshotArrived,
 )
-from memconsole.tui.app.wired import WiredApp
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.views.run_view import Pane, RunView
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memconsole.memory.tracers.exact_book import ExactBook
 
 
-class FollowingApp(WiredApp, inherit_bindings=False):
+class FollowingApp(LeavingApp, inherit_bindings=False):
     """Holds the `RunView` of the watched run. `ConsoleApp` adds the screens."""
 
     def __init__(self, *, slow_link: bool, keys: KeyTable) -> None:

@@ -33,6 +33,8 @@ ALL_SCREENS = (*MAIN, *MODAL)
 TYPING = ("pick", "prompt")
 """Screens with a text input. Keys that type or edit text do nothing else there."""
 SCROLLED = ("plan", "runs", "devices", "pick", "help", "command", "run", "compare", "plans")
+ENDED = tuple(screen for screen in SCROLLED if screen not in TYPING)
+"""Screens whose first and last row have a key. Where text is typed, these keys edit it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +187,10 @@ KEYS: tuple[Key, ...] = (
     Key(id="page-down", keys="pagedown", action="move(10)", label="page down",
         screens=SCROLLED,
         help="Move down by ten rows."),
+    Key(id="first", keys="home", action="move(-1000000)", label="first row",
+        screens=ENDED, help="Move to the first row."),
+    Key(id="last", keys="end", action="move(1000000)", label="last row",
+        screens=ENDED, help="Move to the last row."),
     # Between screens
     Key(id="plan", keys="p", action="app.show_plan", label="plan",
         screens=("run", "runs", "devices"), help="The plan screen.", footer=True),

@@ -188,6 +188,8 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether the key table offers this action. Actions it does not know are Textual's own."""
+        if self.console.leaving:
+            return False
         written = f"{action}({', '.join(map(repr, parameters))})" if parameters else action
         rows = [key for key in self.console.keys.rows(self.SCREEN) if key.action == written]
         if not rows:

@@ -20,6 +20,8 @@ class Console(Protocol):
 
     keys: KeyTable
     readonly: bool
+    leaving: bool
+    """Whether the console closes; no action is available then."""
     interval_seconds: float
     """Seconds between two checks of files or devices."""
     devices: Devices | None

@@ -1,0 +1,25 @@
+"""An app that ignores keys which were typed ahead of its end."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from memconsole.tui.app.wired import WiredApp
+
+
+class LeavingApp(WiredApp, inherit_bindings=False):
+    """Knows when it closes. A screen that a key opens then would never be made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaving = False
+
+    def exit(
+        self, result: None = None, return_code: int = 0, message: RenderableType | None = None
+    ) -> None:
+        self.leaving = True
+        super().exit(result, return_code, message)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether an action of the app is available."""
+        return False if self.leaving else super().check_action(action, parameters)
