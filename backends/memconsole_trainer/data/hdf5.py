@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.plan import PlanError
+from memconsole.plan.plan import PlanError, printable
 from memconsole.regular_file import check_regular
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.hashes import BlockHashes, Content, DataHashes, array_content
@@ -31,7 +33,8 @@ class Hdf5Dataset:
         self.path = path
         self.name = name
         self._handle: Any = None
-        dataset = self._dataset()
+        with _naming(path):
+            dataset = self._dataset()
         self.shape: tuple[int, ...] = tuple(int(n) for n in dataset.shape)
         if not self.shape or dataset.dtype.kind == "V":
             raise DataError(f"{path}: {name} is not an array of rows")
@@ -66,13 +69,9 @@ class Hdf5Dataset:
         return array_content(self._rows(start, min(start + self._hashed_rows, self.count or 0)))
 
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
-        try:
+        with _naming(self.path, f"rows {start}–{stop} of {self.name}"):
             values: NDArray[Any] = self._dataset()[start:stop]
-        except (OSError, RuntimeError) as error:
-            raise DataError(
-                f"{self.path}: rows {start}–{stop} of {self.name} cannot be read: {error}"
-            ) from None
-        return values
+            return values
 
     def _dataset(self) -> Any:
         if self._handle is None:
@@ -145,7 +144,7 @@ def open_hdf5(
 
 def describe(path: Path) -> list[str]:
     """One line per dataset of the file: name, shape and type. Raises `DataError`."""
-    with _open(path) as file:
+    with _naming(path), _open(path) as file:
         refuse_other_files(path, file)
         return [
             f"{name} {'x'.join(map(str, d.shape)) or 'scalar'} {d.dtype}"
@@ -157,7 +156,7 @@ def _usable(path: Path) -> dict[str, str]:
     import h5py
 
     found = {}
-    with _open(path) as file:
+    with _naming(path), _open(path) as file:
         refuse_other_files(path, file)
         for name, dataset in _datasets(file):
             text = h5py.check_string_dtype(dataset.dtype) is not None
@@ -184,8 +183,17 @@ def _datasets(file: Any) -> list[tuple[str, Any]]:
 def _open(path: Path) -> Any:
     import h5py
 
+    check_regular(path)
+    return h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
+
+
+@contextlib.contextmanager
+def _naming(path: Path, what: str = "") -> Iterator[None]:
+    """Turn the many errors of a damaged file into a `DataError` that names it."""
     try:
-        check_regular(path)
-        return h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
-    except OSError as error:
-        raise DataError(f"{path}: not a readable HDF5 file: {error}") from None
+        yield
+    except (DataError, PlanError):
+        raise
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        said = f"{what} cannot be read" if what else "not a readable HDF5 file"
+        raise DataError(f"{path}: {said}: {printable(str(error))}") from None

@@ -109,14 +109,6 @@ class Progress(msgspec.Struct, kw_only=True):
         return sum(self.epoch_minutes) / len(self.epoch_minutes) if self.epoch_minutes else None
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint's `state.json` keeps of the training loop."""
-
-    progress: Progress
-    fingerprints: dict[str, str]
-    control: dict[str, Any] = {}
-
-
 def start(plan: Plan, steps_per_epoch: int) -> Progress:
     """Progress of a new run."""
     total = plan.train.max_steps or steps_per_epoch * plan.train.epochs

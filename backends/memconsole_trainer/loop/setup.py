@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
-
-from memconsole import typed_json
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.model import Model
@@ -27,11 +26,11 @@ from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
-from memconsole_trainer.loop.progress import Progress, Stored
+from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.schedule import warmup_steps
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
-from memconsole_trainer.weights.checkpoint import STATE, Checkpoints, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.huggingface import has_weights
 from memconsole_trainer.weights.starting import check_format, starting_weights, weights_directory
 
@@ -97,7 +96,7 @@ def set_up(attempt: Attempt) -> Job:
             f"optimize.precision = {precision}: this CPU has no {missing}, so that training is far slower than in fp32"
         )
 
-    known = read_state(stored).fingerprints if stored else {}
+    known = stored.fingerprints if stored else {}
     data = open_data(plan, model, attempt.run.path, say, known)
     print(f"  {data.description}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
@@ -119,7 +118,7 @@ def set_up(attempt: Attempt) -> Job:
         check_unchanged(attempt.run, stored, data, say)
     control = controller_of(plan)
     if stored is not None:
-        control.load_state(stored.state.get("control", {}))
+        control.load_state(stored.part("control", dict[str, Any] | None) or {})
     stream = BatchStream(data.rows(), shape, state.data or None)
     try:
         # Fill before the model is built, so that memory of the data is not counted as the model's.
@@ -181,8 +180,7 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
 def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
     """Read the progress from a checkpoint. Raises `PlanError` or `DataError` if plan or tokenizer
     have changed, and `DataError` if the checkpoint does not hold it."""
-    kept = read_state(stored)
-    before = kept.fingerprints
+    before = stored.fingerprints
     if before.get("plan") != fingerprints["plan"]:
         raise PlanError(
             f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
@@ -194,7 +192,8 @@ def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
                 f"the {what} has changed since {stored.path.name}: the run cannot be continued "
                 "exactly; start a new run"
             )
-    return kept.progress
+    kept: Progress = stored.part("progress", Progress)
+    return kept
 
 
 def check_unchanged(
@@ -202,10 +201,13 @@ def check_unchanged(
 ) -> None:
     """Raise `DataError` if the data is not that of the checkpoint, unless the user agreed."""
     problem = ""
-    if read_state(stored).fingerprints.get("data") != data.fingerprints["data"]:
+    if stored.fingerprints.get("data") != data.fingerprints["data"]:
         problem = "its files have other names, lengths or beginnings"
     elif "read" in stored.state:  # older checkpoints have only the fingerprint
-        problem = data.hashes.difference(stored.state["read"], say.tick)
+        try:
+            problem = data.hashes.difference(stored.part("read", dict[str, Any]), say.tick)
+        except (LookupError, TypeError, binascii.Error):
+            problem = f"{stored.path.name} does not tell what was read of it"
     if not problem:
         return
     changed = f"the data has changed since {stored.path.name}: {problem}"

@@ -65,7 +65,7 @@ def compared(found: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
     `DataError`, `PlanError`."""
     plan = found.plan
     source = open_source(plan, found.architecture.vocab_size)
-    if source.fingerprint != found.checkpoint.state["fingerprints"]["data"]:
+    if source.fingerprint != found.checkpoint.fingerprints.get("data"):
         raise NotMeasuredError(f"{plan.data.source} has changed since the run")
     split = split_of(source, plan.data.validation_fraction)
     tokenizer = found.tokenizer() if found.tokenizer_file.is_file() else None

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole import typed_json
 from memconsole.runs.record.directory import CHECKPOINT_NAME
 from memconsole.runs.record.files import sync_directory
 from memconsole.runs.record.manifest import (
@@ -35,6 +37,7 @@ from memconsole.runs.record.manifest import (
     step_of,
     verify,
 )
+from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.weights import tensorfile
 
 SHARD_BYTES = 64 << 20
@@ -76,6 +79,20 @@ class LoadedCheckpoint:
     @property
     def step(self) -> int:
         return step_of(self.path)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of what must not change. Raises `DataError`."""
+        found: dict[str, str] = self.part("fingerprints", dict[str, str])
+        return found
+
+    def part(self, name: str, kind: Any) -> Any:
+        """One part of the state, of type `kind`. Raises `DataError` if it lacks or is not that."""
+        try:
+            return typed_json.convert(self.state.get(name), kind)
+        except msgspec.ValidationError as error:
+            where = f"{self.path.name}/{STATE}: {name}"
+            raise DataError(f"{where}: {error}; this checkpoint cannot be used") from None
 
     def names(self) -> list[str]:
         return list(self._files)

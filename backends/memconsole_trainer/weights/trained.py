@@ -105,7 +105,7 @@ def read(path: Path) -> TrainedModel:
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
     tokenizer = path / "tokenizer.json"
-    known = read_state(stored).fingerprints.get("tokenizer")
+    known = stored.fingerprints.get("tokenizer")
     if known and tokenizer.is_file() and file_fingerprint(tokenizer) != known:
         print(
             f"warning: {tokenizer} is not the tokenizer that {run.id} was trained with: its text "
