@@ -69,7 +69,8 @@ def read(path: Path, limit: int, *, follow: bool = True) -> bytes:
     descriptor = open_descriptor(path, follow=follow)
     try:
         pieces: list[bytes] = []
-        left = limit + 1
+        # Systems report no size for files that they make up as they are read.
+        left = limit + 1 if os.fstat(descriptor).st_size <= limit else 0
         while left:
             piece = os.read(descriptor, min(left, MIB))
             if not piece:

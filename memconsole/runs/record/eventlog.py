@@ -245,7 +245,9 @@ class EventReader:
         the end).
         """
         path = self.directory / f"events-{self._segment:06d}.log"
-        self._tail = False
+        self._tail = self._offset > SEGMENT_BYTES + LINE_BYTES
+        if self._tail:  # no writer made this
+            return 0, True
         try:
             descriptor = open_descriptor(path, follow=False)
         except OSError:

@@ -1,0 +1,168 @@
+"""Runs whose files are damaged, no files or planted: they are listed as damaged, and nothing waits."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from memconsole.calibration import Receipts
+from memconsole.cli.logs import CHUNK, LONGEST, texts
+from memconsole.cli.main import cli
+from memconsole.memory.answers.lengths import keep_lengths
+from memconsole.memory.tracers.store import ExactStore, StoredAnswer
+from memconsole.plan.lengths import Lengths
+from memconsole.plan.plan import Plan
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.report import report
+from memconsole.runs.record.directory import (
+    RunDirectory,
+    create_run,
+    find_run,
+    list_runs,
+    make_runs_root,
+    runs_root,
+)
+from memconsole.tui.run.predictions import kept_estimate
+
+Put = Callable[[Path], Path]
+GOLDEN = Path(__file__).parents[2] / "data/golden_run"
+FILES = tuple(str(p.relative_to(GOLDEN)) for p in sorted(GOLDEN.rglob("*")) if p.is_file())
+LENGTHS = Lengths(
+    kind="packed", documents=1, exact=True, p50=1, p99=1, longest=1, tokenizer="a test's"
+)
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"
+
+
+@pytest.fixture
+def run() -> RunDirectory:
+    id = json.loads((GOLDEN / "run.json").read_bytes())["id"]
+    path = make_runs_root() / id
+    shutil.copytree(GOLDEN, path)
+    path.chmod(0o700)
+    return find_run(id)
+
+
+def looked_at(run: RunDirectory) -> None:
+    """Everything that reads a run."""
+    follower = Follower(run)
+    follower.poll()
+    follower.status()
+    report(run)
+    kept_estimate(run)
+    Receipts().refresh()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_run_with_something_else_in_place_of_a_file_is_still_read(
+    file: str, no_file: Put, run: RunDirectory
+) -> None:
+    no_file(run.path / file)
+    looked_at(run)
+
+
+def mutated(document: Any, chance: random.Random) -> Any:
+    """`document` with one of its values changed or dropped."""
+    inner = document
+    while True:
+        places = list(inner) if isinstance(inner, dict) else range(min(len(inner), 4))
+        place = chance.choice(list(places))
+        below = inner[place]
+        if isinstance(below, dict | list) and below and chance.random() < 0.9:
+            inner = below
+            continue
+        if isinstance(inner, dict) and chance.random() < 0.3:
+            del inner[place]
+        elif isinstance(below, int | float):
+            inner[place] = chance.choice((0, -1, 2**31, 2**62, 1e300, -1e300, None))
+        else:
+            inner[place] = chance.choice((None, [], {}, "", 0, [1], "\x1b[2J\ud83d"))
+        return document
+
+
+def test_records_with_impossible_values_never_stop_a_reader(run: RunDirectory) -> None:
+    chance = random.Random(26)
+    for file in (f for f in FILES if f.endswith(".json")):
+        whole = (run.path / file).read_text()
+        for _ in range(24 if "state" in file else 6):
+            changed = json.dumps(mutated(json.loads(whole), chance))
+            (run.path / file).write_text(changed)
+            looked_at(run)
+        (run.path / file).write_text(whole)
+
+
+@pytest.mark.parametrize("file", ["run.json", "plan.toml"])
+def test_a_damaged_run_is_listed_as_damaged_between_the_others(
+    file: str, no_file: Put, run: RunDirectory
+) -> None:
+    create_run(Plan(), "another")
+    no_file(run.path / file)
+    listed = json.loads(CliRunner().invoke(cli, ["runs", "--json"]).output)
+    damaged = {one["id"]: one["damaged"] for one in listed}
+    assert len(damaged) == 2
+    assert file in damaged.pop(run.id)
+    assert set(damaged.values()) == {""}
+    printed = CliRunner().invoke(cli, ["runs"]).output
+    assert "another" in printed
+    assert f"\ndamaged:\n  {run.id}: " in printed
+
+
+def test_looking_at_runs_makes_nothing(tmp_path: Path) -> None:
+    assert list_runs() == []
+    assert CliRunner().invoke(cli, ["runs"]).output.startswith("no runs yet")
+    Receipts().refresh()
+    assert os.listdir(tmp_path) == []
+    assert not runs_root().exists()
+
+
+def test_nobody_else_can_write_where_the_umask_would_let_everyone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        create_run(Plan(), "mine")
+        keep_lengths(Plan(), LENGTHS)
+        ExactStore(tmp_path / "cache/memconsole/exact", "print").write(StoredAnswer(key="one"))
+    finally:
+        os.umask(before)
+    made = list(tmp_path.rglob("*"))
+    assert {p.name for p in made} >= {"run.json", "lengths", "exact"}
+    for path in made:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_secret_typed_as_a_name_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
+    run = create_run(Plan(), f"first {TOKEN} try")
+    assert run.name == "first [redacted] try"
+    assert create_run(Plan(), "0123456789abcdef0123").name == "[redacted]"
+    for one in list_runs():
+        for path in (p for p in one.path.rglob("*") if p.is_file()):
+            assert TOKEN not in path.read_text()
+            assert "0123456789abcdef" not in path.read_text()
+
+
+def test_a_line_without_end_is_printed_in_pieces_and_whole() -> None:
+    line = "x" * (3 * LONGEST) + "ü\n" + "short\nlast ü"
+    pieces = list(texts(io.BytesIO(line.encode()), None, raw=False))
+    assert "".join(pieces) == line
+    assert max(map(len, pieces)) <= LONGEST + CHUNK
+    bytes_read = io.BytesIO(b"a\xff\n" + "ü".encode()[:1])
+    assert list(texts(bytes_read, None, raw=False)) == [
+        "a\N{REPLACEMENT CHARACTER}\n",
+        "\N{REPLACEMENT CHARACTER}",
+    ]
+
+
+def test_a_log_that_is_no_file_is_named(run: RunDirectory) -> None:
+    log = run.attempt_path(1) / "out.log"
+    log.unlink()
+    os.mkfifo(log)
+    done = CliRunner().invoke(cli, ["logs", run.id])
+    assert str(done.exception) == f"{run.id}: attempt 1: out.log is a named pipe, not a file"
