@@ -19,7 +19,7 @@ REST_SECONDS = 0.7
 """The tracer is asked once no key has been pressed for this long."""
 TICK_SECONDS = 1.0
 _STOPPED = "stopped · {key} asks"
-_LOOKING = "a read-only console starts no tracer"
+_LOOKING = "read only, none are traced"
 _BUSY = "a run trains on this CPU · {key} asks anyway"
 
 

@@ -29,7 +29,7 @@ NUMBERS = (
 
 def test_a_plan_that_is_no_file_is_refused_in_one_line(no_file: Put, tmp_path: Path) -> None:
     path = no_file(tmp_path / "plan.toml")
-    with pytest.raises(PlanError, match="plan.toml: cannot be read: ") as refused:
+    with pytest.raises(PlanError, match=r"plan\.toml: cannot be read: ") as refused:
         plans.load(path)
     assert "\n" not in str(refused.value)
 
@@ -62,7 +62,7 @@ def test_numbers_of_hundreds_of_digits_are_refused_by_their_key() -> None:
 
 def test_a_mutated_plan_is_priced_or_refused_in_one_line() -> None:
     chance = random.Random(26)
-    devices, priced = readings(1), 0
+    devices, priced, said = readings(1), 0, []
     whole = plans.dumps(Plan()).splitlines()
     for _ in range(150):
         lines = list(whole)
@@ -75,9 +75,10 @@ def test_a_mutated_plan_is_priced_or_refused_in_one_line() -> None:
             check(plan)
             priced += estimate(plan, budget(plan, devices)).table.device_bytes > 0
         except PlanError as error:
-            assert "\n" not in str(error)
-            assert "\x1b" not in str(error)
+            said.append(str(error))
     assert priced > 15
+    assert len(said) > 15
+    assert not set("".join(said)) & {"\n", "\x1b"}
 
 
 @pytest.mark.parametrize("name", ["..", "../..", "a/..", "../a", ".a/b", "a/b/.."])
@@ -89,7 +90,7 @@ def test_a_hub_name_is_never_a_path(name: str) -> None:
 def test_a_model_whose_configuration_is_no_file_is_refused(no_file: Put, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     no_file(tmp_path / "model/config.json")
-    with pytest.raises(PlanError, match="config.json"):
+    with pytest.raises(PlanError, match=r"config\.json"):
         catalog.architecture(plans.replace(Plan(), {"model.name": str(tmp_path / "model")}))
 
 
@@ -102,7 +103,7 @@ def test_a_configuration_nested_too_deeply_or_endless_is_refused(tmp_path: Path)
         json.dumps({"model_type": "x" * 9999}),
     ):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(PlanError, match="config.json") as refused:
+        with pytest.raises(PlanError, match=r"config\.json") as refused:
             catalog.architecture(plan)
         assert len(str(refused.value)) < 1000
 
