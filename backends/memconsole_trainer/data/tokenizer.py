@@ -188,7 +188,7 @@ def file_fingerprint(path: Path) -> str:
     """The hash of a run's `tokenizer.json`, equal to the `fingerprint` of the tokenizer that was
     saved there; empty if the file cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(path, TOKENIZER_BYTES)).hexdigest()
     except OSError:
         return ""
 

@@ -32,6 +32,8 @@ def path_refusal() -> Refusal:
             path = path.expanduser()
             if path.is_dir():
                 return f"{path} is a directory"
+            if path.exists() and not path.is_file():
+                return f"{path} is no file"
             if path.exists() and word not in asked:
                 asked.add(word)
                 return f"{path} exists; enter again to overwrite it"

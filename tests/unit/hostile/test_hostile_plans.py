@@ -18,6 +18,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys.keymap import read_keymap
+from memconsole.tui.screens.prompt import path_refusal
 from tests.tui.harness import readings
 
 Put = Callable[[Path], Path]
@@ -118,6 +119,14 @@ def test_a_keymap_that_is_no_file_leaves_the_built_in_keys(no_file: Put, tmp_pat
     keymap = read_keymap(no_file(tmp_path / "keys.toml"))
     assert keymap.table == read_keymap(tmp_path / "absent").table
     assert len(keymap.problems) == keymap.there
+
+
+def test_a_plan_is_saved_over_files_alone(tmp_path: Path) -> None:
+    refusal = path_refusal()
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(str(tmp_path / "pipe")) == f"{tmp_path / 'pipe'} is no file"
+    assert refusal("/dev/null") == "/dev/null is no file"
+    assert refusal(str(tmp_path / "new.toml")) is None
 
 
 def test_adapters_imply_a_frozen_base() -> None:

@@ -83,6 +83,7 @@ def test_offloads_and_an_update_in_the_backward_pass_are_remedies() -> None:
     found = {r.key: r for r in remedies(PLAN, device(12 * GIB))}
     assert found["optimize.activation_offload"].result == ""
     assert found["optimize.optimizer_offload"].result == ""
+    assert found["optimize.activation_offload"].label == "activation offload: on"
     roomy = plans.replace(PLAN, {"train.batch_size": 1, "data.sequence_length": 128})
     found = {r.key: r for r in remedies(roomy, device(2 * GIB))}
     updating = found["optimize.optimizer_in_backward"]
