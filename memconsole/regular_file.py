@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 MIB = 1 << 20
 _KINDS = (
@@ -51,9 +51,9 @@ def open_descriptor(path: Path, *, follow: bool = True) -> int:
     return descriptor
 
 
-def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+def open_regular(path: Path, *, follow: bool = True) -> FileIO:
     """`open_descriptor` as an unbuffered binary file."""
-    return os.fdopen(open_descriptor(path, follow=follow), "rb", buffering=0)
+    return FileIO(open_descriptor(path, follow=follow), "rb")
 
 
 def check_regular(path: Path) -> None:

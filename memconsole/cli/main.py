@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -122,8 +123,9 @@ def main() -> Any:
         code = cli.main(prog_name="memconsole", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
-        error.message = clean(error.message)
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(clean(said.getvalue()), err=True, nl=False)
         sys.exit(error.exit_code)
     except click.Abort:
         click.echo("Aborted!", err=True)
