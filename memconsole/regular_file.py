@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path
 
 MIB = 1 << 20
@@ -51,9 +51,9 @@ def open_descriptor(path: Path, *, follow: bool = True) -> int:
     return descriptor
 
 
-def open_regular(path: Path, *, follow: bool = True) -> FileIO:
-    """`open_descriptor` as an unbuffered binary file."""
-    return FileIO(open_descriptor(path, follow=follow), "rb")
+def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
+    """`open_descriptor` as a binary file."""
+    return os.fdopen(open_descriptor(path, follow=follow), "rb")
 
 
 def check_regular(path: Path) -> None:
