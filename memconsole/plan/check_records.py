@@ -14,6 +14,7 @@ from memconsole.plan.catalog.sources import folder
 from memconsole.plan.chat import COLUMNS, RecordError, is_chat
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.templates import KEY, template_of, templates
+from memconsole.regular_file import open_regular
 
 if TYPE_CHECKING:
     from memconsole.plan.template import Template
@@ -127,7 +128,7 @@ def advice(columns: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=16)
 def _first_record(path: Path, changed: int, size: int) -> dict[str, Any] | None:
     """The first line of a file, if it is a JSON object; None if not."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         line = file.readline(MOST_BYTES)
     try:
         found = json.loads(line)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memconsole import typed_json
+from memconsole import regular_file, typed_json
 from memconsole.plan import catalog
+from memconsole.plan.huggingface import CONFIG_BYTES
 from memconsole.plan.plan import Plan, PlanError, nearest, quote
 from memconsole.plan.tokenizer_file import END_OF_TEXT, control_tokens
 
@@ -24,6 +25,10 @@ MODEL = "model"
 KEY = "data.template"
 TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
 """Suffixes of files that hold a template."""
+
+
+TEMPLATE_BYTES = 1 << 20
+"""A larger file is no template."""
 
 
 class NamedTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +44,7 @@ class NamedTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def templates() -> Mapping[str, NamedTemplate]:
     """Every named template."""
     path = Path(catalog.__file__).with_name("templates.toml")
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))
+    rows = tomllib.loads(_text(path))
     return MappingProxyType(
         {
             name: typed_json.convert({"name": name, **row}, NamedTemplate)
@@ -74,7 +79,7 @@ def _source(name: str) -> str:
     path = Path(name).expanduser()
     if path.suffix in TEMPLATE_SUFFIXES:
         try:
-            return path.read_text(encoding="utf-8")
+            return _text(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise _error(name, reason) from None
@@ -101,13 +106,19 @@ class _Config(msgspec.Struct):
     eos_token: str | _Special | None = None
 
 
+def _text(path: Path) -> str:
+    return regular_file.read(path, TEMPLATE_BYTES).decode("utf-8")
+
+
 def _of_model(directory: Path) -> tuple[str, dict[str, str]]:
     """The chat template in a model's directory, and the tokens that it may name."""
     path = directory / "tokenizer_config.json"
     try:
-        config = typed_json.decode(path.read_bytes(), _Config) if path.is_file() else _Config()
+        config = _Config()
+        if path.is_file():
+            config = typed_json.decode(regular_file.read(path, CONFIG_BYTES), _Config)
         own = directory / "chat_template.jinja"
-        source: Any = own.read_text(encoding="utf-8") if own.is_file() else config.chat_template
+        source: Any = _text(own) if own.is_file() else config.chat_template
     except (OSError, ValueError) as error:
         raise _error(MODEL, f"{path}: cannot be read: {error}") from None
     if isinstance(source, list):

@@ -60,7 +60,7 @@ def control_tokens(path: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _control_tokens(file: Path, changed: int) -> tuple[str, ...]:
-    tokenizer = typed_json.decode(file.read_bytes(), _Tokenizer)
+    tokenizer = typed_json.decode(regular_file.read(file, TOKENIZER_BYTES), _Tokenizer)
     return tuple(t.content for t in tokenizer.added_tokens if t.special and t.content)
 
 

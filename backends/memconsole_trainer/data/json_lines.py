@@ -33,7 +33,7 @@ def rows(files: tuple[Stamp, ...]) -> Iterator[dict[str, Any]]:
         with open_regular(Path(name)) as raw:
             for number, line in enumerate(_lines(raw, name), 1):
                 if line.strip():
-                    yield _row(line, f"{printable(name)}: line {number:,}")
+                    yield parsed(line, f"{printable(name)}: line {number:,}")
 
 
 def _lines(raw: Any, name: str) -> Iterator[bytes]:
@@ -46,19 +46,20 @@ def _lines(raw: Any, name: str) -> Iterator[bytes]:
     yield rest
 
 
-def _row(line: bytes, where: str) -> dict[str, Any]:
+def parsed(line: bytes, where: str) -> dict[str, Any]:
+    """The object of one line, with U+FFFD for what is not text. Raises `DataError`."""
     try:
-        row = json.loads(line.decode("utf-8", "replace"), parse_constant=_refused)
+        text = line.decode("utf-8", "replace")
+        row = _repaired(json.loads(text, parse_constant=_refused))
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: {error.msg} (character {error.pos + 1:,})") from None
+        raise DataError(f"{where}, column {error.colno}: not JSON: {error.msg}") from None
     except ValueError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise DataError(f"{where}: not JSON: {error}") from None
     except RecursionError:
-        raise DataError(f"{where}: nested too deeply") from None
+        raise DataError(f"{where}: not JSON: nested too deeply") from None
     if not isinstance(row, dict):
-        raise DataError(f'{where}: not an object such as {{"text": …}}')
-    repaired: dict[str, Any] = _repaired(row)
-    return repaired
+        raise DataError(f"{where}: holds no object with fields")
+    return row
 
 
 def _refused(word: str) -> NoReturn:

@@ -4,7 +4,6 @@ makes of them."""
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -13,6 +12,8 @@ import numpy as np
 
 from memconsole.plan.chat import RecordError
 from memconsole.plan.rendered import Rendered
+from memconsole.regular_file import open_regular
+from memconsole_trainer.data import json_lines
 from memconsole_trainer.data.documents import DataError, StreamDocuments
 from memconsole_trainer.data.hashes import BlockHashes, Content, DataHashes, text_content
 
@@ -82,7 +83,7 @@ class JsonLines:
         path, bounds, numbers = self._files[number]
         begin, end = int(bounds[start, 0]), int(bounds[stop - 1, 1])
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 file.seek(begin)
                 data = file.read(end - begin)
         except OSError as error:
@@ -194,7 +195,7 @@ def rendered(template: Template, record: Record) -> Rendered:
 def _lines(path: Path) -> tuple[Any, Any]:
     """Where the lines of a file that hold something begin and end, and their numbers."""
     parts, position, last = [], 0, b"\n"
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while data := file.read(CHUNK_BYTES):
             parts.append(np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + position)
             position += len(data)
@@ -208,12 +209,4 @@ def _lines(path: Path) -> tuple[Any, Any]:
 
 
 def _parsed(line: bytes, where: str) -> Record:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "not UTF-8 text"
-        column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise DataError(f"{where}{column}: not JSON: {reason}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{where}: holds no object with fields")
-    return Record(where, found)
+    return Record(where, json_lines.parsed(line, where))

@@ -26,11 +26,11 @@ from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
 Put = Callable[[Path], Path]
 ROWS = [json.dumps({"text": f"row {number}"}) for number in range(5)]
 BAD_LINES = {
-    '{"text": "unfinished': r"line 3: Unterminated string .*\(character 10\)",
-    "[1, 2]": "line 3: not an object",
-    "\0\0": r"line 3: Expecting value \(character 1\)",
-    '{"text": ' + "[" * 9999: "line 3: nested too deeply",
-    '{"text": Infinity': "line 3: Infinity is no JSON value",
+    '{"text": "unfinished': "line 3, column 10: not JSON: Unterminated string",
+    "[1, 2]": "line 3: holds no object",
+    "\0\0": "line 3, column 1: not JSON: Expecting value",
+    '{"text": ' + "[" * 9999: "line 3: not JSON: nested too deeply",
+    '{"text": Infinity': "line 3: not JSON: Infinity is no JSON value",
 }
 
 
