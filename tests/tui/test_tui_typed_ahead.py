@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 import pytest
 from textual import events
 
+from memconsole.plan.plan import Plan
 from memconsole.runs.record.directory import create_run
 from memconsole.tui.keys.rows import MAIN, for_screen
 from memconsole.tui.runs.screen import RunsScreen
 from memconsole.tui.screens.command import CommandScreen
-from tests.tui.harness import Console, Plan, screen_text, settle
+from tests.tui.harness import Console, screen_text, settle
 
 Make = Callable[..., Console]
 
