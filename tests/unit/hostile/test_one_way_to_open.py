@@ -19,7 +19,8 @@ OF_THE_SYSTEM = {
 }  # fmt: skip
 """They read what the kernel tells under /proc and /sys."""
 OF_PACKAGES = {
-    "memconsole/devices/frameworks.py", "memconsole/memory/coefficients.py",
+    "memconsole/devices/frameworks.py", "memconsole/memory/activations/block_programs.py",
+    "memconsole/memory/coefficients.py",
     "memconsole/memory/tracers/store.py", "memconsole/plan/catalog/__init__.py",
     "memconsole/web/server.py", "backends/memconsole_jax/tracing/trace_targets.py",
 }  # fmt: skip

@@ -88,7 +88,7 @@ def test_offloads_and_an_update_in_the_backward_pass_are_remedies() -> None:
     found = {r.key: r for r in remedies(roomy, device(2 * GIB))}
     updating = found["optimize.optimizer_in_backward"]
     assert updating.changes == {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
-    assert updating.result == "no clipping of gradients"
+    assert updating.result == "gradients are not clipped"
     unclipped = plans.replace(roomy, {"train.grad_clip": 0.0})
     found = {r.key: r for r in remedies(unclipped, device(2 * GIB))}
     assert found["optimize.optimizer_in_backward"].changes == {
