@@ -47,6 +47,20 @@ class Size(msgspec.Struct, frozen=True):
 
 KINDS: tuple[Kind, ...] = (
     Kind("equipment", "records of machines: symptom, codes, cause and solution (JSONL)", "records"),
+    Kind(
+        "lqr",
+        "HDF5 windows of optimally controlled linear systems, to train the model lqr",
+        "windows",
+        (
+            Option("families", "", "families to write, with commas between; all if empty"),
+            Option("variants", 50, "systems of each family, with parameters of their own"),
+            Option("uncertainty", 0.2, "how far parameters vary, as a share"),
+            Option("noise", 0.01, "process noise of each step, as a share of the states' range"),
+            Option("steps", 242, "steps of a trajectory"),
+            Option("stride", 21, "steps from one window of a trajectory to the next"),
+            Option("compression", "lzf", "none, lzf or gzip"),
+        ),
+    ),
 )
 
 

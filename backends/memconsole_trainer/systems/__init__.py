@@ -1,0 +1,1 @@
+"""Linear systems: families of real plants, their optimal controllers, and simulation."""
