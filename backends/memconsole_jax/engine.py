@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ class JaxEngine:
         self._train_step = programs.compiled_step()
         self._evaluation_step = programs.lower_evaluate().compile()
         shapes = programs.evaluated_shapes | programs.kept_shapes
+        self._outputs = jax.jit(partial(tasks.of(model).outputs, model))
         self._sampler = tasks.of(model).sampler(model, shapes, programs.sharding)
         if self._sampler is not None:
             self._sampler.prepare(self._plan.train.sample_tokens)
@@ -205,6 +207,13 @@ class JaxEngine:
         totals, lost = np.asarray(sums, np.float64)
         loss, *measures = map(float, totals - lost)
         return LossSum(loss, weight, tuple(measures))
+
+    def outputs(self, batch: Batch) -> Array:
+        """Compiled once for each number of rows."""
+        self._need("weights")
+        (arrays,) = batch.micro_batches()
+        rows = len(next(iter(arrays.values())))
+        return np.asarray(self._outputs(self._evaluated | self._kept, self._arrays(arrays, rows)))
 
     def generate(
         self,

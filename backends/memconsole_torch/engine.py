@@ -249,6 +249,20 @@ class TorchEngine:
         loss, *measures = (sum(column) for column in zip(*torch.stack(sums).tolist(), strict=True))
         return LossSum(loss, weight, tuple(measures))
 
+    @torch.no_grad()
+    def outputs(self, batch: Batch) -> Array:
+        """The outputs for a batch of one micro-batch."""
+        self._held.need("weights")
+        (arrays,) = batch.micro_batches()
+        with (
+            self._evaluated(),
+            compilation.paused(),
+            precision.forward_context(self._device, self._plan.optimize.precision),
+        ):
+            found = self.task.outputs(self.module, Rows(arrays, self._to_device))
+        values: Array = found.float().cpu().numpy()
+        return values
+
     def generate(
         self,
         prompt: list[int],

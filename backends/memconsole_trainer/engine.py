@@ -175,6 +175,11 @@ class Engine(Protocol):
         end."""
         ...
 
+    def outputs(self, batch: Batch) -> Array:
+        """The model's outputs for the rows of a batch of one micro-batch, in float32, with the
+        weights that are evaluated."""
+        ...
+
     def generate(
         self,
         prompt: list[int],

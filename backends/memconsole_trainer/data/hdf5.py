@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ class Hdf5Dataset:
         self.shape: tuple[int, ...] = tuple(int(n) for n in dataset.shape)
         if not self.shape or dataset.dtype.kind == "V":
             raise DataError(f"{path}: {name} is not an array of rows")
+        self.dtype = str(dataset.dtype)
+        self.kind: str = dataset.dtype.kind
+        """The kind of the numbers, as NumPy's `dtype.kind`."""
         rows = self.shape[0]
         self.count: int | None = rows if max_examples is None else min(rows, max_examples)
         row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
@@ -57,21 +60,44 @@ class Hdf5Dataset:
     def read_rows(self, start: int, stop: int) -> NDArray[Any]:
         """Read rows `start` to `stop` unchanged. Raises `DataError`."""
         values = self._rows(start, stop)
+        self._hash(start, stop, values)
+        return values
+
+    def read_into(
+        self, start: int, stop: int, into: NDArray[Any], steps: int | None = None
+    ) -> None:
+        """Read rows `start` to `stop` into an array, without a copy if it has the dataset's type; of each row the
+        last `steps` of the first axis, if given. Raises `DataError`."""
+        if into.shape[1:] != self.shape[1:] or into.dtype != self.dtype:
+            into[...] = self.read_rows(start, stop)[
+                :, slice(None if steps is None else -steps, None)
+            ]
+            return
+        with _naming(self.path, f"rows {start:,} to {stop - 1:,} of {self.name}"):
+            self._dataset().read_direct(into, slice(start, stop))
+        self._hash(start, stop, into)
+
+    def _hash(self, start: int, stop: int, values: NDArray[Any]) -> None:
+        """Hash the blocks that lie within rows `start` to `stop`."""
         size = self._hashed_rows
         for block in range(-(-start // size), -(-stop // size)):
             first, last = block * size, min((block + 1) * size, self.count or 0)
             if last <= stop:
                 self.blocks.take(block, array_content(values[first - start : last - start]))
-        return values
 
     def _content(self, block: int) -> Content:
         start = block * self._hashed_rows
         return array_content(self._rows(start, min(start + self._hashed_rows, self.count or 0)))
 
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
-        with _naming(self.path, f"rows {start}–{stop} of {self.name}"):
+        with _naming(self.path, f"rows {start:,} to {stop - 1:,} of {self.name}"):
             values: NDArray[Any] = self._dataset()[start:stop]
             return values
+
+    def of_file(self, read: Callable[[Any], Any]) -> Any:
+        """What `read` finds in the open file. Raises `DataError`."""
+        with _naming(self.path):
+            return read(self._dataset().file)
 
     def _dataset(self) -> Any:
         if self._handle is None:

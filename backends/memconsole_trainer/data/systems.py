@@ -67,3 +67,13 @@ def read_systems(file: Any) -> list[StoredFamily]:
             )
         )
     return sorted(found, key=lambda family: family.first)
+
+
+def family_names(file: Any) -> list[str]:
+    """Names of the families of an open file that stores what each was divided by."""
+    return list(file[NORMALIZATION]) if NORMALIZATION in file else []
+
+
+def process_noise(file: Any) -> float:
+    """Process noise of a step in an open file, as a share of the states' range."""
+    return float(file.attrs.get("process_noise_std", 0.0))

@@ -1,15 +1,14 @@
-"""HDF5 windows for regression: read in blocks, split by trajectory, shuffled in a buffer.
+"""A file of HDF5 windows for regression: its datasets, checked, and its rows.
 
 A file holds `input_sequences` (rows, length, features), `controls` (rows, outputs) and
-`control_masks` (rows, outputs) as floats. It may hold `trajectory_ids` (rows,). Windows of one
-trajectory overlap, so whole trajectories are held out. Without ids, groups of neighbouring rows are
-held out.
+`control_masks` (rows, outputs) as floats. It may hold `trajectory_ids` (rows,), and `system_ids`
+(rows,) or `variant_ids` (rows,), which say of which family of systems a window is.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +20,19 @@ from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.hdf5 import Hdf5Dataset, describe
-from memconsole_trainer.data.split import hashed
-from memconsole_trainer.randomness import generator
+from memconsole_trainer.data.systems import (
+    StoredFamily,
+    family_names,
+    process_noise,
+    read_systems,
+)
 
-TRAJECTORIES = "trajectory_ids"
+TRAJECTORIES, VARIANTS, SYSTEMS = "trajectory_ids", "variant_ids", "system_ids"
 NEIGHBOURS = 4096
 """Most rows of a group that is held out together in a file without trajectory ids."""
-_SCAN = 1 << 20
+SCAN = 1 << 16
+"""Rows that are read together where only their numbers are wanted."""
+_KINDS = {"input_sequences": "f", "controls": "f", "control_masks": "fiub"}
 Floats = NDArray[np.float32]
 
 
@@ -40,7 +45,12 @@ class Windows(NamedTuple):
     mask: Floats
 
     def take(self, wanted: NDArray[Any]) -> Windows:
-        return Windows(self.windows[wanted], self.targets[wanted], self.mask[wanted])
+        """The rows of these numbers."""
+        return Windows(*(np.take(part, wanted, axis=0) for part in self))
+
+    @classmethod
+    def joined(cls, parts: list[Windows]) -> Windows:
+        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 class WindowFile:
@@ -51,77 +61,88 @@ class WindowFile:
     ) -> None:
         """Raises `PlanError` if the file does not fit the model, `DataError` if it is damaged."""
         self.path, self._length = path, length
-        found = {line.partition(" ")[0] for line in describe(path)}
+        self.features, self.outputs = features, outputs
+        lines = describe(path)
+        found = {line.partition(" ")[0] for line in lines}
         missing = [name for name in DATASETS if name not in found]
         if missing:
             raise PlanError(
-                f"{path}: lacks {', '.join(missing)}; the file holds "
-                f"{', '.join(describe(path)) or 'no datasets'}",
+                f"{path}: lacks {', '.join(missing)}; the file holds {', '.join(lines) or 'no datasets'}",
                 "data.source",
             )
         # Rows are read together, so that all datasets are hashed in blocks of the same rows.
         first = Hdf5Dataset(path, DATASETS[0], max_examples)
-        rows = first.block_size
         self._parts = [
             first,
-            *(Hdf5Dataset(path, name, max_examples, rows) for name in DATASETS[1:]),
+            *(Hdf5Dataset(path, name, max_examples, first.block_size) for name in DATASETS[1:]),
         ]
-        shapes = [part.shape for part in self._parts]
-        width = shapes[0][1] if len(shapes[0]) == 3 else 0
-        for name, shape, row in zip(
-            DATASETS, shapes, ((width, features), (outputs,), (outputs,)), strict=True
-        ):
-            if shape[1:] != row or shape[0] != shapes[0][0]:
-                wanted = ("length", features) if name == DATASETS[0] else row
-                raise PlanError(
-                    f"{path}: {name} has shape {shape}; expected ({shapes[0][0]:,}, "
-                    f"{', '.join(map(str, wanted))}) for this model",
-                    "data.source",
-                )
-        if width < length:
-            raise PlanError(
-                f"data.sequence_length = {length:,}: the windows of {path} hold {width:,} steps; "
-                f"expected at most {width:,}",
-                "data.sequence_length",
-            )
+        rows = first.shape[0]
+        self._check_shapes(length)
+        for part in self._parts:
+            self._check_kind(part)
         self.count = self._parts[0].count or 0
         if not self.count:
             raise DataError(f"{path}: holds no windows")
         self.block_rows = self._parts[0].block_size
-        self._ids = None
-        if TRAJECTORIES in found:
-            self._ids = Hdf5Dataset(path, TRAJECTORIES, max_examples, _SCAN)
-        if self._ids is not None and self._ids.shape != shapes[0][:1]:
-            raise PlanError(
-                f"{path}: {TRAJECTORIES} has shape {self._ids.shape}; expected ({shapes[0][0]:,},)",
-                "data.source",
-            )
+        optional: dict[str, Hdf5Dataset | None] = {}
+        for name in (TRAJECTORIES, VARIANTS, SYSTEMS):
+            optional[name] = Hdf5Dataset(path, name, max_examples, SCAN) if name in found else None
+            self._check_numbers(optional[name], rows)
+        self._ids, variants, self._names = optional.values()
+        self.systems: list[StoredFamily] = self._parts[0].of_file(read_systems)
+        """The systems that the file holds; empty if it holds only windows."""
+        self.noise: float = self._parts[0].of_file(process_noise)
+        """Process noise of a step, as a share of the states' range."""
+        self._variants = variants if self.systems else None
+        self.families: tuple[str, ...] = self._family_names()
+        """Names of the families; empty if the file does not say of which a row is."""
+        everything = [*self._parts, *(part for part in optional.values() if part is not None)]
         digest = hashlib.sha256()
-        for part in (*self._parts, *([self._ids] if self._ids else [])):
+        for part in everything:
             digest.update(part.fingerprint.encode())
         self.fingerprint = digest.hexdigest()
-        read = {
-            part.name: part.blocks for part in (*self._parts, *([self._ids] if self._ids else []))
-        }
-        self.hashes = DataHashes([path], read)
+        self.hashes = DataHashes([path], {part.name: part.blocks for part in everything})
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory."""
-        features, outputs = self._parts[0].shape[2], self._parts[1].shape[1]
-        return 4 * (self._length * features + 2 * outputs)
+        return 4 * (self._length * self.features + 2 * self.outputs)
+
+    @property
+    def has_trajectories(self) -> bool:
+        """Whether the file says which windows belong together."""
+        return self._ids is not None
+
+    def empty(self, rows: int) -> Windows:
+        """Room for `rows` rows."""
+        return Windows(
+            np.empty((rows, self._length, self.features), np.float32),
+            np.empty((rows, self.outputs), np.float32),
+            np.empty((rows, self.outputs), np.float32),
+        )
 
     def read(self, start: int, stop: int) -> Windows:
-        """Read rows `start` to `stop`. If a number is not finite, raises `DataError` with the file
-        and row."""
-        parts = [part.read_rows(start, stop).astype(np.float32) for part in self._parts]
-        for name, values in zip(DATASETS, parts, strict=True):
-            if not np.isfinite(values).all():
-                row = int(np.argwhere(~np.isfinite(values.reshape(len(values), -1)).all(1))[0, 0])
-                raise DataError(
-                    f"{self.path}: row {start + row:,} of {name} holds a number that is not finite"
-                )
-        return Windows(parts[0][:, -self._length :], parts[1], parts[2])
+        """Read rows `start` to `stop`. Raises `DataError` with file and row if a number is not
+        finite."""
+        found = self.empty(stop - start)
+        self.read_into(start, stop, found, 0)
+        return found
+
+    def read_into(self, start: int, stop: int, into: Windows, at: int) -> None:
+        """Read rows `start` to `stop` to rows `at` and following of `into`. Raises what `read`
+        raises."""
+        for part, values in zip(self._parts, into, strict=True):
+            rows = values[at : at + stop - start]
+            part.read_into(start, stop, rows, self._length if part is self._parts[0] else None)
+            # A sum is finite if every number is, and takes no memory; it overflows only with
+            # numbers that are looked at one by one then.
+            if not np.isfinite(rows.sum()):
+                wrong = ~np.isfinite(rows.reshape(len(rows), -1)).all(1)
+                if wrong.any():
+                    raise DataError(
+                        f"{self.path}: row {start + int(wrong.argmax()):,} of {part.name} holds "
+                        "a number that is not finite"
+                    )
 
     def groups(self, start: int, stop: int) -> NDArray[np.int64]:
         """Group number of each row for the split: its trajectory, or its group of neighbours."""
@@ -130,98 +151,78 @@ class WindowFile:
         run = max(1, min(NEIGHBOURS, self.count // 64))
         return np.arange(start, stop, dtype=np.int64) // run
 
+    def family_numbers(self, start: int, stop: int) -> NDArray[np.int64]:
+        """For each row the place of its family in `families`. Raises `DataError` for a row of
+        none."""
+        if self._variants is not None:
+            firsts = [family.first for family in self.systems]
+            values = self._variants.read_rows(start, stop)
+            found = np.searchsorted(firsts, values, side="right") - 1
+            last = self.systems[-1]
+            wrong = (values < 0) | (values >= last.first + last.variants.count)
+        else:
+            assert self._names is not None
+            values = self._names.read_rows(start, stop)
+            names = np.array([name.encode() for name in self.families])
+            found = np.minimum(np.searchsorted(names, values), len(names) - 1)
+            wrong = names[found] != values
+        if wrong.any():
+            row = int(wrong.argmax())
+            name = VARIANTS if self._variants is not None else SYSTEMS
+            raise DataError(
+                f"{self.path}: row {start + row:,} of {name} is {values[row]}, which the file does not describe"
+            )
+        return found.astype(np.int64)
 
-class WindowSplit:
-    """Holds out whole groups of rows by a hash of their number, independent of seed and order.
+    def _family_names(self) -> tuple[str, ...]:
+        if self._variants is not None:
+            return tuple(family.variants.family for family in self.systems)
+        if self._names is None or self._names.kind != "S":
+            return ()
+        named: list[str] = self._parts[0].of_file(family_names)
+        return tuple(sorted(named))
 
-    If the hashes leave a side empty, the group of the last row goes to that side. A single group is trained on.
-    """
+    def _check_shapes(self, length: int) -> None:
+        shapes = [part.shape for part in self._parts]
+        width = shapes[0][1] if len(shapes[0]) == 3 else 0
+        rows = ((width, self.features), (self.outputs,), (self.outputs,))
+        for name, shape, row in zip(DATASETS, shapes, rows, strict=True):
+            if shape[1:] != row or shape[0] != shapes[0][0]:
+                wanted = ("length", self.features) if name == DATASETS[0] else row
+                raise PlanError(
+                    f"{self.path}: {name} has shape {shape}; expected ({shapes[0][0]:,}, "
+                    f"{', '.join(map(str, wanted))}) for this model",
+                    "data.source",
+                )
+        if width < length:
+            raise PlanError(
+                f"data.sequence_length = {length:,}: the windows of {self.path} hold {width:,} steps; "
+                f"expected at most {width:,}",
+                "data.sequence_length",
+            )
 
-    def __init__(self, file: WindowFile, fraction: float, tick: Callable[[], None]) -> None:
-        self._file, self._limit = file, np.uint64(int(fraction * 2**64))
-        self._forced: tuple[int, bool] | None = None
-        self.train_rows, self.held_rows = self._count(tick)
-        last = int(file.groups(file.count - 1, file.count)[0])
-        if fraction and not (self.train_rows and self.held_rows):
-            self._forced = (last, not self.held_rows)
-            self.train_rows, self.held_rows = self._count(tick)
-        if not self.train_rows:  # of one group alone
-            self._forced = (last, False)
-            self.train_rows, self.held_rows = self._count(tick)
+    def _check_kind(self, part: Hdf5Dataset) -> None:
+        if part.kind not in _KINDS[part.name]:
+            raise PlanError(
+                f"{self.path}: {part.name} holds {part.dtype}; expected floating-point numbers",
+                "data.source",
+            )
 
-    def held_out(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Whether each of the rows `start` to `stop` is held out."""
-        groups = self._file.groups(start, stop)
-        held: NDArray[np.bool_] = hashed(groups.astype(np.uint64)) < self._limit
-        if self._forced is not None:
-            held[groups == self._forced[0]] = self._forced[1]
-        return held
-
-    def _count(self, tick: Callable[[], None]) -> tuple[int, int]:
-        held = 0
-        for start in range(0, self._file.count, _SCAN):
-            held += int(self.held_out(start, min(start + _SCAN, self._file.count)).sum())
-            tick()
-        return self._file.count - held, held
+    def _check_numbers(self, dataset: Hdf5Dataset | None, rows: int) -> None:
+        """One number or name for each row."""
+        if dataset is not None and dataset.shape != (rows,):
+            raise PlanError(
+                f"{self.path}: {dataset.name} has shape {dataset.shape}; expected ({rows:,},)",
+                "data.source",
+            )
+        if dataset is not None and dataset.name != SYSTEMS and dataset.kind not in "iu":
+            raise PlanError(
+                f"{self.path}: {dataset.name} holds {dataset.dtype}; expected whole numbers",
+                "data.source",
+            )
 
 
 def blocks(file: WindowFile) -> Iterator[tuple[int, int]]:
     """Yield start and stop of every block of the file, in order."""
     for start in range(0, file.count, file.block_rows):
         yield start, min(start + file.block_rows, file.count)
-
-
-class WindowOrder:
-    """The train rows of one epoch: blocks in random order, and rows shuffled within a buffer of
-    blocks.
-
-    The state is the number of the buffer and of the row in it. Resuming reads one buffer.
-    """
-
-    def __init__(
-        self, file: WindowFile, split: WindowSplit, seed: int, epoch: int, shuffle_buffer: int
-    ) -> None:
-        self._file, self._split, self._seed, self._epoch = file, split, seed, epoch
-        starts = np.arange(0, file.count, file.block_rows)
-        self._starts = generator(seed, f"windows/{epoch}").permutation(starts)
-        self._blocks = max(1, shuffle_buffer // file.block_rows)
-        self._buffer, self._row = 0, 0
-        self._rows: Windows | None = None
-
-    def __iter__(self) -> WindowOrder:
-        return self
-
-    def __next__(self) -> Windows:
-        """Return one row: (1, …) of each array."""
-        while True:
-            if self._rows is None:
-                if self._buffer * self._blocks >= len(self._starts):
-                    raise StopIteration
-                self._rows = self._filled()
-            if self._row < len(self._rows.targets):
-                row = slice(self._row, self._row + 1)
-                self._row += 1
-                return Windows(*(part[row] for part in self._rows))
-            self._buffer, self._row, self._rows = self._buffer + 1, 0, None
-
-    def get_state(self) -> list[int]:
-        return [self._buffer, self._row]
-
-    def set_state(self, state: list[int]) -> None:
-        self._buffer, self._row = state
-        self._rows = None
-
-    def _filled(self) -> Windows:
-        """Read the train rows of the current buffer's blocks, shuffled."""
-        first = self._buffer * self._blocks
-        parts = []
-        for start in sorted(map(int, self._starts[first : first + self._blocks])):
-            stop = min(start + self._file.block_rows, self._file.count)
-            kept = ~self._split.held_out(start, stop)
-            if kept.any():
-                parts.append(self._file.read(start, stop).take(kept))
-        if not parts:
-            return self._file.read(0, 1).take(np.zeros(0, np.int64))
-        whole = Windows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        order = generator(self._seed, f"windows/{self._epoch}/{self._buffer}")
-        return whole.take(order.permutation(len(whole.targets)))

@@ -253,7 +253,7 @@ class Trainer:
             shape = job.evaluation_shape
             total = self._engine.evaluate(self._polled(job.data.validation(shape, limit)))
             seconds = time.monotonic() - started
-            judged = job.data.judged(total, shape, limit)
+            judged = job.data.judged(total, shape, limit, self._engine)
         answered: dict[str, float] = {}
         if job.data.answered_records:
             with self._watch.aside("sample"):

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from memconsole_trainer.systems.family import Matrix
-from memconsole_trainer.systems.riccati import runge_kutta
-from memconsole_trainer.systems.variants import Variants
 
 
 class Trajectories(NamedTuple):
@@ -24,30 +22,30 @@ Policy = Callable[[Matrix], Matrix]
 
 
 def simulate(
-    variants: Variants,
-    chosen: np.ndarray,
-    starts: Matrix,
-    noise: Matrix,
-    policy: Policy | None = None,
+    step: Matrix, held: Matrix, starts: Matrix, noise: Matrix, policy: Policy
 ) -> Trajectories:
-    """Trajectories of the `chosen` variants (T,) from `starts` (T, n). After each step, `noise`
-    (T, steps, n) is added to the states. Without a `policy` the optimal gains control."""
-    step, held = runge_kutta(variants.a, variants.b, variants.seconds)
-    step, held, k = step[chosen], held[chosen], variants.k[chosen]
+    """T systems from `starts` (T, n), by the matrices of their steps (see `runge_kutta`): x' = F x +
+    G u + noise, for each step of `noise` (T, steps, n)."""
     x = starts
-    states = np.empty(noise.shape)
-    controls = np.empty((*noise.shape[:2], variants.n_controls))
+    states, controls = [], []
     for t in range(noise.shape[1]):
-        u = -applied(k, x) if policy is None else policy(x)
-        states[:, t], controls[:, t] = x, u
+        u = policy(x)
+        states.append(x)
+        controls.append(u)
         x = applied(step, x) + applied(held, u) + noise[:, t]
-    return Trajectories(states, controls)
+    return Trajectories(np.stack(states, 1), np.stack(controls, 1))
+
+
+def optimal(k: Matrix) -> Policy:
+    """The policy u = -K x of gains (T, m, n)."""
+    return lambda x: -applied(k, x)
 
 
 def cost(trajectories: Trajectories, q: Matrix, r: Matrix) -> Matrix:
-    """The sum of x'Qx + u'Ru over the steps of each trajectory, (T,)."""
+    """The sum of x'Qx + u'Ru over the steps of each trajectory, (T,). Q and R may be stacks."""
     x, u = trajectories
-    return np.einsum("tsi,ij,tsj->t", x, q, x) + np.einsum("tsi,ij,tsj->t", u, r, u)
+    found: Matrix = ((x @ q) * x).sum((1, 2)) + ((u @ r) * u).sum((1, 2))
+    return found
 
 
 def applied(matrix: Matrix, vector: Matrix) -> Matrix:

@@ -38,6 +38,10 @@ class Variants:
     states: Matrix
     """(n,): trajectories begin within plus and minus this."""
 
+    def steps(self) -> tuple[Matrix, Matrix]:
+        """F (V, n, n) and G (V, n, m) of a sample period, x' = F x + G u."""
+        return runge_kutta(self.a, self.b, self.seconds)
+
     @property
     def count(self) -> int:
         return len(self.a)

@@ -108,7 +108,7 @@ class LanguageData:
     def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
         return self._prepared.validation.batches(shape, limit)
 
-    def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
+    def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
         """The baseline loss of the train tokens' unigram model, and the loss in bits per byte of
         text."""
         held = self._prepared.validation

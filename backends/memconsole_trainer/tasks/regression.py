@@ -1,4 +1,4 @@
-"""Data of regression: batches of windows, and the losses of two simple baseline models."""
+"""Data of regression: batches of windows, and what an evaluation measures beside the loss."""
 
 from __future__ import annotations
 
@@ -16,22 +16,16 @@ from memconsole.plan.tasks import task_of
 from memconsole.runs.record import events
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.windows import (
-    WindowFile,
-    WindowOrder,
-    Windows,
-    WindowSplit,
-    blocks,
-)
+from memconsole_trainer.data.window_order import Row, WindowOrder, gathered
+from memconsole_trainer.data.window_split import HELD, UNSEEN, WindowSplit
+from memconsole_trainer.data.windows import WindowFile, Windows, blocks
 from memconsole_trainer.engine import Batch, Engine, LossSum
+from memconsole_trainer.tasks.closed_loop import Trials
+from memconsole_trainer.tasks.linear_maps import LinearMaps, predicted
 from memconsole_trainer.tasks.task import Judged, Teller
 
 HELD_BYTES = 16 << 20
-"""Most bytes of held-out rows kept for evaluation."""
-FITTED_ROWS = 20_000
-"""The linear map is fitted to about this many train rows."""
-RIDGE = 1e-3
-"""Ridge term per fitted row, so that constant features do not make the system singular."""
+"""Most bytes of the rows kept for evaluation: of held-out trajectories, and of unseen families."""
 
 
 def open_data(
@@ -50,26 +44,37 @@ def open_data(
         raise DataError(f"{d.source}: holds no windows to train on")
     if d.validation_fraction and not split.held_rows:
         say.warning("nothing is held out for validation: the data is a single trajectory")
-    return WindowData(plan, file, split, _held(file, split, say), _linear_map(file, split, say))
+    elif d.validation_fraction and not file.has_trajectories:
+        say.warning(
+            f"{d.source} has no trajectory_ids: blocks of neighbouring windows are held out, so that a few "
+            "validation windows overlap windows of training"
+        )
+    return WindowData(plan, file, split, say)
 
 
 class WindowData:
     """Implements `TaskData`."""
 
-    def __init__(
-        self, plan: Plan, file: WindowFile, split: WindowSplit, held: Windows, linear: Any
-    ) -> None:
+    def __init__(self, plan: Plan, file: WindowFile, split: WindowSplit, say: Teller) -> None:
         self._plan, self._file, self._split = plan, file, split
-        self._held, self._linear = held, linear
+        self._held, self._families = _side(file, split, HELD, split.held_rows, say)
+        self._unseen, _ = _side(file, split, UNSEEN, split.unseen_rows, say)
+        self._maps = LinearMaps(file, split, say.tick)
+        self._trials = self._closed_loop() if self.validation_rows else {}
         self._baselines: dict[str, float] | None = None
+        unseen = ", ".join(file.families[i] for i in sorted(split.unseen))
         self.description = (
             f"{plan.data.source}: {file.count:,} windows, {split.train_rows:,} to train on, "
             f"{split.held_rows:,} held out"
+            + (f", {split.unseen_rows:,} of systems never trained on ({unseen})" if unseen else "")
         )
         self.fingerprints: Mapping[str, str] = {"data": file.fingerprint}
         self.hashes = file.hashes
-        self.validation_rows = len(held.targets)
         self.answered_records = 0
+
+    @property
+    def validation_rows(self) -> int:
+        return len(self._held.targets)
 
     def rows(self) -> WindowRows:
         return WindowRows(self._plan, self._file, self._split)
@@ -78,23 +83,21 @@ class WindowData:
         return max(1, -(-self._split.train_rows // shape.rows))
 
     def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
-        rows = shape.micro_batch
-        for number, start in enumerate(range(0, self.validation_rows, rows)):
-            if limit and number >= limit:
-                return
-            part = Windows(*(a[start : start + rows] for a in self._held))
-            yield _batch(part, BatchShape(1, rows, shape.sequence_length))
+        return _batches(self._held, shape, limit)
 
-    def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
-        """The task's measures, and two baseline losses: of predicting zero, and of a linear map of
-        the window's last step."""
+    def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
+        """The task's measures: those summed already, the loss on families that are never trained
+        on, the cost of the model's control in closed loop, and the baselines of each."""
         if self._baselines is None:
-            self._baselines = self._measured(shape, limit)
+            self._baselines = self._linear_losses(shape, limit) | self._linear_costs()
         task = task_of(self._plan)
         own = zip(task.measures, total.measures, strict=True)
-        return Judged(
-            self._baselines | {m.key: value / max(total.weight, 1e-9) for m, value in own}
-        )
+        found = {m.key: value / max(total.weight, 1e-9) for m, value in own}
+        if len(self._unseen.targets):
+            found["unseen_loss"] = engine.evaluate(_batches(self._unseen, shape, limit)).mean
+        for name, trials in self._trials.items():
+            found[f"{name}cost_ratio"] = _median(trials.ratios(self._policy(engine)))
+        return Judged(self._baselines | found)
 
     def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:
         return {}
@@ -114,18 +117,54 @@ class WindowData:
     def sample(self, engine: Engine, step: int) -> events.Sample | None:
         return None
 
-    def _measured(self, shape: BatchShape, limit: int) -> dict[str, float]:
-        zero = linear = weight = 0.0
-        for batch in self.validation(shape, limit):
-            windows, targets, mask = (
-                batch[name][0].astype(np.float64) for name in ("windows", "targets", "mask")
-            )
-            guess = _with_one(windows[:, -1]) @ self._linear
-            zero += float((mask * targets**2).sum())
-            linear += float((mask * (guess - targets) ** 2).sum())
-            weight += float(mask.sum())
-        weight = max(weight, 1e-9)
-        return {"zero_loss": zero / weight, "linear_loss": linear / weight}
+    def _closed_loop(self) -> dict[str, Trials]:
+        """Trials by the beginning of their measures' names: of families that are never trained on,
+        and of the others."""
+        systems, noise = self._file.systems, self._file.noise
+        sides = {
+            "": [f for i, f in enumerate(systems) if i in self._split.unseen],
+            "seen_": [f for i, f in enumerate(systems) if i not in self._split.unseen],
+        }
+        length = self._plan.data.sequence_length
+        return {name: Trials(found, length, noise) for name, found in sides.items() if found}
+
+    def _policy(self, engine: Engine) -> Callable[[Any], Any]:
+        def policy(windows: Any) -> Any:
+            blank = np.zeros((len(windows), self._file.outputs), np.float32)
+            shape = BatchShape(1, len(windows), windows.shape[1])
+            return engine.outputs(_batch(Windows(windows, blank, blank), shape))
+
+        return policy
+
+    def _linear_losses(self, shape: BatchShape, limit: int) -> dict[str, float]:
+        """Losses on the held-out rows of no control, of one linear map, and of one per family; and
+        of the first two on unseen families."""
+        rows = limit * shape.micro_batch if limit else len(self._held.targets)
+        held, unseen = (Windows(*(a[:rows] for a in w)) for w in (self._held, self._unseen))
+        found = _losses(held, {"zero": 0.0, "linear": predicted(self._maps.of_all, held.windows)})
+        if self._families is not None:
+            maps = self._maps.of_families[self._families[:rows]]
+            found |= _losses(held, {"ridge": predicted(maps, held.windows)})
+        if len(unseen.targets):
+            guess = predicted(self._maps.of_all, unseen.windows)
+            found |= _losses(unseen, {"unseen_zero": 0.0, "unseen_linear": guess})
+        return found
+
+    def _linear_costs(self) -> dict[str, float]:
+        """Cost ratios of the same baselines in closed loop."""
+        found = {}
+        for name, trials in self._trials.items():
+            unseen = self._split.unseen
+            places = [i for i in range(len(self._file.systems)) if (i in unseen) == (name == "")]
+            own = self._maps.of_families[[places[i] for i in trials.families]]
+            policies: dict[str, Callable[[Any], Any]] = {
+                "zero": lambda windows: np.zeros((len(windows), self._file.outputs)),
+                "linear": lambda windows: predicted(self._maps.of_all, windows),
+                "ridge": lambda windows, own=own: predicted(own, windows),  # type: ignore[misc]
+            }
+            for key, policy in policies.items():
+                found[f"{name}{key}_cost_ratio"] = _median(trials.ratios(policy))
+        return found
 
 
 class WindowRows:
@@ -139,61 +178,65 @@ class WindowRows:
     def epoch(self, epoch: int) -> WindowOrder:
         return WindowOrder(self._file, self._split, self._seed, epoch, self.shuffle_buffer)
 
-    def join(self, rows: list[Windows]) -> Windows:
-        return Windows(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
+    def join(self, rows: list[Row]) -> Windows:
+        return gathered(rows)
 
     def batch(self, joined: Windows, shape: BatchShape) -> tuple[Batch, int]:
         return _batch(joined, shape), len(joined.targets)
+
+
+def _batches(rows: Windows, shape: BatchShape, limit: int) -> Iterator[Batch]:
+    """Evaluation batches of `rows`, at most `limit` unless it is 0."""
+    size = shape.micro_batch
+    for number, start in enumerate(range(0, len(rows.targets), size)):
+        if limit and number >= limit:
+            return
+        part = Windows(*(a[start : start + size] for a in rows))
+        yield _batch(part, BatchShape(1, size, shape.sequence_length))
 
 
 def _batch(rows: Windows, shape: BatchShape) -> Batch:
     """A batch of at most `shape.rows` rows, padded with rows whose mask is zero."""
     arrays = {}
     for name, values in zip(("windows", "targets", "mask"), rows, strict=True):
-        whole = np.zeros((shape.rows, *values.shape[1:]), np.float32)
-        whole[: len(values)] = values
+        whole = values
+        if len(values) < shape.rows:
+            whole = np.zeros((shape.rows, *values.shape[1:]), np.float32)
+            whole[: len(values)] = values
         arrays[name] = whole.reshape(shape.micro_batches, shape.micro_batch, *values.shape[1:])
     return Batch(arrays, float(rows.mask.sum()))
 
 
-def _held(file: WindowFile, split: WindowSplit, say: Teller) -> Windows:
-    """The first held-out rows, as many as fit into `HELD_BYTES`."""
+def _losses(rows: Windows, guesses: Mapping[str, Any]) -> dict[str, float]:
+    """The masked mean squared error of each guess, named `<guess>_loss`."""
+    mask, targets = rows.mask.astype(np.float64), rows.targets.astype(np.float64)
+    weight = max(float(mask.sum()), 1e-9)
+    return {
+        f"{name}_loss": float((mask * (guess - targets) ** 2).sum()) / weight
+        for name, guess in guesses.items()
+    }
+
+
+def _median(ratios: Any) -> float:
+    return float(np.median(ratios))
+
+
+def _side(
+    file: WindowFile, split: WindowSplit, side: int, rows: int, say: Teller
+) -> tuple[Windows, Any]:
+    """The first rows of one side of the split, as many as fit into `HELD_BYTES`, and the places of
+    their families; None if the file does not say them."""
     most, found = max(1, HELD_BYTES // file.row_bytes), 0
-    parts = [file.read(0, 1).take(np.zeros(0, np.int64))]
+    parts, families = [file.empty(0)], [np.zeros(0, np.int64)]
     for start, stop in blocks(file):
-        held = split.held_out(start, stop)
-        if held.any():
-            parts.append(file.read(start, stop).take(held))
-            found += int(held.sum())
-        say.tick()
-        if found >= most or found == split.held_rows:
+        if found >= min(most, rows):
             break
-    return Windows(*(np.concatenate(a)[:most] for a in zip(*parts, strict=True)))
-
-
-def _linear_map(file: WindowFile, split: WindowSplit, say: Teller) -> Any:
-    """Fit a ridge regression (features + 1, outputs) on the last step of the windows of the first
-    train rows."""
-    size = None
-    fitted = 0
-    for start, stop in blocks(file):
-        rows = file.read(start, stop).take(~split.held_out(start, stop))
-        last = _with_one(rows.windows[:, -1].astype(np.float64))
-        if size is None:
-            outputs = rows.targets.shape[1]
-            size = np.zeros((outputs, last.shape[1], last.shape[1]))
-            wanted = np.zeros((outputs, last.shape[1]))
-        mask = rows.mask.astype(np.float64)
-        size += np.einsum("no,ni,nj->oij", mask, last, last, optimize=True)
-        wanted += np.einsum("no,no,ni->oi", mask, rows.targets.astype(np.float64), last)
-        fitted += len(rows.targets)
+        wanted = np.flatnonzero(split.sides(start, stop) == side)
+        if len(wanted):
+            parts.append(file.read(start, stop).take(wanted))
+            found += len(wanted)
+            if file.families:
+                families.append(file.family_numbers(start, stop)[wanted])
         say.tick()
-        if fitted >= FITTED_ROWS:
-            break
-    assert size is not None
-    size += RIDGE * max(fitted, 1) * np.eye(size.shape[-1])
-    return np.linalg.solve(size, wanted[..., None])[..., 0].T
-
-
-def _with_one(features: Any) -> Any:
-    return np.concatenate([features, np.ones((len(features), 1))], axis=1)
+    whole = Windows(*(a[:most] for a in Windows.joined(parts)))
+    return whole, np.concatenate(families)[:most] if file.families else None

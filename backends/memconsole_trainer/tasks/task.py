@@ -65,8 +65,9 @@ class TaskData(Protocol):
         0."""
         ...
 
-    def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
-        """Turn the sums over these batches into the task's measures."""
+    def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
+        """Turn the sums over these batches into the task's measures. Some tasks measure more with
+        the engine."""
         ...
 
     def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:

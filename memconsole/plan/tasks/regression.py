@@ -26,10 +26,28 @@ class Regression:
     measures: tuple[Measure, ...] = (
         Measure("mean_absolute_error", "mean absolute error", short="MAE"),
     )
-    derived: tuple[Measure, ...] = ()
+    derived: tuple[Measure, ...] = (
+        Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
+        Measure("unseen_loss", "masked MSE on unseen systems", short="unseen"),
+        *(
+            Measure(f"{side}{of}cost_ratio", f"x optimal cost on {systems}{by}", headline=False)
+            for side, systems in (("", "unseen systems"), ("seen_", "systems trained on"))
+            for of, by in (
+                ("", ""),
+                ("zero_", ", no control"),
+                ("linear_", ", linear map"),
+                ("ridge_", ", linear map of each family"),
+            )
+            if side or of
+        ),
+        Measure("unseen_zero_loss", "zero output on unseen systems", headline=False),
+        Measure("unseen_linear_loss", "linear map on unseen systems", headline=False),
+    )
+    """In closed loop: the median cost of the model's control over that of the optimal control."""
     baselines: tuple[Measure, ...] = (
         Measure("zero_loss", "zero output", short="zero"),
         Measure("linear_loss", "linear map of the last step", short="linear"),
+        Measure("ridge_loss", "linear map of each family", short="ridge"),
     )
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:

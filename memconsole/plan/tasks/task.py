@@ -24,6 +24,8 @@ class Measure(msgspec.Struct, frozen=True):
     lower_is_better: bool = True
     short: str = ""
     """Its name in narrow places; if empty, the label is used."""
+    headline: bool = True
+    """Whether screens and logs show it. Reports hold all measures."""
 
     @property
     def name(self) -> str:

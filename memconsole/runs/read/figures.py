@@ -39,17 +39,17 @@ def baseline_of(task: Task, evaluations: Sequence[Evaluated]) -> Figure | None:
 
 
 def figures(task: Task, evaluation: Evaluated) -> tuple[Figure, ...]:
-    """The task's measures and then its baselines, those that the evaluation has."""
+    """The task's headline measures and then its baselines, those that the evaluation has."""
     found = dict(evaluation.metrics)
     if evaluation.bits_per_byte is not None:
         found["bits_per_byte"] = evaluation.bits_per_byte
     return tuple(
         Figure(measure, found[measure.key], baseline)
         for measures, baseline in (
-            (task.derived, False),
             (task.measures, False),
+            (task.derived, False),
             (task.baselines, True),
         )
         for measure in measures
-        if measure.key in found
+        if measure.headline and measure.key in found
     )

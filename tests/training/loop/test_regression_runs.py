@@ -18,7 +18,8 @@ from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.eventlog import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
-from memconsole_trainer.data.windows import WindowFile, WindowSplit
+from memconsole_trainer.data.window_split import WindowSplit
+from memconsole_trainer.data.windows import WindowFile
 
 BACKENDS = ("torch", "jax")
 LENGTH, FEATURES, OUTPUTS = 8, 19, 6

@@ -20,7 +20,7 @@ from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.systems import read_systems
 from memconsole_trainer.systems.features import features
-from memconsole_trainer.systems.simulation import simulate
+from memconsole_trainer.systems.simulation import optimal, simulate
 
 FAMILIES = "cart_pendulum,yaw_stability,two_masses"
 
@@ -68,7 +68,9 @@ def test_a_window_follows_from_its_first_state_by_the_stored_matrices(path: Path
         states = windows[mine][:, :, : v.n_states].astype(np.float64)
         chosen = systems[mine] - family.first
         still = np.zeros((len(mine), 32, v.n_states))
-        found = simulate(v, chosen, states[:, 0] * family.state_max, still)
+        step, held = (matrices[chosen] for matrices in v.steps())
+        starts = states[:, 0] * family.state_max
+        found = simulate(step, held, starts, still, optimal(v.k[chosen]))
         expected = features(found.states / family.state_max, v.n_controls)
         np.testing.assert_allclose(windows[mine], expected, atol=2e-5)
         told = found.controls[:, -1] / family.control_max

@@ -8,7 +8,7 @@ import pytest
 from memconsole_trainer.systems.families import FAMILIES
 from memconsole_trainer.systems.features import code, features
 from memconsole_trainer.systems.riccati import gain, runge_kutta, solution
-from memconsole_trainer.systems.simulation import cost, simulate
+from memconsole_trainer.systems.simulation import cost, optimal, simulate
 from memconsole_trainer.systems.variants import draw
 
 scipy_linalg = pytest.importorskip("scipy.linalg")
@@ -57,21 +57,18 @@ def test_a_step_is_that_of_four_runge_kutta_stages_and_close_to_the_exact_one() 
 
 def test_no_control_costs_less_than_the_optimal_one() -> None:
     variants = draw(FAMILIES["cart_pendulum"], 3, 0.2, seed=1)
-    chosen = np.arange(3)
+    step, held = variants.steps()
     starts = np.tile(variants.states / 2, (3, 1))
     still = np.zeros((3, 4000, 4))
-    best = cost(simulate(variants, chosen, starts, still), variants.q, variants.r)
-    p = solution(*runge_kutta(variants.a, variants.b, variants.seconds), variants.q, variants.r)
-    np.testing.assert_allclose(best, np.einsum("ti,tij,tj->t", starts, p, starts), rtol=1e-6)
+
+    def price(factor: float) -> np.ndarray:
+        policy = optimal(factor * variants.k)
+        return cost(simulate(step, held, starts, still, policy), variants.q, variants.r)
+
+    p = solution(step, held, variants.q, variants.r)
+    np.testing.assert_allclose(price(1.0), np.einsum("ti,tij,tj->t", starts, p, starts), rtol=1e-6)
     for factor in (0.9, 1.1):
-        other = simulate(
-            variants,
-            chosen,
-            starts,
-            still,
-            lambda x, f=factor: -f * (variants.k @ x[..., None])[..., 0],
-        )
-        assert (cost(other, variants.q, variants.r) > best).all()
+        assert (price(factor) > price(1.0)).all()
 
 
 def test_a_system_that_no_control_stabilizes_is_refused() -> None:

@@ -27,7 +27,7 @@ from memconsole_trainer.systems.features import (
     MOST_STATES,
     features,
 )
-from memconsole_trainer.systems.simulation import Trajectories, simulate
+from memconsole_trainer.systems.simulation import Trajectories, optimal, simulate
 from memconsole_trainer.systems.variants import Variants, draw
 
 LENGTH = 32
@@ -166,7 +166,10 @@ def _drawn(
     chosen = random.integers(variants.count, size=count)
     starts = random.uniform(-1, 1, (count, variants.n_states)) * variants.states
     noise = random.standard_normal((count, options.steps, variants.n_states))
-    return chosen, simulate(variants, chosen, starts, noise * options.noise * variants.states)
+    noise *= options.noise * variants.states
+    step, held = variants.steps()
+    policy = optimal(variants.k[chosen])
+    return chosen, simulate(step[chosen], held[chosen], starts, noise, policy)
 
 
 def _scale(variants: Variants, options: Options, seed: int) -> Scale:

@@ -1,0 +1,119 @@
+"""Closed-loop trials: what the control of a model costs, against the optimal control.
+
+The systems of a window file are simulated under a policy that sees what the model sees. The optimal
+control leads each trial until a first window is full; then the policy takes over, and costs are
+compared from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from memconsole_trainer.data.systems import StoredFamily
+from memconsole_trainer.randomness import generator
+from memconsole_trainer.systems.family import Matrix
+from memconsole_trainer.systems.features import MOST_CONTROLS, MOST_STATES, code
+from memconsole_trainer.systems.riccati import solution
+from memconsole_trainer.systems.simulation import (
+    Trajectories,
+    applied,
+    cost,
+    optimal,
+    simulate,
+)
+
+STEPS = 96
+"""Steps under the policy."""
+MOST_SYSTEMS = 24
+"""Most systems of a group of families that are simulated at an evaluation."""
+RUNAWAY = 1000.0
+"""The cost ratio of a policy that loses control, and the highest that is reported."""
+_BOUND = 1e3
+"""A state this many times its typical largest value counts as out of control."""
+
+WindowPolicy = Callable[[Any], Any]
+"""Normalized windows (S, length, features) float32 to normalized controls (S, outputs)."""
+
+
+class Trials:
+    """S systems with a start and a noise of their own, the same at every evaluation."""
+
+    def __init__(self, families: Iterable[StoredFamily], length: int, noise: float) -> None:
+        """Takes up to `MOST_SYSTEMS` systems, of each family about as many. `noise` is that of a
+        step as a share of the states' range."""
+        self._length = length
+        found = list(families)
+        self.families = [
+            i % len(found) for i in range(min(MOST_SYSTEMS, sum(f.variants.count for f in found)))
+        ]
+        """For each system the place of its family."""
+        systems = [
+            (found[place], number // len(found) % found[place].variants.count)
+            for number, place in enumerate(self.families)
+        ]
+        count, n, m = len(systems), MOST_STATES, MOST_CONTROLS
+        self._step, self._held = np.zeros((count, n, n)), np.zeros((count, n, m))
+        self._k, self._q = np.zeros((count, m, n)), np.zeros((count, n, n))
+        self._r, self._codes = np.zeros((count, m, m)), np.zeros((count, len(code(0, 0))))
+        self._state_max, self._control_max = np.ones((count, n)), np.ones((count, m))
+        self._starts, self._bound = np.zeros((count, n)), np.zeros((count, n))
+        self._rest = np.zeros((count, n, n))
+        self._noise = np.zeros((count, length + STEPS, n))
+        for i, (family, variant) in enumerate(systems):
+            v = family.variants
+            x, u = v.n_states, v.n_controls
+            step, held = v.steps()
+            self._step[i, :x, :x], self._held[i, :x, :u] = step[variant], held[variant]
+            self._rest[i, :x, :x] = solution(step[variant], held[variant], v.q, v.r)
+            self._k[i, :u, :x], self._q[i, :x, :x], self._r[i, :u, :u] = v.k[variant], v.q, v.r
+            self._state_max[i, :x], self._control_max[i, :u] = family.state_max, family.control_max
+            self._codes[i] = code(x, u)
+            random = generator(i, f"trials/{v.family}")
+            self._starts[i, :x] = random.uniform(-1, 1, x) * v.states
+            self._noise[i, :, :x] = (
+                random.standard_normal((len(self._noise[i]), x)) * noise * v.states
+            )
+            self._bound[i, :x] = _BOUND * v.states
+        self._optimal = self._cost(optimal(self._k))
+
+    @property
+    def count(self) -> int:
+        return len(self._starts)
+
+    def ratios(self, policy: WindowPolicy) -> Matrix:
+        """The cost of each system under `policy`, divided by that of the optimal control, (S,)."""
+        windows = np.zeros(
+            (self.count, self._length, MOST_STATES + self._codes.shape[1]), np.float32
+        )
+        windows[:, :, MOST_STATES:] = self._codes[:, None]
+        lost = np.zeros(self.count, bool)
+        step = 0
+
+        def control(x: Matrix) -> Matrix:
+            nonlocal step
+            lost[(np.abs(x) > self._bound).any(1)] = True
+            windows[:, :-1] = windows[:, 1:]
+            windows[:, -1, :MOST_STATES] = x / self._state_max
+            step += 1
+            if step < self._length:
+                return optimal(self._k)(x)
+            windows[lost, :, :MOST_STATES] = 0  # what is out of control is not computed on
+            found = policy(windows) * self._control_max
+            known = np.arange(MOST_CONTROLS) < np.abs(self._held).any(1).sum(1)[:, None]
+            return np.where(known & ~lost[:, None], found, 0.0)
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            ratios = self._cost(control) / self._optimal
+        return np.where(lost | ~(ratios < RUNAWAY), RUNAWAY, ratios)
+
+    def _cost(self, policy: Any) -> Matrix:
+        """The cost of the steps from the first full window on, and the least cost of what is left
+        at the end, so that no policy gains by leaving work undone."""
+        found = simulate(self._step, self._held, self._starts, self._noise, policy)
+        first, end = self._length - 1, found.states[:, -1]
+        counted = Trajectories(found.states[:, first:-1], found.controls[:, first:-1])
+        rest: Matrix = (applied(self._rest, end) * end).sum(1)
+        return cost(counted, self._q, self._r) + rest
