@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -221,5 +222,20 @@ def _naming(path: Path, what: str = "") -> Iterator[None]:
     except (DataError, PlanError):
         raise
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
-        said = f"{what} cannot be read" if what else "not a readable HDF5 file"
-        raise DataError(f"{path}: {said}: {printable(str(error))}") from None
+        said = f"{what} cannot be read: {printable(str(error))}" if what else _problem(path, error)
+        raise DataError(f"{path}: {said}") from None
+
+
+def _problem(path: Path, error: Exception) -> str:
+    """Why a file cannot be opened, for the person who named it."""
+    stored = re.search(r"stored_eof = (\d+)", str(error))
+    if not path.exists():
+        return "the file does not exist; it may have been moved or deleted"
+    if path.is_file() and path.stat().st_size == 0:
+        return "the file is empty"
+    if stored:
+        return (
+            f"the file is truncated: it has {path.stat().st_size:,} of {int(stored[1]):,} bytes; "
+            "copy or make it again"
+        )
+    return f"not a readable HDF5 file: {printable(str(error))}"

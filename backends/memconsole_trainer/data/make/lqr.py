@@ -256,6 +256,7 @@ class _Writer:
                 (rows, *row),
                 dtype,
                 chunks=(min(CHUNK_ROWS, rows), *row),
+                fletcher32=True,  # a damaged chunk is an error, not other numbers
                 **FILTERS[compression],
             )
             for name, (row, dtype) in layout.items()
