@@ -3,6 +3,7 @@ Face directory."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -13,17 +14,17 @@ from memconsole_trainer.weights.export import export
 
 
 def main() -> int:
-    if len(sys.argv) != 3 and (len(sys.argv) != 4 or sys.argv[3] != "bitnet"):
-        print(
-            "usage: python -m memconsole_trainer.export RUN_DIR OUT [bitnet]",
-            file=sys.stderr,
-        )
-        return 2
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("form", nargs="?", choices=["bitnet"])
+    parser.add_argument("--checkpoint", default="last")
+    options = parser.parse_args()
     try:
-        found = trained.read(Path(sys.argv[1]))
+        found = trained.read(options.run, options.checkpoint)
         found.check_base()
-        out, lines = Path(sys.argv[2]), []
-        if len(sys.argv) == 4:
+        out, lines = options.out, []
+        if options.form == "bitnet":
             lines = export_bitnet(found, out)
             names = sorted(path.name for path in out.iterdir())
         else:

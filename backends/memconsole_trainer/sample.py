@@ -1,5 +1,5 @@
 """``python -m memconsole_trainer.sample RUN_DIR``: continue a text, or answer a record or a message,
-with a run's newest checkpoint."""
+with a run's model."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def main() -> int:
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", default="last")
     options = parser.parse_args()
     try:
-        found = trained.read(options.run)
+        found = trained.read(options.run, options.checkpoint)
         record = asked(found.plan, options.record, options.message)
         tokenizer = found.tokenizer()
         engine = engine_factory(found.plan.backend)(found.plan, None)

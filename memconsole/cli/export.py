@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from memconsole.cli.options import checkpoint_option
 from memconsole.runs.record.directory import find_run
 
 
@@ -22,13 +23,15 @@ from memconsole.runs.record.directory import find_run
     type=click.Choice(["huggingface", "bitnet"]),
     help="bitnet: matrices in -1, 0 and 1 (b1.58), and measure the loss it costs.",
 )
+@checkpoint_option
 @click.pass_context
-def command(ctx: click.Context, run: str, directory: Path, form: str) -> None:
-    """Write RUN's newest checkpoint to DIRECTORY: config.json, safetensors and tokenizer.json.
+def command(ctx: click.Context, run: str, directory: Path, form: str, checkpoint: str) -> None:
+    """Write a checkpoint of RUN to DIRECTORY: config.json, safetensors and tokenizer.json.
 
     If the run keeps a moving average of the weights (train.ema_decay), the average is written.
     """
     found = find_run(run)
     argv = ["-P", "-m", "memconsole_trainer.export", str(found.path), str(directory)]
+    argv.append(f"--checkpoint={checkpoint}")
     argv += ["bitnet"] if form == "bitnet" else []
     ctx.exit(subprocess.run([sys.executable, *argv], stdin=subprocess.DEVNULL).returncode)

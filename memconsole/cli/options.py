@@ -25,6 +25,15 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+checkpoint_option = click.option(
+    "--checkpoint",
+    default="last",
+    show_default=True,
+    metavar="last|best|step-N",
+    help="Which one; best: with the lowest validation loss.",
+)
+
+
 def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[str, ...]) -> Plan:
     """The plan a command line describes, checked. Raises `PlanError`."""
     from memconsole.plan import catalog

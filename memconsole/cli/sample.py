@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from memconsole.cli.options import checkpoint_option
 from memconsole.runs.record.directory import find_run
 from memconsole.sanitize import clean
 
@@ -28,6 +29,7 @@ from memconsole.sanitize import clean
 )
 @click.option("--top-k", default=50, show_default=True, type=click.IntRange(0))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@checkpoint_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -39,8 +41,9 @@ def command(
     temperature: float | None,
     top_k: int,
     seed: int,
+    checkpoint: str,
 ) -> None:
-    """Continue a prompt with RUN's newest checkpoint, or answer a record or a message."""
+    """Continue a prompt with the model of RUN, or answer a record or a message."""
     if sum(map(bool, (prompt, fields, message))) > 1:
         ctx.fail("give one of --prompt, --record and --message")
     found = find_run(run)
@@ -51,6 +54,7 @@ def command(
         "--temperature": temperature,
         "--top-k": top_k,
         "--seed": seed,
+        "--checkpoint": checkpoint,
     }
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
     arguments += [f"--record={field}" for field in fields]

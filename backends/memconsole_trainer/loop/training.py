@@ -18,6 +18,7 @@ from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job, StopRequestedError
 from memconsole_trainer.loop.watch import Watch
 from memconsole_trainer.techniques import loss_scale
+from memconsole_trainer.weights.checkpoint import step_of
 
 _ADVICE = {
     "fp32": "Lower train.learning_rate, or lengthen train.warmup_steps",
@@ -221,7 +222,9 @@ class Trainer:
         )
         self._attempt.emit(ended, durable=True)
         device = self._engine.device
-        print(summary.final_block(ended, f"{device.id} ({device.name})"), flush=True)
+        best = self._job.checkpoints.best()
+        step = None if best is None else step_of(best)
+        print(summary.final_block(ended, f"{device.id} ({device.name})", step), flush=True)
         return ended
 
     def _early(self) -> str:

@@ -39,6 +39,7 @@ from memconsole.runs.record.manifest import (
 )
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.weights import tensorfile
+from memconsole_trainer.weights.best import best, mark
 
 SHARD_BYTES = 64 << 20
 """Size of a file of tensors. The host holds one such shard at a time, or one larger tensor."""
@@ -211,9 +212,10 @@ class Checkpoints:
         loss."""
         committed = self.committed()
         kept = set(committed[: self._keep])
-        scored = [(loss, p) for p in committed if (loss := _validation_loss(p)) is not None]
-        if scored:
-            kept.add(min(scored)[1])
+        lowest = self.best()
+        if lowest is not None:
+            kept.add(lowest)
+            mark(lowest)
         for path in committed:
             if path not in kept:
                 with contextlib.suppress(OSError):
@@ -236,6 +238,10 @@ class Checkpoints:
             old.rename(final)
             raise
         return old
+
+    def best(self) -> Path | None:
+        """The checkpoint with the lowest validation loss; see `best.best`."""
+        return best(self.committed())
 
     def _discard(self, path: Path) -> None:
         """Rename, then delete, so that a half-deleted checkpoint is never taken for a valid one."""
@@ -293,11 +299,3 @@ def _write_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
         file.flush()
         os.fsync(file.fileno())
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _validation_loss(path: Path) -> float | None:
-    try:
-        loss = read_json(path / STATE)["validation_loss"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return float(loss) if isinstance(loss, int | float) else None

@@ -19,7 +19,12 @@ from memconsole_trainer.data.tokenizer import Tokenizer, file_fingerprint, load
 from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged
-from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import (
+    Checkpoints,
+    LoadedCheckpoint,
+    step_of,
+    verify,
+)
 from memconsole_trainer.weights.starting import starting_weights
 
 
@@ -94,14 +99,12 @@ class TrainedModel:
         return load(self.tokenizer_file, self.architecture.vocab_size)
 
 
-def read(path: Path) -> TrainedModel:
-    """Read the newest trained model of the run at `path`. Raises `NothingTrainedError`,
-    `PlanError`."""
+def read(path: Path, which: str = "last") -> TrainedModel:
+    """Read the model of the checkpoint "last", "best" or "step-N" of the run at `path`. Raises
+    `NothingTrainedError`, `PlanError`, `ValueError`."""
     run = RunDirectory(path)
     plan = run.read_plan()
-    stored = Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints).newest(
-        lambda warning: print(f"warning: {warning}", file=sys.stderr), lambda: None, owned=False
-    )
+    stored = chosen(Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints), which)
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
     tokenizer = path / "tokenizer.json"
@@ -113,3 +116,29 @@ def read(path: Path) -> TrainedModel:
             file=sys.stderr,
         )
     return TrainedModel(plan, catalog.architecture(plan), stored, tokenizer)
+
+
+def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
+    """The checkpoint "last", "best" or "step-N"; None if the run has none."""
+    if which == "last":
+        return checkpoints.newest(
+            lambda warning: print(f"warning: {warning}", file=sys.stderr),
+            lambda: None,
+            owned=False,
+        )
+    committed, number = checkpoints.committed(), which.removeprefix("step-")
+    if which == "best":
+        path = checkpoints.best()
+    else:
+        same = (p for p in committed if number.isdecimal() and step_of(p) == int(number))
+        path = next(same, None)
+    if path is None and committed:
+        kept = ", ".join(f"step-{step_of(p)}" for p in reversed(committed))
+        why = "none was saved right after an evaluation" if which == "best" else "it is not kept"
+        raise NothingTrainedError(f"checkpoint {which}: {why}; there are last, {kept}")
+    if path is None:
+        return None
+    problem = verify(path)
+    if problem is not None:
+        raise NothingTrainedError(f"{path.name} is damaged ({problem})")
+    return LoadedCheckpoint(path)

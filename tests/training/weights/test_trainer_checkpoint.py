@@ -23,6 +23,7 @@ from memconsole_trainer.weights.checkpoint import (
     FencedError,
     NotFiniteError,
 )
+from memconsole_trainer.weights.trained import chosen
 
 STATE = {"progress": {"step": 3}, "validation_loss": None}
 
@@ -198,7 +199,25 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
         save(checkpoints, step, state=STATE | {"validation_loss": loss})
         checkpoints.retain()
     assert [step_of(p) for p in checkpoints.committed()] == [5, 4, 2]
+    assert checkpoints.best() == (tmp_path / "best").resolve() == tmp_path / "step-000000002"
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    assert chosen(checkpoints, "best") is None
+    save(checkpoints, 3)
+    with pytest.raises(ValueError, match="none was saved right after an evaluation"):
+        chosen(checkpoints, "best")
+    for step, loss in {4: 1.0, 5: 2.0}.items():
+        save(checkpoints, step, state=STATE | {"validation_loss": loss})
+    found = {which: chosen(checkpoints, which) for which in ("last", "best", "step-3", "5")}
+    assert [c.step for c in found.values() if c] == [5, 4, 3, 5]
+    with pytest.raises(ValueError, match="there are last, step-3, step-4, step-5"):
+        chosen(checkpoints, "step-9")
+    next(checkpoints.best().glob("*.safetensors")).write_bytes(b"")  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="step-000000004 is damaged"):
+        chosen(checkpoints, "best")
 
 
 def test_left_overs_of_an_interrupted_save_are_swept(tmp_path: Path) -> None:
