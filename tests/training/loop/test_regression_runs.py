@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from memconsole.plan.made import Size, kind, parse_options
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.report import report
@@ -18,6 +19,8 @@ from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.eventlog import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
+from memconsole_trainer.data.make.__main__ import make
+from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.window_split import WindowSplit
 from memconsole_trainer.data.windows import WindowFile
 
@@ -143,14 +146,35 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     assert (last.loss, last.metrics) == (expected.loss, expected.metrics)
 
 
-def test_both_backends_come_to_the_same_loss(windows: Path) -> None:
-    losses = []
+def test_both_backends_learn_the_same_and_measure_control_of_unseen_families(
+    tmp_path: Path,
+) -> None:
+    names = "yaw_stability,two_masses,cart_pendulum,lane_keeping,dc_motor,path_tracking"
+    options = parse_options(kind("lqr"), [f"families={names}", "variants=3"])
+    path = tmp_path / "lqr.h5"
+    make(Request("lqr", path, Size(660, None), 0, options))
+    found = []
     for backend in BACKENDS:
         pytest.importorskip(backend)
-        run = create_run(plan(windows, backend))
+        run = create_run(plan(path, backend, train__epochs=1))
         assert attempt(run) == 0
-        losses.append([e.loss for e in told(run, events.Evaluation)])
-    assert losses[0] == pytest.approx(losses[1], rel=5e-3)
+        (last,) = told(run, events.Evaluation)
+        found.append(last.metrics | {"loss": last.loss})
+        assert report(run).evaluations[-1].metrics == last.metrics
+    assert set(found[0]) == {
+        *("loss", "mean_absolute_error", "zero_loss", "linear_loss", "ridge_loss"),
+        *("unseen_loss", "unseen_zero_loss", "unseen_linear_loss"),
+        *(
+            f"{side}{of}cost_ratio"
+            for side in ("", "seen_")
+            for of in ("", "zero_", "linear_", "ridge_")
+        ),
+    }
+    for torch_value, jax_value in zip(found[0].values(), found[1].values(), strict=True):
+        assert jax_value == pytest.approx(torch_value, rel=2e-2)
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=5e-3)
+    assert found[0]["ridge_loss"] < found[0]["linear_loss"] < found[0]["zero_loss"]
+    assert 0.99 < found[0]["seen_ridge_cost_ratio"] < found[0]["seen_zero_cost_ratio"]
 
 
 @pytest.mark.parametrize(
