@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from memconsole.plan.tasks import task_of
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
+from memconsole.runs.record.manifest import step_of
 from memconsole_trainer.engine import Batch, StepMetrics
 from memconsole_trainer.loop import summary
 from memconsole_trainer.loop.preflight import preflight
@@ -18,7 +19,6 @@ from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job, StopRequestedError
 from memconsole_trainer.loop.watch import Watch
 from memconsole_trainer.techniques import loss_scale
-from memconsole_trainer.weights.checkpoint import step_of
 
 _ADVICE = {
     "fp32": "Lower train.learning_rate, or lengthen train.warmup_steps",

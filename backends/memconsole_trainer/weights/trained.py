@@ -15,16 +15,12 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.trained import frozen_names
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.manifest import step_of, verify
 from memconsole_trainer.data.tokenizer import Tokenizer, file_fingerprint, load
 from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged
-from memconsole_trainer.weights.checkpoint import (
-    Checkpoints,
-    LoadedCheckpoint,
-    step_of,
-    verify,
-)
+from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.starting import starting_weights
 
 

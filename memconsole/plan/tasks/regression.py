@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memconsole.plan import catalog
 from memconsole.plan.model import Model, Parameter
 from memconsole.plan.regressor import Regressor
 from memconsole.plan.sections import Plan, PlanError, quote
@@ -87,7 +88,9 @@ class Regression:
 
     def check(self, plan: Plan, model: Model) -> None:
         """Raise `PlanError` for a frozen base, a window that is too long, or data that are not windows."""
-        if not plan.data.source.lower().endswith(WINDOW_FILES):
+        known = catalog.datasets().get(plan.data.source)
+        where = plan.data.source if known is None else known.where or ""
+        if not where.lower().endswith(WINDOW_FILES):
             raise PlanError(
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from windows of numbers; "
                 f"expected an HDF5 file ({', '.join(WINDOW_FILES)}) with {', '.join(DATASETS)}",
