@@ -93,6 +93,11 @@ def asked(plan: Plan, fields: Sequence[str], message: str | None) -> dict[str, A
                 f"{nearest(name, known)}"
             )
         record[name] = value
+    try:
+        template.question(record)
+    except RecordError as error:
+        missing = _missing(template, tuple(record))
+        raise PlanError(f"the record {error}; give --record {missing}") from None
     return record
 
 
@@ -108,18 +113,13 @@ def answer(
     assert template is not None
     positions = min(found.architecture.max_positions, found.plan.data.sequence_length)
     answerer = Answerer(template, tokenizer, options.tokens or MOST_ANSWER_TOKENS, positions)
-    try:
-        said = answerer.answer(
-            engine,
-            Record("the record", record),
-            options.temperature or 0.0,
-            options.top_k,
-            options.seed,
-        )
-    except RecordError as error:
-        missing = _missing(template, tuple(record))
-        print(f"memconsole: the record {error}; give --record {missing}", file=sys.stderr)
-        return 2
+    said = answerer.answer(
+        engine,
+        Record("the record", record),
+        options.temperature or 0.0,
+        options.top_k,
+        options.seed,
+    )
     if said.room < 1:
         return _too_long(said.prompt_tokens, positions)
     if list(said.answers) == [CHAT_ANSWER]:

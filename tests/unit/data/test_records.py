@@ -28,7 +28,7 @@ from memconsole_trainer.data.make.equipment import record
 from memconsole_trainer.data.marked import encode, ids, learned, marked_dtype, trimmed
 from memconsole_trainer.data.packing import Cuts, laid, placed
 from memconsole_trainer.data.record_blocks import RecordBlocks, held_out_records
-from memconsole_trainer.data.records import JsonLines, Record, RecordDocuments
+from memconsole_trainer.data.records import JsonLines, Record, RecordDocuments, StreamRecords
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
@@ -111,6 +111,29 @@ def test_a_bad_line_is_named_by_file_and_line(line: str, words: str, tmp_path: P
     with pytest.raises(DataError) as error:
         documents(path).read(0, 3)
     assert str(error.value).startswith(f"{path}: {words}")
+
+
+def test_a_parquet_file_and_a_stream_hold_the_records_of_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [*MADE[:300], {**MADE[0], "codes": None}]
+    wanted = documents(write(tmp_path / "made.jsonl", rows)).read(0, 301)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "made.parquet")
+    assert documents(tmp_path / "made.parquet").read(0, 301) == wanted
+    broken = datasets.Dataset.from_list([*rows, {**MADE[0], "symptom": None}]).to_iterable_dataset()
+    stream = StreamRecords(broken, EQUIPMENT, "hf://some/records", None)
+    assert [record.fields["symptom"] for record in stream.records([2, 299])] == [
+        rows[2]["symptom"], rows[299]["symptom"],
+    ]  # fmt: skip
+    texts = stream.iterate(40)
+    assert list(itertools.islice(texts, 261)) == wanted[40:]
+    with pytest.raises(DataError, match=r'hf://some/records: row 302 has no field "symptom"'):
+        next(texts)
 
 
 def test_a_record_that_was_read_and_has_changed_is_found(tmp_path: Path) -> None:
