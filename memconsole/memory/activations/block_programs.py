@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from memconsole import typed_json
 from memconsole.memory.activations import general
 from memconsole.memory.activations.kernels import (
     Kernels,
@@ -119,7 +120,7 @@ def stored(name: str) -> Stored | None:
     file = files(__package__).joinpath("programs", f"{name}.json.gz")
     if not file.is_file():
         return None
-    return msgspec.json.decode(gzip.decompress(file.read_bytes()), type=Stored)
+    return typed_json.decode(gzip.decompress(file.read_bytes()), Stored)
 
 
 def is_traced(a: Architecture) -> bool:
