@@ -37,7 +37,8 @@ def gain(step: Matrix, held: Matrix, q: Matrix, r: Matrix) -> Matrix:
     """
     p = solution(step, held, q, r)
     turned = _transposed(held)
-    return np.linalg.solve(r + turned @ p @ held, turned @ p @ step)
+    found: Matrix = np.linalg.solve(r + turned @ p @ held, turned @ p @ step)
+    return found
 
 
 def solution(step: Matrix, held: Matrix, q: Matrix, r: Matrix) -> Matrix:
