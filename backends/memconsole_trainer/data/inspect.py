@@ -10,9 +10,11 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import ROWS, TABLES, folder
 from memconsole.plan.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data import hdf5, sources
 from memconsole_trainer.data.documents import DataError, Documents
-from memconsole_trainer.data.hdf5 import TokenRows
+from memconsole_trainer.data.hdf5 import Hdf5Dataset, TokenRows
+from memconsole_trainer.data.windows import WindowFile
 
 SAMPLE_CHARACTERS = 2000
 SAMPLE_TOKENS = 64
@@ -24,7 +26,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     kind: str
-    """texts | tokens | unusable"""
+    """texts | tokens | windows | unusable"""
     documents: int | None
     size_bytes: int | None
     """Size of the files on disk, if the source is made of files."""
@@ -47,6 +49,8 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
     path = Path(entry.where).expanduser() if entry.kind == "file" else None
     columns = _columns(path) if path is not None else ()
     size = _size(path) if path is not None else entry.bytes
+    if path is not None and {column.partition(" ")[0] for column in columns} >= set(DATASETS):
+        return _windows(plan.data.source, path, columns, size)
     try:
         found = sources.open_source(plan, ANY_TOKEN)
     except PlanError as error:
@@ -76,6 +80,31 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
         sample=sample,
         lengths=measured,
         lengths_problem=why,
+    )
+
+
+def _windows(source: str, path: Path, columns: tuple[str, ...], size: int | None) -> Inspection:
+    """A file of windows: how many there are, and of which families of systems."""
+    problem, count, sample = "", None, ""
+    windows, controls = (Hdf5Dataset(path, name, None).shape for name in DATASETS[:2])
+    if len(windows) != 3 or len(controls) != 2:
+        problem = f"{path}: {DATASETS[0]} or {DATASETS[1]} has the wrong number of axes"
+    else:
+        try:
+            file = WindowFile(path, windows[2], controls[1], windows[1], None)
+            count = file.count
+            sample = f"{windows[1]} steps of {windows[2]} features to {controls[1]} controls"
+            sample += "".join(f"\n{name}" for name in file.families)
+        except PlanError as error:
+            problem = str(error)
+    return Inspection(
+        source=source,
+        kind="unusable" if problem else "windows",
+        documents=count,
+        size_bytes=size,
+        columns=tuple(line for line in columns if "/" not in line.partition(" ")[0]),
+        sample=sample,
+        problem=problem,
     )
 
 

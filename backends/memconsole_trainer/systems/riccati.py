@@ -5,6 +5,8 @@ Everything works on stacks of systems: matrices are (..., n, n).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from memconsole_trainer.systems.family import Matrix
@@ -37,7 +39,8 @@ def gain(step: Matrix, held: Matrix, q: Matrix, r: Matrix) -> Matrix:
     """
     p = solution(step, held, q, r)
     turned = _transposed(held)
-    return np.linalg.solve(r + turned @ p @ held, turned @ p @ step)
+    found: Any = np.linalg.solve(r + turned @ p @ held, turned @ p @ step)
+    return np.asarray(found, np.float64)
 
 
 def solution(step: Matrix, held: Matrix, q: Matrix, r: Matrix) -> Matrix:

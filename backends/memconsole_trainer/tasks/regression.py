@@ -58,6 +58,7 @@ class WindowData:
     def __init__(self, plan: Plan, file: WindowFile, split: WindowSplit, say: Teller) -> None:
         self._plan, self._file, self._split = plan, file, split
         self._held, self._families = _side(file, split, HELD, split.held_rows, say)
+        self.validation_rows = len(self._held.targets)
         self._unseen, _ = _side(file, split, UNSEEN, split.unseen_rows, say)
         self._maps = LinearMaps(file, split, say.tick)
         self._trials = self._closed_loop() if self.validation_rows else {}
@@ -71,10 +72,6 @@ class WindowData:
         self.fingerprints: Mapping[str, str] = {"data": file.fingerprint}
         self.hashes = file.hashes
         self.answered_records = 0
-
-    @property
-    def validation_rows(self) -> int:
-        return len(self._held.targets)
 
     def rows(self) -> WindowRows:
         return WindowRows(self._plan, self._file, self._split)

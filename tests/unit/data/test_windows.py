@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from memconsole.plan.made import Size, kind, parse_options
-from memconsole.plan.plan import PlanError
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.hdf5 import Hdf5Dataset
+from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.window_order import Row, WindowOrder, gathered
@@ -122,6 +123,14 @@ def test_an_order_continues_exactly_from_its_state(path: Path) -> None:
         other = WindowOrder(file, split, 1, 3, 2048)
         other.set_state(order.get_state())
         np.testing.assert_array_equal(rest(other), whole[taken:])
+
+
+def test_an_inspection_counts_windows_and_names_families(path: Path) -> None:
+    found = inspect(replace(Plan(), {"data.source": str(path)}))
+    assert (found.kind, found.documents) == ("windows", opened(path).count)
+    first, *names = found.sample.splitlines()
+    assert first == "32 steps of 19 features to 6 controls"
+    assert set(names) == set(FAMILIES.split(","))
 
 
 def test_shorter_windows_are_the_last_steps(path: Path) -> None:

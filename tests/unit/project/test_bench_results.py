@@ -9,7 +9,7 @@ import pytest
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_conflicts, check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
-from tests.bench import agreement, bitnet, optimizations
+from tests.bench import agreement, bitnet, optimizations, window_reading
 from tests.bench.trained import BACKENDS
 
 PAGE = optimizations.PAGE.read_text(encoding="utf-8")
@@ -89,3 +89,16 @@ def test_what_was_refused_is_refused_now(backend: str) -> None:
         plan = replace(Plan(), {**names[name], "backend": backend, "device.name": "cpu"})
         with pytest.raises(PlanError):
             launched(plan)
+
+
+def test_reading_windows_is_fast_and_flat_in_the_size_of_the_file() -> None:
+    document = json.loads(window_reading.RESULTS.read_text())
+    results, found = document["results"], window_reading.figures(document["results"])
+    assert document["copies"] >= 98  # whole chunks: a hundred times as large
+    assert results["large"]["file_bytes"] > 95 * results["small"]["file_bytes"]
+    assert found["growth_bytes"] <= window_reading.MOST_GROWTH
+    assert found["time_ratio"] < 1.5
+    assert found["share_of_h5py"] >= window_reading.LEAST_SHARE
+    assert found["times_random_rows"] >= window_reading.LEAST_TIMES
+    page = window_reading.PAGE.read_text(encoding="utf-8")
+    assert f"\n{window_reading.table(results)}\n" in page

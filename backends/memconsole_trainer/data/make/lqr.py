@@ -37,7 +37,7 @@ ROUND = 24
 """Trajectories of each family in a round."""
 PILOTS = 200
 """Trajectories of each family that are simulated before writing, for its normalization."""
-FILTERS = {
+FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
     "lzf": {"compression": "lzf", "shuffle": True},
     "gzip": {"compression": 4, "shuffle": True},
