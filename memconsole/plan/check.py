@@ -65,6 +65,12 @@ def _check_backend(plan: Plan, kind: str | None) -> None:
 
 def _check_model_settings(plan: Plan) -> None:
     entry = catalog.models().get(plan.model.name)
+    if entry is None or entry.recommender is None:
+        for name in ("decoder", "items", "clusters"):
+            value = getattr(plan.model, name)
+            if value is not None:
+                reason = f"{quote(plan.model.name)} is not a recommender; leave it out"
+                raise _error(f"model.{name}", quote(value), reason)
     target = plan.model.target_params
     if target is not None and (entry is None or entry.kind == "fixed"):
         sized = ", ".join(e.name for e in catalog.models().values() if e.kind == "sized")

@@ -71,6 +71,18 @@ class ModelChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=100_000, le=2_000_000_000)] | None,
         about("parameters to aim for, for sized families"),
     ] = None
+    decoder: Annotated[
+        str | None,
+        about("a recommender's decoder: catalog name, directory or hub id; none: its own"),
+    ] = None
+    items: Annotated[
+        Annotated[int, Meta(ge=2, le=100_000_000)] | None,
+        about("items that a recommender can hold; none: its own number"),
+    ] = None
+    clusters: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        about("clusters of a recommender's items; none: its own number"),
+    ] = None
 
 
 class DataChoice(Section, frozen=True, kw_only=True):

@@ -134,7 +134,7 @@ class Decoder(nnx.Module):
     ) -> Array:
         """The normed output of the last block (B, T, C) in `dtype` for tokens (B, T); see
         `body`."""
-        positions = self.positions_of(tokens.shape[1], documents)
+        positions = positions_of(tokens.shape[1], documents)
         return self.body(self.embed(tokens, positions), dtype, around, documents, sums)
 
     def body(
@@ -152,27 +152,8 @@ class Decoder(nnx.Module):
         document numbers if documents of a row are isolated. Gradients of the blocks' weights named
         in `sums` are added to `sums` (see `accumulation`).
         """
-        a, length = self.architecture, x.shape[1]
-
-        def one(
-            block: Block,
-            x: Array,
-            is_local: Array | None,
-            rotations: list[Rotation] | None,
-            documents: Array | None,
-        ) -> Array:
-            rotation, window = layer_view(a, rotations, is_local, length)
-            return block(x, rotation, window, dtype, documents)
-
-        rotations = all_rotations(a, self.positions_of(length, documents))
-        shared = rotations, documents
-        x = through(self.layers, x, one, around, sums, local_layers(a), shared)
+        x = decoded(self.architecture, self.layers, x, dtype, around, documents, sums)
         return self.norm(x).astype(dtype)
-
-    @staticmethod
-    def positions_of(length: int, documents: Array | None) -> Array:
-        """Positions (T,) of a row, or (B, T) counted from the beginning of each document."""
-        return jnp.arange(length) if documents is None else restarted(documents)
 
     @property
     def head_weight(self) -> Array:
@@ -187,6 +168,37 @@ class Decoder(nnx.Module):
         self, tokens: Array, dtype: Any = jnp.float32, documents: Array | None = None
     ) -> Array:
         return self.logits(self.hidden(tokens, dtype, documents=documents))
+
+
+def decoded(
+    a: Architecture,
+    layers: Any,
+    x: Array,
+    dtype: Any = jnp.float32,
+    around: Around | None = None,
+    documents: Array | None = None,
+    sums: Sums | None = None,
+) -> Array:
+    """The output of the last of the stacked blocks `layers`; see `Decoder.body`."""
+    length = x.shape[1]
+
+    def one(
+        block: Block,
+        x: Array,
+        is_local: Array | None,
+        rotations: list[Rotation] | None,
+        documents: Array | None,
+    ) -> Array:
+        rotation, window = layer_view(a, rotations, is_local, length)
+        return block(x, rotation, window, dtype, documents)
+
+    shared = all_rotations(a, positions_of(length, documents)), documents
+    return through(layers, x, one, around, sums, local_layers(a), shared)
+
+
+def positions_of(length: int, documents: Array | None) -> Array:
+    """Positions (T,) of a row, or (B, T) counted from the beginning of each document."""
+    return jnp.arange(length) if documents is None else restarted(documents)
 
 
 def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from memconsole.plan.model import Model
 from memconsole.plan.tasks import task_of_model
 from memconsole_jax.tasks.language import LANGUAGE
+from memconsole_jax.tasks.recommendation import RECOMMENDATION
 from memconsole_jax.tasks.regression import REGRESSION
 from memconsole_jax.tasks.task import Task
 
-TASKS: dict[str, Task] = {"language": LANGUAGE, "regression": REGRESSION}
+TASKS: dict[str, Task] = {
+    "language": LANGUAGE,
+    "regression": REGRESSION,
+    "recommendation": RECOMMENDATION,
+}
 
 
 def of(model: Model) -> Task:

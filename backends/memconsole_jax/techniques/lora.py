@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from flax import nnx
 from jax import Array
 
 from memconsole.plan.architecture import Architecture
+from memconsole.plan.model import Model
 from memconsole_jax.models.decoder import Decoder, assemble
 from memconsole_jax.models.layers import Linear, product
 from memconsole_jax.stacking import stacks
@@ -23,6 +24,7 @@ from memconsole_trainer.techniques.adapters import SCALE
 from memconsole_trainer.techniques.base_storage import SCALES
 
 _A, _B = ".lora_a", ".lora_b"
+M = TypeVar("M", bound=nnx.Module)
 
 
 def is_adapter(name: str) -> bool:
@@ -46,22 +48,26 @@ class Adapted(nnx.Module):
 def assembled(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
     """`decoder.assemble`, plus the adapters in `weights`, if any. Matrices may be stored as
     codes."""
-    decoder = assemble(a, weights)
-    shapes = {name: stack.members[0].shape for name, stack in stacks(a).items()}
+    return equipped(assemble(a, weights), a, weights)
+
+
+def equipped(module: M, model: Model, weights: Mapping[str, Any]) -> M:
+    """`module` of `model` with the codes and adapters in `weights`, if any."""
+    shapes = {name: stack.members[0].shape for name, stack in stacks(model).items()}
     for name in weights:
         if name.endswith(SCALES):
             weight = name.removesuffix(SCALES)
             rows, columns = shapes[weight]
-            _replace(decoder, weight, QuantizedLinear, weights[name], (rows, columns))
+            _replace(module, weight, QuantizedLinear, weights[name], (rows, columns))
     for name in weights:
         if name.endswith(_A):
             b = weights[name.removesuffix(_A) + _B]
-            _replace(decoder, name, Adapted, weights[name], b)
-    return decoder
+            _replace(module, name, Adapted, weights[name], b)
+    return module
 
 
-def _replace(decoder: Decoder, name: str, kind: type, *arguments: Any) -> None:
+def _replace(module: nnx.Module, name: str, kind: type, *arguments: Any) -> None:
     """Replace the layer that has the weight `name` by a layer of another `kind` that wraps it."""
     *path, last, _ = name.split(".")
-    parent = functools.reduce(getattr, path, decoder)
+    parent = functools.reduce(getattr, path, module)
     setattr(parent, last, kind(getattr(parent, last), *arguments))

@@ -76,23 +76,30 @@ class Decoder(nn.Module):
 
     def body(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """The input of the first block, fp32 (B, T, H), to final hidden states in the compute precision."""
-        a, length = self.architecture, x.shape[1]
-        wide = rotation(a, length, local=False, device=x.device)
-        near = rotation(a, length, local=True, device=x.device)
-        whole, window = None, None
-        if documents is None:
-            window = sliding_window_mask(a, length, compute_dtype(x), x.device)
-        else:
-            wide, near = restarting(a, documents, wide, near)
-            whole, window = masks(a, documents, compute_dtype(x))
-        for index, block in enumerate(self.layers):
-            local = a.is_local(index)
-            x = block(x, near if local else wide, window if local else whole)
-        return self.norm(x)
+        return self.norm(through(self.architecture, self.layers, x, documents))
 
     def logits(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Next-token logits (B, T, V) of `tokens` (B, T)."""
         return F.linear(self(tokens, documents), self.head_weight)
+
+
+def through(
+    a: Architecture, layers: nn.ModuleList, x: Tensor, documents: Tensor | None = None
+) -> Tensor:
+    """Run x (B, T, H), fp32, through all blocks."""
+    length = x.shape[1]
+    wide = rotation(a, length, local=False, device=x.device)
+    near = rotation(a, length, local=True, device=x.device)
+    whole, window = None, None
+    if documents is None:
+        window = sliding_window_mask(a, length, compute_dtype(x), x.device)
+    else:
+        wide, near = restarting(a, documents, wide, near)
+        whole, window = masks(a, documents, compute_dtype(x))
+    for index, block in enumerate(layers):
+        local = a.is_local(index)
+        x = block(x, near if local else wide, window if local else whole)
+    return x
 
 
 class Block(nn.Module):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
+from memconsole.plan.recommender import Recommender
 from memconsole.plan.regressor import Regressor
 from memconsole_torch.tasks.language import Language
+from memconsole_torch.tasks.recommendation import Recommendation
 from memconsole_torch.tasks.regression import Regression
 from memconsole_torch.tasks.task import Task
 
@@ -15,5 +17,7 @@ def of(plan: Plan, model: Model) -> Task:
     """The task that `model` is made for, as `plan` trains it."""
     if isinstance(model, Regressor):
         return Regression(model)
+    if isinstance(model, Recommender):
+        return Recommendation(plan, model)
     assert isinstance(model, Architecture)
     return Language(plan, model)

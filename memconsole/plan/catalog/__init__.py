@@ -20,11 +20,13 @@ from memconsole.plan.catalog.entries import (
     DatasetEntry,
     ModelEntry,
     PresetEntry,
+    RecommenderEntry,
 )
 from memconsole.plan.catalog.sources import resolve
 from memconsole.plan.huggingface import find_model, read_architecture
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan, PlanError, get, nearest, quote, replace
+from memconsole.plan.recommender import Recommender
 from memconsole.plan.sizing import default_vocab_size, size
 from memconsole.plan.tokenizer_file import tokenizer_vocab_size
 
@@ -54,7 +56,10 @@ SIZED_POSITIONS = 2048
 """Positions of sized models, or the plan's sequence length where that is more."""
 _MIB = 2**20
 
-_MEANT_FOR = {"model.name": ("model.target_params",), "data.source": ("data.max_examples",)}
+_MEANT_FOR = {
+    "model.name": ("model.target_params", "model.decoder", "model.items", "model.clusters"),
+    "data.source": ("data.max_examples",),
+}
 """Settings that are reset when another value is chosen for the key."""
 
 Entry = TypeVar("Entry", ModelEntry, CatalogDevice, DatasetEntry, PresetEntry)
@@ -92,7 +97,7 @@ def architecture(plan: Plan) -> Architecture:
     """
     entry = models().get(plan.model.name)
     if entry is None:
-        return read_architecture(_found_model(plan))
+        return read_architecture(_found_model(plan.model.name))
     if entry.task != "language":
         raise PlanError(
             f"model.name = {quote(entry.name)}: learns {entry.task}, not language", "model.name"
@@ -115,15 +120,47 @@ def model(plan: Plan) -> Model:
     entry = models().get(plan.model.name)
     if entry is not None and entry.regressor is not None:
         return entry.regressor
+    if entry is not None and entry.recommender is not None:
+        return _recommender(plan, entry.recommender)
     return architecture(plan)
 
 
+def _recommender(plan: Plan, entry: RecommenderEntry) -> Recommender:
+    chosen = plan.model
+    decoder: str | Architecture = chosen.decoder or entry.decoder
+    if isinstance(decoder, str):
+        known = models().get(decoder)
+        if known is None:
+            decoder = read_architecture(_found_model(decoder, "model.decoder"))
+        elif known.architecture is None:
+            raise PlanError(
+                f"model.decoder = {quote(decoder)}: expected a language model of a fixed size",
+                "model.decoder",
+            )
+        else:
+            decoder = known.architecture
+    return Recommender(
+        decoder=decoder,
+        items=chosen.items or entry.items,
+        clusters=chosen.clusters or entry.clusters,
+        embedding_size=entry.embedding_size,
+        adapter_size=entry.adapter_size,
+    )
+
+
 def model_directory(plan: Plan) -> str | None:
-    """The directory holding the plan's pretrained weights, or None for catalog models.
+    """The directory holding the plan's pretrained weights (those of a recommender's decoder), or None for catalog
+    models.
 
     Catalog models start from new weights. Raises `PlanError` if a named model is not found.
     """
-    return None if plan.model.name in models() else str(_found_model(plan))
+    entry = models().get(plan.model.name)
+    if entry is None:
+        return _found_model(plan.model.name)
+    decoder = plan.model.decoder if entry.recommender is not None else None
+    if decoder is None or decoder in models():
+        return None
+    return _found_model(decoder, "model.decoder")
 
 
 def catalog_device(name: str) -> CatalogDevice:
@@ -170,14 +207,13 @@ def choose(plan: Plan, key: str, value: object) -> Plan:
     return replace(plan, changes)
 
 
-def _found_model(plan: Plan) -> str:
-    name = plan.model.name
+def _found_model(name: str, key: str = "model.name") -> str:
     found = find_model(name)
     if found is None:
         raise PlanError(
-            f"model.name = {quote(name)}: not a catalog model, a directory with a config.json, "
+            f"{key} = {quote(name)}: not a catalog model, a directory with a config.json, "
             f"or a hub id like owner/name{nearest(name, models()) or _some(models())}",
-            "model.name",
+            key,
         )
     return found
 

@@ -15,6 +15,17 @@ DatasetKind = Literal["stdlib", "hub", "file", "made"]
 DatasetFormat = Literal["text", "jsonl", "json", "csv", "parquet", "hdf5", "directory"]
 
 
+class RecommenderEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recommender's sizes, which `[model]` of a plan may change."""
+
+    decoder: str | Architecture
+    """The name of a catalog model, or a decoder of its own."""
+    items: int
+    clusters: int
+    embedding_size: int
+    adapter_size: int
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model: one fixed `architecture`, or a family sized by ``model.target_params``."""
 
@@ -24,10 +35,12 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     source: str
     architecture: Architecture | None = None
     """None for sized families, which `catalog.architecture(plan)` builds, and for models of other tasks."""
-    task: Literal["language", "regression"] = "language"
+    task: Literal["language", "regression", "recommendation"] = "language"
     """What it learns: the name of one of `plan.tasks`."""
     regressor: Regressor | None = None
     """The model of a regression task."""
+    recommender: RecommenderEntry | None = None
+    """The model of a recommendation task."""
     default_target_params: int | None = None
     """A sized family's number of parameters if the plan names no target."""
     parameters: int | None = None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from memconsole.plan import catalog
 from memconsole.plan.model import Model
+from memconsole.plan.recommender import Recommender
 from memconsole.plan.regressor import Regressor
 from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.language import LANGUAGE
+from memconsole.plan.tasks.recommendation import RECOMMENDATION
 from memconsole.plan.tasks.regression import REGRESSION
 from memconsole.plan.tasks.task import Input, Measure, Task
 
 __all__ = ["TASKS", "Input", "Measure", "Task", "task_of", "task_of_model"]
 
-TASKS: dict[str, Task] = {task.name: task for task in (LANGUAGE, REGRESSION)}
+TASKS: dict[str, Task] = {task.name: task for task in (LANGUAGE, REGRESSION, RECOMMENDATION)}
 
 
 def task_of(plan: Plan) -> Task:
@@ -23,4 +25,6 @@ def task_of(plan: Plan) -> Task:
 
 def task_of_model(model: Model) -> Task:
     """The task that a model is made for."""
+    if isinstance(model, Recommender):
+        return RECOMMENDATION
     return REGRESSION if isinstance(model, Regressor) else LANGUAGE

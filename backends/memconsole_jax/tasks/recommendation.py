@@ -1,0 +1,78 @@
+"""Recommendation in JAX: the two-level softmax of the next item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from memconsole.plan.plan import Plan
+from memconsole.plan.recommender import Recommender
+from memconsole.plan.tasks.recommendation import PADDING
+from memconsole_jax.models.recommender import Projected, assemble
+from memconsole_jax.tasks.task import Evaluation, Loss, Tree
+from memconsole_jax.techniques import checkpointing, precision, two_level
+from memconsole_jax.techniques.activation_offload import Disk
+from memconsole_jax.techniques.lora import equipped
+
+
+class Recommendation:
+    """Implements `memconsole_jax.tasks.task.Task`."""
+
+    def weight(self, arrays: Tree) -> Array:
+        """Number of targets that count."""
+        return jnp.sum(arrays["targets"] != PADDING)
+
+    def loss(self, plan: Plan, model: Recommender, disk: Disk | None = None) -> Loss:
+        projected = _projected(plan, model, disk)
+
+        def loss(
+            trained: Tree,
+            kept: Tree,
+            arrays: Tree,
+            sums: Tree | None = None,
+            share: Array | float = 1.0,
+        ) -> Array:
+            found = projected({**trained, **kept}, arrays, sums)
+            return two_level.nats(model, found, arrays["targets"]) * share
+
+        return loss
+
+    def evaluation(self, plan: Plan, model: Recommender) -> Evaluation:
+        """Nats, then the measures of the ranking of all items."""
+        projected = _projected(plan, model)
+
+        def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
+            found = projected({**trained, **kept}, arrays)
+            return two_level.ranked(model, found, arrays["targets"])
+
+        return evaluation
+
+    def head(self, weights: Iterable[str]) -> None:
+        """None: gradients of the table and the adapter are summed after each micro-batch."""
+        return None
+
+    def sampler(self, model: Recommender, weights: Any, place: Any) -> None:
+        return None
+
+    def outputs(self, model: Recommender, weights: Tree, arrays: Tree) -> Array:
+        """log P of every item at every position (B, T, C · M)."""
+        return two_level.scores(model, assemble(model, weights)(arrays["items"]))
+
+
+def _projected(
+    plan: Plan, model: Recommender, disk: Disk | None = None
+) -> Callable[..., Projected]:
+    """(weights, arrays, sums or None) -> `Projected`."""
+    dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
+
+    def projected(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Projected:
+        module = equipped(assemble(model, weights), model, weights)
+        return module(arrays["items"], dtype, around, sums)
+
+    return projected
+
+
+RECOMMENDATION = Recommendation()

@@ -1,0 +1,94 @@
+"""The two-level softmax of a recommender: over the clusters, and over the items of one cluster.
+
+All functions take hidden states (..., H), the members of each cluster (C, M, H), the clusters (C,
+H), all float32, and target items (...), of which 0 does not count. Positions are processed in
+chunks, so that the logits of all positions never exist at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from memconsole.plan.recommender import Recommender
+from memconsole.plan.tasks.recommendation import CUTOFFS, PADDING
+from memconsole_jax.models.recommender import Projected
+from memconsole_trainer.techniques.two_level import ABSENT, chunk_positions, scored_positions
+
+
+def nats(model: Recommender, found: Projected, targets: Array) -> Array:
+    """Summed -log P(cluster) - log P(item | cluster) of the targets. The backward pass computes the
+    logits again, one chunk at a time."""
+
+    def one(hidden: Array, labels: Array) -> Array:
+        counts, place = labels != PADDING, jnp.maximum(labels - 1, 0)
+        cluster, member = place // model.cluster_size, place % model.cluster_size  # (n,)
+        of_cluster = hidden @ found.clusters.T  # (n, C)
+        of_item = jnp.einsum("nh,nmh->nm", hidden, found.members[cluster])  # (n, M)
+        of_item = jnp.where(_present(model)[cluster], of_item, ABSENT)
+        return jnp.sum(counts * (_lost(of_cluster, cluster) + _lost(of_item, member)))
+
+    return _summed(one, jnp.float32(0.0), found.hidden, targets, chunk_positions(model))
+
+
+def scores(model: Recommender, found: Projected) -> Array:
+    """log P(item) of every item, at every position (..., C · M); item i is column i - 1. Columns without an item
+    are about `ABSENT`."""
+    of_cluster = jax.nn.log_softmax(found.hidden @ found.clusters.T, axis=-1)  # (..., C)
+    of_item = jnp.einsum("...h,cmh->...cm", found.hidden, found.members)
+    of_item = jax.nn.log_softmax(jnp.where(_present(model), of_item, ABSENT), axis=-1)
+    return (of_item + of_cluster[..., None]).reshape(*of_cluster.shape[:-1], -1)
+
+
+def ranked(model: Recommender, found: Projected, targets: Array) -> Array:
+    """Sums over the targets: nats, then recall, MRR and NDCG at each of `CUTOFFS`, among all items. An
+    item with the target's score ranks before it."""
+
+    def one(hidden: Array, labels: Array) -> Array:
+        counts, place = labels != PADDING, jnp.maximum(labels - 1, 0)
+        of_all = scores(model, found._replace(hidden=hidden))  # (n, C · M)
+        own = jnp.take_along_axis(of_all, place[:, None], axis=1)  # (n, 1)
+        rank = jnp.sum(of_all >= own, axis=1).astype(jnp.float32)
+        gains = [jnp.ones_like(rank), 1 / rank, 1 / jnp.log2(rank + 1)]
+        # A score that is not a number has rank 0.
+        hits = [(rank >= 1) & (rank <= k) for k in CUTOFFS]
+        columns = [-own[:, 0], *(jnp.where(hit, gain, 0.0) for gain in gains for hit in hits)]
+        return jnp.stack([jnp.sum(column * counts) for column in columns])
+
+    start = jnp.zeros(1 + 3 * len(CUTOFFS))
+    return _summed(one, start, found.hidden, targets, scored_positions(model))
+
+
+def _lost(logits: Array, targets: Array) -> Array:
+    """Nats of targets (n,) given logits (n, classes)."""
+    picked = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def _present(model: Recommender) -> Array:
+    """Which places of each cluster hold an item (C, M)."""
+    members = np.array([model.members(cluster) for cluster in range(model.clusters)])
+    return jnp.asarray(np.arange(model.cluster_size) < members[:, None])
+
+
+def _summed(
+    one: Callable[[Array, Array], Array], start: Array, hidden: Array, targets: Array, size: int
+) -> Array:
+    """The sum of `one` over chunks of at most `size` positions; the last chunk is padded."""
+    rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    chunks = -(-len(rows) // size)
+    size = -(-len(rows) // chunks)
+    missing = chunks * size - len(rows)
+    rows = jnp.pad(rows, ((0, missing), (0, 0))).reshape(chunks, size, -1)
+    labels = jnp.pad(labels, (0, missing), constant_values=PADDING).reshape(chunks, size)
+    if chunks == 1:
+        return start + one(rows[0], labels[0])
+
+    def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + jax.checkpoint(one)(*part), None
+
+    return lax.scan(step, start, (rows, labels))[0]

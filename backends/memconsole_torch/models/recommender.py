@@ -1,0 +1,82 @@
+"""The recommender in torch: a table of items, an adapter, and the blocks of a decoder.
+
+Module names spell the canonical parameter names of `memconsole.plan.recommender`. The adapter and
+the scores are fp32 in any autocast precision. All items are projected once for each micro-batch,
+because they are inputs and classes at the same time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from memconsole.plan.recommender import Recommender as Shape
+from memconsole_torch.models.decoder import Block, Norm, through
+
+
+class Projected(NamedTuple):
+    """Final hidden states (B, T, H), and what they are scored against, all fp32."""
+
+    hidden: Tensor
+    members: Tensor
+    """The items of each cluster (C, M, H)."""
+    clusters: Tensor
+    """(C, H)."""
+
+
+class Recommender(nn.Module):
+    """Items (B, T) to `Projected`."""
+
+    def __init__(self, model: Shape) -> None:
+        super().__init__()
+        a = model.decoder
+        self.model = model
+        self.items = nn.Embedding(model.rows, model.embedding_size)
+        self.clusters = nn.Embedding(model.clusters, model.embedding_size)
+        self.adapter = Adapter(model)
+        if a.positions == "learned":
+            self.positions = nn.Embedding(a.max_positions, a.hidden_size)
+        self.layers = nn.ModuleList(Block(a, layer) for layer in range(a.layers))
+        self.norm = Norm(a, a.hidden_size)
+
+    def forward(self, items: Tensor) -> Projected:
+        a = self.model.decoder
+        projected = self.projected(self.items.weight)  # (rows, H)
+        x = F.embedding(items, projected)  # (B, T, H)
+        if a.scale_embeddings:
+            x = x * a.hidden_size**0.5
+        if a.positions == "learned":
+            x = x + self.positions.weight[: items.shape[1]]
+        hidden = self.norm(through(a, self.layers, x)).float()
+        members = projected[1:].view(self.model.clusters, -1, a.hidden_size)
+        return Projected(hidden, members, self.projected(self.clusters.weight))
+
+    def projected(self, rows: Tensor) -> Tensor:
+        """Rows (n, embedding) through the adapter (n, H). The backward pass computes it again, so that the
+        hidden layer of all items is not kept."""
+        if not torch.is_grad_enabled():
+            found: Tensor = self.adapter(rows)
+            return found
+        found = checkpoint(self.adapter, rows, use_reentrant=False, preserve_rng_state=False)
+        return found
+
+
+class Adapter(nn.Module):
+    """``gelu(down(gelu(up(x))))`` in fp32."""
+
+    def __init__(self, model: Shape) -> None:
+        super().__init__()
+        self.up = nn.Linear(model.embedding_size, model.adapter_size)
+        self.down = nn.Linear(model.adapter_size, model.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.float()
+            for layer in (self.up, self.down):
+                x = F.linear(x, layer.weight.float(), layer.bias.float())
+                x = F.gelu(x, approximate="tanh")
+            return x

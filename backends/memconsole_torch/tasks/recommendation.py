@@ -1,0 +1,38 @@
+"""Recommendation in torch: the two-level softmax of the next item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from memconsole.plan.plan import Plan
+from memconsole.plan.recommender import Recommender as Shape
+from memconsole_torch.models.recommender import Projected, Recommender
+from memconsole_torch.tasks.task import Rows
+from memconsole_torch.techniques import two_level
+
+
+class Recommendation:
+    """Implements `Task`."""
+
+    criterion: Callable[..., Tensor]
+
+    def __init__(self, plan: Plan, model: Shape) -> None:
+        self._model = model
+        self.criterion = two_level.nats
+
+    def module(self) -> nn.Module:
+        return Recommender(self._model)
+
+    def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
+        found: Projected = module(rows["items"])
+        return self.criterion(self._model, found, rows["targets"]) * share
+
+    def sums(self, module: nn.Module, rows: Rows) -> Tensor:
+        """Nats, then the measures of the ranking of all items."""
+        return two_level.ranked(self._model, module(rows["items"]), rows["targets"])
+
+    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+        """log P of every item at every position (B, T, C · M)."""
+        return two_level.scores(self._model, module(rows["items"]))

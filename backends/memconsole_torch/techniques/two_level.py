@@ -1,0 +1,93 @@
+"""The two-level softmax of a recommender: over the clusters, and over the items of one cluster.
+
+All functions take hidden states (..., H), the members of each cluster (C, M, H), the clusters (C,
+H), all fp32, and target items (...), of which 0 does not count. Positions are processed in chunks,
+so that the logits of all positions never exist at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from memconsole.plan.recommender import Recommender
+from memconsole.plan.tasks.recommendation import CUTOFFS, PADDING
+from memconsole_torch.models.recommender import Projected
+from memconsole_trainer.techniques.two_level import ABSENT, chunk_positions, scored_positions
+
+
+def nats(model: Recommender, found: Projected, targets: Tensor) -> Tensor:
+    """Summed -log P(cluster) - log P(item | cluster) of the targets. The backward pass computes the
+    logits again, one chunk at a time."""
+    size = chunk_positions(model)
+    total = torch.zeros((), device=targets.device)
+    for hidden, labels in _chunks(found.hidden, targets, size):
+        arguments = model, hidden, found.members, found.clusters, labels
+        if torch.is_grad_enabled():
+            total = total + checkpoint(
+                _nats, *arguments, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            total = total + _nats(*arguments)
+    return total
+
+
+def _nats(
+    model: Recommender, hidden: Tensor, members: Tensor, clusters: Tensor, targets: Tensor
+) -> Tensor:
+    """The same for one chunk of n positions."""
+    counts, place = targets != PADDING, (targets - 1).clamp(min=0).long()
+    with torch.autocast(hidden.device.type, enabled=False):
+        cluster, member = place // model.cluster_size, place % model.cluster_size  # (n,)
+        of_cluster = F.linear(hidden, clusters)  # (n, C)
+        own = F.embedding(cluster, members.flatten(1)).view(-1, *members.shape[1:])  # (n, M, H)
+        of_item = torch.bmm(own, hidden[:, :, None])[:, :, 0]  # (n, M)
+        of_item = of_item.masked_fill(~_present(model, hidden.device)[cluster], ABSENT)
+        lost = F.cross_entropy(of_cluster, cluster, reduction="none")
+        lost = lost + F.cross_entropy(of_item, member, reduction="none")
+        return (lost * counts).sum()
+
+
+def scores(model: Recommender, found: Projected) -> Tensor:
+    """log P(item) of every item, at every position (..., C · M); item i is column i - 1. Columns without an item
+    are about `ABSENT`."""
+    with torch.autocast(found.hidden.device.type, enabled=False):
+        of_cluster = F.linear(found.hidden, found.clusters).log_softmax(-1)  # (..., C)
+        of_item = F.linear(found.hidden, found.members.flatten(0, 1))  # (..., C · M)
+        of_item = of_item.unflatten(-1, (model.clusters, model.cluster_size))
+        of_item = of_item.masked_fill(~_present(model, of_item.device), ABSENT).log_softmax(-1)
+        return (of_item + of_cluster[..., None]).flatten(-2)
+
+
+@torch.no_grad()
+def ranked(model: Recommender, found: Projected, targets: Tensor) -> Tensor:
+    """Sums over the targets: nats, then recall, MRR and NDCG at each of `CUTOFFS`, among all items. An
+    item with the target's score ranks before it."""
+    sums = torch.zeros(1 + 3 * len(CUTOFFS), device=targets.device)
+    for hidden, labels in _chunks(found.hidden, targets, scored_positions(model)):
+        counts, place = labels != PADDING, (labels - 1).clamp(min=0).long()
+        of_all = scores(model, found._replace(hidden=hidden))  # (n, C · M)
+        own = of_all.gather(1, place[:, None])  # (n, 1)
+        rank = (of_all >= own).sum(1).float()
+        gains = [torch.ones_like(rank), 1 / rank, 1 / torch.log2(rank + 1)]
+        hits = [
+            (rank >= 1) & (rank <= k) for k in CUTOFFS
+        ]  # a score that is not a number has rank 0
+        columns = [-own[:, 0], *(torch.where(hit, gain, 0.0) for gain in gains for hit in hits)]
+        sums += torch.stack([(column * counts).sum() for column in columns])
+    return sums
+
+
+def _present(model: Recommender, device: torch.device) -> Tensor:
+    """Which places of each cluster hold an item (C, M)."""
+    fewest = model.items // model.clusters
+    many = torch.arange(model.clusters, device=device) < model.items % model.clusters
+    return torch.arange(model.cluster_size, device=device) < (fewest + many.long())[:, None]
+
+
+def _chunks(hidden: Tensor, targets: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(hidden.flatten(0, -2).split(size), targets.flatten().split(size), strict=True)

@@ -1,0 +1,114 @@
+"""Recommendation: predicts the next item of a person's history, through a decoder that may be frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memconsole.plan.model import Model, Parameter
+from memconsole.plan.recommender import Recommender, is_of_decoder
+from memconsole.plan.sections import Plan, PlanError, quote
+from memconsole.plan.tasks.task import Input, Measure
+
+PADDING = 0
+"""The item of places without an item. As a target it does not count."""
+RATING_FILES = (".dat", ".csv")
+CUTOFFS = (1, 5, 10)
+RANKED = tuple(f"{kind}_at_{k}" for kind in ("recall", "mrr", "ndcg") for k in CUTOFFS)
+"""Keys of the measures of a ranking, in the order in which backends return their sums."""
+BASELINES = {"popularity": "popularity", "knn": "item-kNN"}
+"""Label of each baseline that ranks items, by the prefix of its measures."""
+_TEXT = "the data are histories of items, not text"
+_HEADLINES = {"recall_at_10": "R@10", "ndcg_at_10": "NDCG@10"}
+_NAMES = {"recall": "Recall", "mrr": "MRR", "ndcg": "NDCG"}
+
+
+def _measure(key: str, prefix: str = "") -> Measure:
+    kind, _, cutoff = key.partition("_at_")
+    of = f"{BASELINES[prefix]} " if prefix else ""
+    return Measure(
+        f"{prefix}_{key}" if prefix else key,
+        f"{of}{_NAMES[kind]}@{cutoff}",
+        lower_is_better=False,
+        short=f"{of}{_HEADLINES[key]}" if key in _HEADLINES else "",
+        headline=key in _HEADLINES,
+    )
+
+
+class Recommendation:
+    """The loss is in nats per item: of its cluster, and of the item among those of its cluster."""
+
+    name = "recommendation"
+    unit, units, positions = "interaction", "interactions", "items"
+    loss = Measure("loss", "loss", "nats")
+    measures: tuple[Measure, ...] = tuple(_measure(key) for key in RANKED)
+    derived: tuple[Measure, ...] = tuple(
+        _measure(key, prefix) for prefix in BASELINES for key in RANKED
+    )
+    baselines: tuple[Measure, ...] = (
+        Measure("popularity_loss", "popularity", "nats", short="popularity"),
+    )
+
+    def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
+        """Items, and the item that follows each of them; 0 where there is none."""
+        row = (plan.data.sequence_length,)
+        return (Input("items", "int32", row), Input("targets", "int32", row))
+
+    def units_per_row(self, plan: Plan) -> int:
+        return plan.data.sequence_length
+
+    def trained(self, plan: Plan, model: Model) -> list[Parameter]:
+        """Everything, or with a frozen base only what lies outside the decoder."""
+        whole = plan.optimize.freeze_base
+        return [p for p in model.parameters() if not (whole and is_of_decoder(p))]
+
+    def flops_per_row(self, plan: Plan, model: Model) -> float:
+        """Two operations for each weight of the decoder and position, attention over half of the row,
+        the scores of clusters and of a cluster's items, and the adapter, shared by a micro-batch's rows."""
+        assert isinstance(model, Recommender)
+        a, length = model.decoder, plan.data.sequence_length
+        matrices = sum(p.size for p in model.parameters() if p.role == "matrix")
+        adapter = sum(p.size for p in model.parameters() if p.role == "input")
+        scores = a.hidden_size * (model.clusters + model.cluster_size)
+        attention = 2 * length * a.query_width * a.layers
+        projected = adapter * (model.rows + model.clusters) / plan.train.batch_size
+        return 2.0 * length * (matrices + scores) + length * attention + 2.0 * projected
+
+    def not_applicable(self, plan: Plan) -> Mapping[str, str]:
+        return {
+            "optimize.fused_loss": "the loss is always computed in chunks",
+            "optimize.lora_rank": "the item table and its adapter are what is trained",
+            "data.isolate_documents": "a row holds the history of one person",
+            "data.streaming": "histories are held in memory",
+            "data.shuffle_buffer": "all rows are shuffled",
+            "train.sample_tokens": _TEXT,
+        }
+
+    def check(self, plan: Plan, model: Model) -> None:
+        """Raise `PlanError` for adapters, rows that are too long, or data that are not ratings."""
+        assert isinstance(model, Recommender)
+        if not plan.data.source.lower().endswith(RATING_FILES):
+            raise PlanError(
+                f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from ratings; "
+                f"expected a file ratings.dat or ratings.csv in a layout of MovieLens",
+                "data.source",
+            )
+        if plan.optimize.lora_rank:
+            raise PlanError(
+                f"optimize.lora_rank: {self.not_applicable(plan)['optimize.lora_rank']}",
+                "optimize.lora_rank",
+            )
+        if model.clusters > model.items:
+            raise PlanError(
+                f"model.clusters = {model.clusters:,}: expected at most model.items = {model.items:,}",
+                "model.clusters",
+            )
+        length, a = plan.data.sequence_length, model.decoder
+        if a.positions == "learned" and length > a.max_positions:
+            raise PlanError(
+                f"data.sequence_length = {length:,}: the decoder of {plan.model.name} has "
+                f"{a.max_positions:,} learned positions; expected at most {a.max_positions:,}",
+                "data.sequence_length",
+            )
+
+
+RECOMMENDATION = Recommendation()
