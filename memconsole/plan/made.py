@@ -61,6 +61,17 @@ KINDS: tuple[Kind, ...] = (
             Option("compression", "lzf", "none, lzf or gzip"),
         ),
     ),
+    Kind(
+        "ratings",
+        "users and the items they met, with titles and genres, in MovieLens' layout: a folder with "
+        "ratings.dat and movies.dat",
+        "ratings",
+        (
+            Option("items", 1000, "items in all"),
+            Option("genres", 20, "genres, which are clusters of items"),
+            Option("history", 60, "mean number of ratings per user"),
+        ),
+    ),
 )
 
 

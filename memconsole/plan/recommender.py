@@ -74,9 +74,9 @@ class Recommender(
         yield from _linear("adapter.down", hidden, inner)
         outside = {"embedding", "head", "auxiliary"}
         for parameter in self.decoder.parameters():
-            if parameter.layer is not None or parameter.role not in outside:
-                if not parameter.name.startswith("diagnostic_head"):
-                    yield parameter
+            outside_blocks = parameter.layer is None and parameter.role in outside
+            if not outside_blocks and not parameter.name.startswith("diagnostic_head"):
+                yield parameter
 
 
 def is_of_decoder(parameter: Parameter) -> bool:

@@ -8,10 +8,14 @@ from pathlib import Path
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole_trainer.tasks import language, regression
+from memconsole_trainer.tasks import language, recommendation, regression
 from memconsole_trainer.tasks.task import Opener, TaskData, Teller
 
-OPENERS: dict[str, Opener] = {"language": language.open_data, "regression": regression.open_data}
+OPENERS: dict[str, Opener] = {
+    "language": language.open_data,
+    "regression": regression.open_data,
+    "recommendation": recommendation.open_data,
+}
 """The opener of each task, by the task's name."""
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memconsole.plan import catalog
 from memconsole.plan.architecture import Architecture
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.recommender import Recommender, is_of_decoder
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights, has_weights
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -37,10 +41,24 @@ def starting_weights(plan: Plan, model: Model) -> WeightSource:
     Raises `WeightsError`.
     """
     directory = weights_directory(plan)
-    if directory is not None and has_weights(directory):
-        assert isinstance(model, Architecture)
-        return HuggingFaceWeights(directory, model)
-    return InitialWeights(model, plan.train.seed)
+    new = InitialWeights(model, plan.train.seed)
+    if directory is None or not has_weights(directory):
+        return new
+    if isinstance(model, Recommender):
+        return _Around(model, HuggingFaceWeights(directory, model.decoder), new)
+    assert isinstance(model, Architecture)
+    return HuggingFaceWeights(directory, model)
+
+
+class _Around:
+    """The weights of a recommender with a loaded decoder: the others are new."""
+
+    def __init__(self, model: Recommender, decoder: WeightSource, new: WeightSource) -> None:
+        self._loaded = {p.name for p in model.parameters() if is_of_decoder(p)}
+        self._decoder, self._new = decoder, new
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        return (self._decoder if name in self._loaded else self._new).tensor(name)
 
 
 def check_format(directory: Path) -> None:

@@ -1,0 +1,1 @@
+"""Ratings as histories of items: read, clustered, split, and ranked by simple baselines."""

@@ -1,0 +1,78 @@
+"""The items of a run: which number of the data is which item of the model, by cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.plan import PlanError
+from memconsole.plan.recommender import Recommender
+from memconsole_trainer.data.ratings import clusters
+from memconsole_trainer.data.ratings.histories import Histories
+from memconsole_trainer.data.ratings.metadata import Metadata, features
+from memconsole_trainer.data.ratings.reading import Ratings
+
+Int64 = NDArray[np.int64]
+SEED = 0
+"""Of clustering. It does not depend on the run, so that runs with other seeds have the same clusters."""
+
+
+class Numbering(msgspec.Struct, frozen=True):
+    """The number of each of the model's items in the data, from item 1; -1 where there is none."""
+
+    data: str
+    """Hash of the ratings and the metadata."""
+    numbers: list[int]
+
+    def items_of(self, numbers: Int64) -> NDArray[np.int32]:
+        """The items of `numbers` of the data."""
+        own = np.array(self.numbers)
+        order = np.argsort(own, kind="stable")
+        return (order[np.searchsorted(own, numbers, sorter=order)] + 1).astype(np.int32)
+
+
+def places(model: Recommender) -> Int64:
+    """The items that exist, sorted: some last places of clusters are empty."""
+    number = np.arange(model.rows - 1)
+    members = np.array([model.members(c) for c in range(model.clusters)])
+    cluster, member = number // model.cluster_size, number % model.cluster_size
+    return np.flatnonzero(member < members[cluster]) + 1
+
+
+def check_room(path: Path, ratings: Ratings, model: Recommender) -> None:
+    """Raise `PlanError` if the data holds more items than the model."""
+    found = len(np.unique(ratings.items))
+    if found > model.items:
+        raise PlanError(
+            f"{path}: holds {found:,} items, the model {model.items:,}; set model.items = {found}",
+            "model.items",
+        )
+
+
+def number(
+    ratings: Ratings,
+    metadata: Metadata | None,
+    model: Recommender,
+    fraction: float,
+    data: str,
+    tick: Callable[[], None],
+) -> Numbering:
+    """Cluster the items, and number them by cluster. Items that no rating names take the places that are left."""
+    own, dense = np.unique(ratings.items, return_inverse=True)
+    if metadata is not None:
+        rows = features(metadata, own.tolist())
+    else:
+        histories = Histories(ratings.users, dense.astype(np.int32), fraction)
+        owner, items = histories.train_items()
+        rows = clusters.from_histories(items.astype(np.int64), owner, len(own), SEED)
+    members = np.array([model.members(c) for c in range(model.clusters)])
+    cluster = clusters.balanced(rows, members, SEED, tick)
+    numbers = np.full(model.rows - 1, -1)
+    for c in range(model.clusters):
+        found = own[cluster == c]
+        numbers[c * model.cluster_size : c * model.cluster_size + len(found)] = found
+    return Numbering(data, numbers.tolist())

@@ -1,0 +1,125 @@
+"""Data of recommendation: rows of items, and the rankings of two simple baselines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from memconsole.plan import catalog
+from memconsole.plan.model import Model
+from memconsole.plan.plan import Plan
+from memconsole.plan.recommender import Recommender
+from memconsole.plan.tasks import task_of
+from memconsole.runs.record import events
+from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.ratings.baselines import Baselines
+from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
+from memconsole_trainer.data.ratings.metadata import find_metadata
+from memconsole_trainer.data.ratings.numbering import Numbering, check_room, number, places
+from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
+from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.engine import Batch, Engine, LossSum
+from memconsole_trainer.tasks.task import Judged, Teller
+
+FILE = "items.json"
+"""In the run's directory: its `Numbering`, so that a resumed run has the same clusters."""
+
+
+def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> RatingData:
+    """Read the ratings of a run, cluster its items and split its histories. Raises `PlanError` and
+    `DataError`."""
+    assert isinstance(model, Recommender)
+    say.phase("data", plan.data.source)
+    path = Path(catalog.dataset(plan).where).expanduser()
+    ratings = _first_users(read_ratings(path, say.tick), plan.data.max_examples)
+    check_room(path, ratings, model)
+    metadata = find_metadata(path)
+    data = ratings.fingerprint + (metadata.fingerprint if metadata else "")
+    say.phase("data", "clustering")
+    stored = directory / FILE
+    try:
+        numbering = msgspec.json.decode(stored.read_bytes(), type=Numbering)
+    except (OSError, msgspec.DecodeError):
+        numbering = number(ratings, metadata, model, plan.data.validation_fraction, data, say.tick)
+        stored.write_bytes(msgspec.json.encode(numbering))
+    if numbering.data != data:
+        raise DataError(f"{path}: the ratings have changed since this run began; start a new run")
+    items = numbering.items_of(ratings.items)
+    histories = Histories(ratings.users, items, plan.data.validation_fraction)
+    found = RatingData(plan, model, histories, numbering)
+    if not len(found.rows().bounds):
+        raise DataError(f"{path}: no user has two interactions to train on")
+    if plan.data.validation_fraction and not found.validation_rows:
+        say.warning("nothing is held out for validation: no user has three interactions")
+    if metadata is None:
+        say.warning("no metadata beside the ratings: items are clustered by what is met near them")
+    return found
+
+
+def _first_users(ratings: Ratings, most: int | None) -> Ratings:
+    """The ratings of the first `most` users."""
+    if most is None:
+        return ratings
+    kept = ratings.users <= np.unique(ratings.users)[:most].max()
+    return Ratings(ratings.users[kept], ratings.items[kept], ratings.fingerprint)
+
+
+class RatingData:
+    """Implements `TaskData`."""
+
+    def __init__(
+        self, plan: Plan, model: Recommender, histories: Histories, numbering: Numbering
+    ) -> None:
+        self._plan, self._model, self._histories = plan, model, histories
+        self._held = histories.held_rows(plan.data.sequence_length)
+        self._baselines: dict[str, float] | None = None
+        named = sum(number >= 0 for number in numbering.numbers)
+        self.description = (
+            f"{plan.data.source}: {len(histories.items):,} interactions of {len(histories):,} users with "
+            f"{named:,} items, {histories.held_out:,} held out"
+        )
+        numbers = np.array(numbering.numbers).tobytes()
+        self.fingerprints: Mapping[str, str] = {
+            "data": numbering.data,
+            "clustering": hashlib.sha256(numbers).hexdigest(),
+        }
+        self.validation_rows = len(self._held)
+
+    def rows(self) -> HistoryRows:
+        return HistoryRows(self._plan, self._histories)
+
+    def steps_per_epoch(self, shape: BatchShape) -> int:
+        return max(1, -(-len(self.rows().bounds) // shape.rows))
+
+    def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
+        rows, items = shape.micro_batch, self._histories.items
+        one = BatchShape(1, rows, shape.sequence_length)
+        for number, start in enumerate(range(0, self.validation_rows, rows)):
+            if limit and number >= limit:
+                return
+            part = self._held[start : start + rows]
+            yield batch_of([(items[b:e], f - b) for b, f, e in part], one)
+
+    def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
+        """The task's measures, and those of popularity and item-kNN on the same held-out items."""
+        if self._baselines is None:
+            held = self._held[: limit * shape.micro_batch] if limit else self._held
+            made = Baselines(self._histories, self._model.rows, places(self._model))
+            self._baselines = made.measured(held)
+        own = zip(task_of(self._plan).measures, total.measures, strict=True)
+        return Judged(self._baselines | {m.key: v / max(total.weight, 1e-9) for m, v in own})
+
+    def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
+        full = np.resize(places(self._model), shape.rows * (shape.sequence_length + 1))
+        rows = full.astype(np.int32).reshape(shape.rows, -1)
+        return batch_of([(row, 1) for row in rows], shape)
+
+    def room_for_sample(self) -> bool:
+        return False
+
+    def sample(self, engine: Engine, step: int) -> events.Sample | None:
+        return None
