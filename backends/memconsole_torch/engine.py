@@ -32,6 +32,7 @@ from memconsole_torch.techniques import (
     offload,
     optimizers,
     precision,
+    quantized_base,
     rounding,
 )
 from memconsole_torch.techniques.average import Average
@@ -51,7 +52,7 @@ from memconsole_trainer.engine import (
 )
 from memconsole_trainer.host.platform_lines import optimization_lines
 from memconsole_trainer.loop.schedule import learning_rate
-from memconsole_trainer.techniques import adapters, average, loss_scale
+from memconsole_trainer.techniques import adapters, average, base_storage, loss_scale
 
 
 def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
@@ -109,8 +110,15 @@ class TorchEngine:
             assert isinstance(model, Architecture)
             self.module: nn.Module = lora.load(plan, model, source, self._device)
         else:
-            narrow = partial(rounding.narrow, plan, frozen)
-            self.module = pretrained.load(model, self.task.module, source, self._device, narrow)
+
+            def stored(module: nn.Module) -> None:
+                rounding.narrow(plan, frozen, module)
+                quantized_base.apply(plan, module)
+
+            parts = partial(base_storage.parts, plan)
+            self.module = pretrained.load(
+                model, self.task.module, source, self._device, stored, parts
+            )
         self._base = source.fingerprint()
         trained = adapters.trained_parameters(plan, model)
         names = {p.name for p in trained}

@@ -46,7 +46,8 @@ def apply(module: nn.Module, mode: Checkpointing, rank: int = 0) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode != "full":
-        policy = partial(_policy, module.model, rank, mode == "selective")
+        shape = getattr(module.model, "decoder", module.model)
+        policy = partial(_policy, shape, rank, mode == "selective")
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     for block in module.layers:
         block.forward = _checkpointed(block.forward, options)

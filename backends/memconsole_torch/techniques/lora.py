@@ -14,16 +14,10 @@ from memconsole.plan.plan import BaseStorage, Plan
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.techniques.precision import COMPUTE
-from memconsole_torch.techniques.quantized_base import product
+from memconsole_torch.techniques.quantized_base import hold_codes, product
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.techniques.adapters import SCALE, InitialAdapters, adapters, stored_narrow
-from memconsole_trainer.techniques.base_storage import (
-    SCALES,
-    blocks_of,
-    code_bytes,
-    is_quantized,
-    parts,
-)
+from memconsole_trainer.techniques.base_storage import is_quantized, parts
 
 
 class Adapted(nn.Module):
@@ -58,11 +52,8 @@ class QuantizedAdapted(Adapted):
     def __init__(self, linear: nn.Linear, rank: int, storage: BaseStorage) -> None:
         super().__init__(linear, rank)
         self.shape = linear.out_features, linear.in_features
-        blocks, device = blocks_of(linear.weight.numel()), linear.weight.device
-        codes = torch.empty(blocks, code_bytes(storage), dtype=torch.uint8, device=device)
         del self.weight
-        self.register_buffer("weight", codes)
-        self.register_buffer("weight" + SCALES, torch.empty(blocks, device=device))
+        hold_codes(self, linear, storage)
 
     def frozen(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.weight_scales, self.bias, self.shape)

@@ -13,15 +13,56 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from memconsole.plan.plan import BaseStorage, Plan
 from memconsole_torch.models.decoder import compute_dtype
-from memconsole_trainer.techniques.base_storage import BLOCK, pairs
+from memconsole_trainer.techniques.base_storage import (
+    BLOCK,
+    SCALES,
+    blocks_of,
+    code_bytes,
+    is_quantized,
+    pairs,
+)
 
 CPU_SLICE = 2**17
 """Elements decoded at a time on a CPU, so that temporaries stay in the processor's cache."""
 DEVICE_SLICE = 2**22
 """Elements decoded at a time on other devices, where each slice costs some five kernel launches."""
+
+
+class QuantizedLinear(nn.Module):
+    """A frozen linear layer whose matrix is stored as codes, named `weight`, and scales. Both are buffers."""
+
+    weight: Tensor
+    weight_scales: Tensor
+
+    def __init__(self, linear: nn.Linear, storage: BaseStorage) -> None:
+        super().__init__()
+        self.bias = linear.bias
+        self.shape = linear.out_features, linear.in_features
+        hold_codes(self, linear, storage)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.weight_scales, self.bias, self.shape)
+
+
+def hold_codes(module: nn.Module, linear: nn.Linear, storage: BaseStorage) -> None:
+    """Give `module` the buffers of the matrix of `linear`."""
+    blocks, device = blocks_of(linear.weight.numel()), linear.weight.device
+    codes = torch.empty(blocks, code_bytes(storage), dtype=torch.uint8, device=device)
+    module.register_buffer("weight", codes)
+    module.register_buffer("weight" + SCALES, torch.empty(blocks, device=device))
+
+
+def apply(plan: Plan, module: nn.Module) -> None:
+    """Replace the layers of `module` whose matrices the plan stores as codes."""
+    for p in module.model.parameters():
+        if is_quantized(plan, p):
+            parent, _, name = p.name.removesuffix(".weight").rpartition(".")
+            owner = module.get_submodule(parent)
+            setattr(owner, name, QuantizedLinear(getattr(owner, name), plan.optimize.base_storage))
 
 
 def product(

@@ -98,8 +98,8 @@ class RatingData:
     def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
         rows, items = shape.micro_batch, self._histories.items
         one = BatchShape(1, rows, shape.sequence_length)
-        for number, start in enumerate(range(0, self.validation_rows, rows)):
-            if limit and number >= limit:
+        for made, start in enumerate(range(0, self.validation_rows, rows)):
+            if limit and made >= limit:
                 return
             part = self._held[start : start + rows]
             yield batch_of([(items[b:e], f - b) for b, f, e in part], one)

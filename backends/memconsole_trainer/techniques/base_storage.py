@@ -50,7 +50,8 @@ def is_quantized(plan: Plan, parameter: Parameter) -> bool:
     """Whether a weight of the base is stored as codes: only matrices inside the blocks are, never
     the embedding, head or norms."""
     o = plan.optimize
-    return o.lora_rank > 0 and o.base_storage != "bf16" and parameter.role == "matrix"
+    frozen = o.freeze_base or o.lora_rank > 0
+    return frozen and o.base_storage != "bf16" and parameter.role == "matrix"
 
 
 def blocks_of(size: int) -> int:

@@ -112,7 +112,7 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
     if compute == 2 and not widens and not rounded:
         narrow = _narrow_elements(model, frozen)
     stored = 4 * (s.total + adapters.elements) - 2 * narrow
-    if o.lora_rank and o.base_storage != "bf16":
+    if frozen and o.base_storage != "bf16":
         matrices = s.layers * s.block_matrices
         stored -= (2 if narrow else 4) * matrices
         stored += coded_bytes(o.base_storage, s.layers * s.block.coded_blocks)

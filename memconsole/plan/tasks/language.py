@@ -33,6 +33,7 @@ class Language:
     baselines: tuple[Measure, ...] = (
         Measure("unigram_loss", "unigram model", "nats", short="unigram"),
     )
+    beside_base = ""
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """Token ids, the next tokens, and, if documents are isolated, each token's document."""

@@ -47,6 +47,7 @@ class Recommendation:
     baselines: tuple[Measure, ...] = (
         Measure("popularity_loss", "popularity", "nats", short="popularity"),
     )
+    beside_base = "the item table and its adapter"
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """Items, and the item that follows each of them; 0 where there is none."""
@@ -76,7 +77,7 @@ class Recommendation:
     def not_applicable(self, plan: Plan) -> Mapping[str, str]:
         return {
             "optimize.fused_loss": "the loss is always computed in chunks",
-            "optimize.lora_rank": "the item table and its adapter are what is trained",
+            "optimize.lora_rank": f"{self.beside_base} are trained instead of adapters in the decoder",
             "data.isolate_documents": "a row holds the history of one person",
             "data.streaming": "histories are held in memory",
             "data.shuffle_buffer": "all rows are shuffled",

@@ -50,6 +50,7 @@ class Regression:
         Measure("linear_loss", "linear map of the last step", short="linear"),
         Measure("ridge_loss", "linear map of each family", short="ridge"),
     )
+    beside_base = ""
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """Windows, the target outputs at their last step, and a mask of the outputs that count (1 or 0)."""

@@ -68,6 +68,8 @@ class Task(Protocol):
     """Suffixes of the files that it reads; empty if it reads text."""
     baselines: tuple[Measure, ...]
     """Losses of trivial models on the held-out rows, for comparison."""
+    beside_base: str
+    """What is trained besides a frozen base without adapters, in words; empty if nothing is."""
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """The arrays of a batch."""

@@ -15,6 +15,7 @@ from memconsole.plan.optimization import (
     switched,
 )
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
 
 RANKS = (8, 16, 64)
 
@@ -24,7 +25,8 @@ def _freeze_base(plan: Plan, rank: int) -> dict[str, Any]:
 
 
 def _nothing_to_train(plan: Plan) -> str | None:
-    if plan.optimize.freeze_base and plan.optimize.lora_rank == 0:
+    apart = task_of(plan).beside_base
+    if plan.optimize.freeze_base and plan.optimize.lora_rank == 0 and not apart:
         return "nothing is left to train; set optimize.lora_rank too"
     return None
 
@@ -40,7 +42,7 @@ def _ranks_worth_offering(plan: Plan) -> tuple[Any, ...]:
 
 
 def _whole_model(plan: Plan, kind: str) -> str | None:
-    if plan.optimize.lora_rank:
+    if plan.optimize.lora_rank or plan.optimize.freeze_base:
         return None
     return "without adapters the whole model has gradients and optimizer state"
 
@@ -73,9 +75,11 @@ LORA = Optimization(
 
 
 def _base_is_trained(plan: Plan) -> str | None:
-    if plan.optimize.base_storage != "bf16" and plan.optimize.lora_rank == 0:
-        return "only a frozen base can be stored in codes; set optimize.lora_rank too"
-    return None
+    o = plan.optimize
+    if o.base_storage == "bf16" or o.lora_rank or o.freeze_base:
+        return None
+    needed = "freeze_base" if task_of(plan).beside_base else "lora_rank and freeze_base"
+    return f"only a frozen base can be stored in codes; set optimize.{needed} too"
 
 
 def _codes_said(plan: Plan, kind: str) -> str | None:

@@ -49,7 +49,9 @@ class World:
         self.weight = 1 / (rank + 3) ** 0.9
         self.of_genre = [np.cumsum(self.weight[m]) / self.weight[m].sum() for m in self.members]
         self.of_all = np.cumsum(self.weight) / self.weight.sum()
-        self.next_genre = np.roll(draw.permutation(genres), 1)[np.argsort(draw.permutation(genres))]
+        ring = draw.permutation(genres)
+        self.next_genre = np.empty(genres, np.int64)
+        self.next_genre[ring] = np.roll(ring, 1)
         self.second = draw.integers(genres, size=items)
         self.successors = np.stack([self._successors(item, draw) for item in range(items)])
         self.words = draw.integers(len(_WORDS), size=(genres, 3))
@@ -128,14 +130,7 @@ def make(request: Request, bar: Bar) -> Facts:
         "items": items,
         "genres": genres,
         "size_bytes": sum(f.stat().st_size for f in request.out.iterdir()),
-        "train": f"memconsole train --preset efficientids --set data.source={_shown(request)}",
     }
-
-
-def _shown(request: Request) -> Path:
-    """Where the ratings will be once they are complete."""
-    name = request.out.name.removeprefix(".").rsplit(".", 2)[0]
-    return request.out.with_name(name) / "ratings.dat"
 
 
 def _write_user(file: TextIO, world: World, user: int, mean: int, seed: int) -> int:
