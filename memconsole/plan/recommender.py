@@ -21,6 +21,8 @@ from memconsole.plan.architecture import Architecture
 from memconsole.plan.model import Parameter
 
 ITEMS, CLUSTERS = "items.weight", "clusters.weight"
+CHUNK_BYTES = 32 << 20
+"""Most bytes of the items that a chunk of positions is scored against, or of their scores, all fp32."""
 
 
 class Recommender(
@@ -59,6 +61,16 @@ class Recommender(
     def rows(self) -> int:
         """Rows of the table: padding, and the places of all clusters."""
         return 1 + self.clusters * self.cluster_size
+
+    @property
+    def chunk_positions(self) -> int:
+        """Positions whose loss is computed at a time. Each reads the items of its target's cluster."""
+        return max(1, CHUNK_BYTES // (4 * self.cluster_size * self.hidden_size))
+
+    @property
+    def scored_positions(self) -> int:
+        """Positions whose scores of all items are computed at a time, in evaluation."""
+        return max(1, CHUNK_BYTES // (4 * self.rows))
 
     def members(self, cluster: int) -> int:
         """Items of a cluster."""

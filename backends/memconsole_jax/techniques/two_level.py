@@ -15,9 +15,8 @@ import numpy as np
 from jax import Array, lax
 
 from memconsole.plan.recommender import Recommender
-from memconsole.plan.tasks.recommendation import CUTOFFS, PADDING
+from memconsole.plan.tasks.recommendation import ABSENT, CUTOFFS, PADDING
 from memconsole_jax.models.recommender import Projected
-from memconsole_trainer.techniques.two_level import ABSENT, chunk_positions, scored_positions
 
 
 def nats(model: Recommender, found: Projected, targets: Array) -> Array:
@@ -32,7 +31,7 @@ def nats(model: Recommender, found: Projected, targets: Array) -> Array:
         of_item = jnp.where(_present(model)[cluster], of_item, ABSENT)
         return jnp.sum(counts * (_lost(of_cluster, cluster) + _lost(of_item, member)))
 
-    return _summed(one, jnp.float32(0.0), found.hidden, targets, chunk_positions(model))
+    return _summed(one, jnp.float32(0.0), found.hidden, targets, model.chunk_positions)
 
 
 def scores(model: Recommender, found: Projected) -> Array:
@@ -60,7 +59,7 @@ def ranked(model: Recommender, found: Projected, targets: Array) -> Array:
         return jnp.stack([jnp.sum(column * counts) for column in columns])
 
     start = jnp.zeros(1 + 3 * len(CUTOFFS))
-    return _summed(one, start, found.hidden, targets, scored_positions(model))
+    return _summed(one, start, found.hidden, targets, model.scored_positions)
 
 
 def _lost(logits: Array, targets: Array) -> Array:

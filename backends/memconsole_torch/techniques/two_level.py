@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from memconsole.plan.recommender import Recommender
-from memconsole.plan.tasks.recommendation import CUTOFFS, PADDING
+from memconsole.plan.tasks.recommendation import ABSENT, CUTOFFS, PADDING
 from memconsole_torch.models.recommender import Projected
-from memconsole_trainer.techniques.two_level import ABSENT, chunk_positions, scored_positions
 
 
 def nats(model: Recommender, found: Projected, targets: Tensor) -> Tensor:
     """Summed -log P(cluster) - log P(item | cluster) of the targets. The backward pass computes the
     logits again, one chunk at a time."""
-    size = chunk_positions(model)
+    size = model.chunk_positions
     total = torch.zeros((), device=targets.device)
     for hidden, labels in _chunks(found.hidden, targets, size):
         arguments = model, hidden, found.members, found.clusters, labels
@@ -68,7 +67,7 @@ def ranked(model: Recommender, found: Projected, targets: Tensor) -> Tensor:
     """Sums over the targets: nats, then recall, MRR and NDCG at each of `CUTOFFS`, among all items. An
     item with the target's score ranks before it."""
     sums = torch.zeros(1 + 3 * len(CUTOFFS), device=targets.device)
-    for hidden, labels in _chunks(found.hidden, targets, scored_positions(model)):
+    for hidden, labels in _chunks(found.hidden, targets, model.scored_positions):
         counts, place = labels != PADDING, (labels - 1).clamp(min=0).long()
         of_all = scores(model, found._replace(hidden=hidden))  # (n, C · M)
         own = of_all.gather(1, place[:, None])  # (n, 1)

@@ -13,10 +13,12 @@ from functools import lru_cache
 
 import msgspec
 
+from memconsole.memory.activations import recommender
 from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.plan.model import Model
+from memconsole.plan.recommender import Recommender
 from memconsole.plan.sections import Checkpointing
 from memconsole.plan.tasks import task_of_model
 
@@ -64,8 +66,12 @@ def kept_bytes(model: Model, flow: Flow, checkpointing: Checkpointing, compute: 
     return flow.blocks * (4 * block.width + compute * again)
 
 
-def loss_bytes(step: StepSizes, rows: int) -> int:
-    """Bytes of outputs, errors and their gradients: three times the arrays of a batch, without its first array."""
+def loss_bytes(step: StepSizes, rows: int, *, training: bool = True) -> int:
+    """Bytes of outputs, errors and their gradients: three times the arrays of a batch, without its first array. A
+    recommender has its own formulas."""
+    if isinstance(step.model, Recommender):
+        found = recommender.loss_bytes if training else recommender.evaluation_bytes
+        return found(step.model, rows * step.sequence)
     targets = task_of_model(step.model).inputs(step.plan, step.model)[1:]
     return 3 * rows * sum(array.row_bytes for array in targets)
 
@@ -83,11 +89,17 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     held = min(layers, OFFLOADED_BLOCKS.get(step.kind, 2)) if o.activation_offload else layers
     own = kept_bytes(step.model, flow, o.gradient_checkpointing, compute) // layers
     outside = 4 * block.outside * step.tokens if flow.below else 0
+    before = 0
+    if isinstance(step.model, Recommender):
+        outside = recommender.projected_bytes(step.model)
+        before = recommender.adapter_bytes(step.model)
     kept = own * held * step.tokens + outside
     passing = compute * block.widest * step.tokens
     loss = loss_bytes(step, step.plan.train.batch_size)
     standing = step.standing
     yield Moment("forward", weights, standing, resident, kept, 0, copies + passing, data)
+    if before:
+        yield Moment("forward", weights, standing, resident, outside, 0, copies + before, data)
     yield Moment("loss", weights, standing, resident, kept, loss, copies, data)
     again = 0
     if o.gradient_checkpointing != "none":
@@ -102,6 +114,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         gradients = made = largest
     elif not step.accumulates:
         made = max(0, gradients - step.gradient * flow.lowest)
+    if before:  # the adapter runs again, after the backward pass of all blocks
+        workspace = copies + 2 * before
+        yield Moment("backward", weights, gradients, resident, outside, 0, workspace, data)
     last = own * step.tokens + outside + again
     workspace = copies + 2 * passing + (largest if step.accumulates else 0)
     yield Moment("backward", weights, made, resident, last, 0, workspace, data)
@@ -119,7 +134,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         weights,
         state=resident,
         activations=(2 * 4 * block.width + compute * block.widest) * step.evaluation_tokens,
-        logits=loss_bytes(step, rows),
+        logits=loss_bytes(step, rows, training=False),
         workspace=copies,
         data=row_bytes(step.plan, step.model) * rows,
     )

@@ -11,6 +11,8 @@ from memconsole.plan.tasks.task import Input, Measure
 
 PADDING = 0
 """The item of places without an item. As a target it does not count."""
+ABSENT = -1e9
+"""The logit of a place of a cluster that holds no item."""
 RATING_FILES = (".dat", ".csv")
 CUTOFFS = (1, 5, 10)
 RANKED = tuple(f"{kind}_at_{k}" for kind in ("recall", "mrr", "ndcg") for k in CUTOFFS)
