@@ -14,7 +14,7 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
-from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.plan.templates import TEMPLATE_SUFFIXES
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
@@ -30,6 +30,12 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     if dataset.kind == "made":
         raise not_made(dataset)
     check_trainable(plan)
+    makes = catalog.missing_data(plan)
+    if makes:
+        raise PlanError(
+            f"data.source = {quote(plan.data.source)}: no such file yet; make it with: {makes}",
+            "data.source",
+        )
     device = budget(plan, devices)
     if not device.local:
         raise PlanError(
@@ -61,8 +67,9 @@ def _anywhere(plan: Plan) -> Plan:
         changes["data.template"] = _absolute(template)
     if plan.data.tokenizer:
         changes["data.tokenizer"] = _absolute(plan.data.tokenizer)
-    if plan.model.name not in catalog.models() and Path(plan.model.name).expanduser().is_dir():
-        changes["model.name"] = _absolute(plan.model.name)
+    for key, name in (("model.name", plan.model.name), ("model.decoder", plan.model.decoder)):
+        if name and name not in catalog.models() and Path(name).expanduser().is_dir():
+            changes[key] = _absolute(name)
     return replace(plan, changes)
 
 

@@ -46,7 +46,7 @@ class World:
         rank = np.empty(items)
         for members in self.members:
             rank[members] = draw.permutation(len(members))
-        self.weight = 1 / (rank + 3) ** 0.9
+        self.weight = 1 / (rank + 1.5) ** 1.1
         self.of_genre = [np.cumsum(self.weight[m]) / self.weight[m].sum() for m in self.members]
         self.of_all = np.cumsum(self.weight) / self.weight.sum()
         ring = draw.permutation(genres)
