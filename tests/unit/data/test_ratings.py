@@ -1,0 +1,278 @@
+"""Ratings: reading, clusters, the split in time, rows, and the baselines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memconsole.plan import catalog
+from memconsole.plan.made import Size
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.recommender import Recommender
+from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.make.__main__ import make
+from memconsole_trainer.data.make.maker import Request
+from memconsole_trainer.data.ratings import reading
+from memconsole_trainer.data.ratings.baselines import Baselines, ranked
+from memconsole_trainer.data.ratings.clusters import balanced, from_histories
+from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
+from memconsole_trainer.data.ratings.metadata import features, find_metadata
+from memconsole_trainer.data.ratings.numbering import check_room, number
+from memconsole_trainer.data.ratings.reading import read_ratings
+from memconsole_trainer.data.stream import BatchShape
+
+OPTIONS = {"items": 60, "genres": 5, "history": 12}
+
+
+def nothing() -> None:
+    pass
+
+
+def made(folder: Path, size: int = 1500, seed: int = 0) -> Path:
+    out = folder / f"made-{size}-{seed}"
+    make(Request("ratings", out, Size(size, None), seed, OPTIONS))
+    return out / "ratings.dat"
+
+
+def plan(**changes: Any) -> Plan:
+    return replace(catalog.preset("efficientids"), {"data.sequence_length": 8, **changes})
+
+
+def model(items: int = 60, clusters: int = 6) -> Recommender:
+    found = catalog.model(plan(**{"model.items": items, "model.clusters": clusters}))
+    assert isinstance(found, Recommender)
+    return found
+
+
+# reading
+
+
+def test_both_layouts_are_read_the_same_sorted_by_user_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(7, 30, 4, 200), (3, 10, 5, 100), (7, 20, 1, 100), (7, 10, 2, 200)]
+    (tmp_path / "ratings.dat").write_text("".join(f"{u}::{i}::{r}::{t}\n" for u, i, r, t in rows))
+    table = "timestamp,userId,movieId,rating\r\n" + "".join(
+        f"{t},{u},{i},{r}.5\r\n" for u, i, r, t in rows
+    )
+    (tmp_path / "ratings.csv").write_text(table.removesuffix("\r\n"))
+    for block in (4 << 20, 24):  # whole, and a line or two at a time
+        monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+        for name in ("ratings.dat", "ratings.csv"):
+            found = read_ratings(tmp_path / name, nothing)
+            assert found.users.tolist() == [3, 7, 7, 7]
+            assert found.items.tolist() == [10, 20, 30, 10]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.dat", "1::2::3::4\n1::2::3\n", "line 2: has 3 fields, expected 4: 1::2::3"),
+        ("a.dat", "1::2::3::4\n\n1::2::3::4\n", "line 2: has 1 fields, expected 4: nothing"),
+        ("a.dat", "1::two::3::4\n", "line 1: the item is not a whole number"),
+        ("a.dat", "1::2::3::4\n1::-2::3::4\n", "line 2: the item is out of range"),
+        ("a.dat", "1::2::much::4\n", "line 1: the rating is not a number"),
+        ("a.dat", f"1::{9**30}::3::4\n", "line 1: the item has too many digits"),
+        ("a.dat", "1::2::3::4\n1::2::3\n1::2::3::4::5\n", "line 2: has 3 fields"),
+        ("a.dat", "1::2::3::4\n5::6::7::8\n9::1", "line 3: has 2 fields"),
+        ("a.csv", "userId,movieId,rating\n1,2,3\n", "line 1: lacks a column timestamp"),
+        ("a.csv", "userId,movieId,timestamp\n1,2,3\nx,2,3\n", "line 3: the user is not a whole"),
+        ("a.csv", "userId,movieId,timestamp\n", "holds no ratings"),
+        ("a.dat", "\n", "line 1: has 1 fields"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named_with_its_line(
+    name: str, text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    for block in (4 << 20, 12):
+        monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+        with pytest.raises(DataError) as error:
+            read_ratings(path, nothing)
+        assert str(error.value).startswith(str(path))
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_metadata_of_both_layouts_gives_the_same_features(tmp_path: Path) -> None:
+    (tmp_path / "movies.dat").write_bytes(
+        "1::Caf\xe9 River (1999)::Drama|Crime\n2::River Stone (2000)::Drama\n".encode("latin-1")
+    )
+    found = find_metadata(tmp_path / "ratings.dat")
+    assert found is not None
+    dat = features(found, [1, 2, 9])
+    (tmp_path / "movies.dat").unlink()
+    (tmp_path / "movies.csv").write_text(
+        'movieId,title,genres\n1,"Café River, (1999)",Drama|Crime\n2,River Stone (2000),Drama\n'
+    )
+    found = find_metadata(tmp_path / "ratings.csv")
+    assert found is not None
+    np.testing.assert_array_equal(features(found, [1, 2, 9]), dat)
+    assert np.square(dat).sum(1).tolist() == pytest.approx([1, 1, 0])
+    (tmp_path / "movies.csv").write_text("movieId,title,genres\none,x,y\n")
+    with pytest.raises(DataError, match=r"movies\.csv: line 2: expected item, title and genres"):
+        find_metadata(tmp_path / "ratings.csv")
+
+
+# clusters
+
+
+def test_clusters_are_full_and_find_the_groups_that_are_there() -> None:
+    draw = np.random.default_rng(0)
+    centres = draw.normal(size=(4, 8)) * 5
+    group = draw.permutation(np.arange(40) % 4)
+    rows = (centres[group] + draw.normal(size=(40, 8)) * 0.1).astype(np.float32)
+    found = balanced(rows, np.full(4, 10), 0, nothing)
+    assert len(set(zip(group.tolist(), found.tolist(), strict=True))) == 4
+    tight = balanced(rows, np.array([10, 10, 10, 11]), 0, nothing)
+    assert np.bincount(tight).max() <= 11
+    np.testing.assert_array_equal(found, balanced(rows, np.full(4, 10), 0, nothing))
+
+
+def test_without_metadata_items_met_together_are_alike() -> None:
+    draw = np.random.default_rng(0)
+    users = np.repeat(np.arange(200), 10)
+    half = np.repeat(draw.integers(2, size=200), 10)
+    items = half * 10 + draw.integers(10, size=2000)
+    rows = from_histories(items, users, 20, 0)
+    found = balanced(rows, np.array([10, 10]), 0, nothing)
+    assert set(found[:10]) != set(found[10:])
+    assert len(set(found[:10])) == len(set(found[10:])) == 1
+
+
+def test_items_are_numbered_by_cluster_and_found_again(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    ratings = read_ratings(path, nothing)
+    six = model()
+    for metadata in (find_metadata(path), None):
+        found = number(ratings, metadata, six, 0.05, "hash", nothing)
+        items = found.items_of(ratings.items)
+        own = np.array(found.numbers)
+        np.testing.assert_array_equal(own[items - 1], ratings.items)
+        assert sorted(own[own >= 0]) == sorted(set(ratings.items.tolist()))
+        assert found == number(ratings, metadata, six, 0.05, "hash", nothing)
+    with pytest.raises(PlanError, match=r"holds \d+ items, the model 20; set model\.items = "):
+        check_room(path, ratings, model(20, 2))
+
+
+# histories
+
+
+def histories(fraction: float = 0.2) -> tuple[Histories, list[list[int]]]:
+    draw = np.random.default_rng(0)
+    people = [draw.integers(1, 61, size=n).tolist() for n in (1, 2, 3, 9, 25, 40)]
+    users = np.repeat(np.arange(6) * 3, [len(p) for p in people])
+    return Histories(users, np.concatenate(people).astype(np.int32), fraction), people
+
+
+def test_the_last_items_of_each_user_are_held_out_and_the_others_are_targets_once() -> None:
+    found, people = histories()
+    held = [0, 0, 1, 2, 5, 8]
+    assert found.held_out == sum(held)
+    rows = HistoryRows(plan(), found)
+    seen: list[int] = []
+    for begin, end in rows.bounds:
+        assert 2 <= end - begin <= 9
+        seen += range(begin + 1, end)
+    starts = np.cumsum([0, *map(len, people)])
+    wanted = [
+        place
+        for start, person, last in zip(starts, people, held, strict=False)
+        for place in range(start + 1, start + len(person) - last)
+    ]
+    assert sorted(seen) == wanted
+    for (begin, first, end), start, last in zip(
+        found.held_rows(8), starts[2:], held[2:], strict=False
+    ):
+        assert end - first == last
+        assert max(start, end - 9) == begin
+    assert histories(0.0)[0].held_out == 0
+
+
+def test_rows_are_shuffled_each_epoch_and_go_on_exactly_where_they_stopped() -> None:
+    rows = HistoryRows(plan(), histories()[0])
+    whole = [row.tolist() for row in rows.epoch(1)]
+    order = rows.epoch(1)
+    for _ in range(4):
+        next(order)
+    again = rows.epoch(1)
+    again.set_state(order.get_state())
+    assert [row.tolist() for row in again] == whole[4:]
+    other = [row.tolist() for row in rows.epoch(2)]
+    assert other != whole
+    assert sorted(other) == sorted(whole)
+
+
+def test_a_batch_is_padded_with_item_0_which_counts_nothing() -> None:
+    row = np.array([5, 6, 7, 8], np.int32)
+    found = batch_of([(row, 1), (row, 3)], BatchShape(1, 3, 5))
+    assert found["items"][0].tolist() == [[5, 6, 7, 0, 0], [5, 6, 7, 0, 0], [0] * 5]
+    assert found["targets"][0].tolist() == [[6, 7, 8, 0, 0], [0, 0, 8, 0, 0], [0] * 5]
+    assert found.weight == 4
+
+
+# baselines
+
+
+def test_the_baselines_are_those_of_their_definitions() -> None:
+    found, people = histories()
+    places = np.arange(1, 61)
+    told = Baselines(found, 61, places).measured(found.held_rows(8))
+    held = [0, 0, 1, 2, 5, 8]
+    trained = [p[: len(p) - h] for p, h in zip(people, held, strict=True)]
+    counts = np.array([sum(p.count(i) for p in trained) for i in range(61)])
+    sets = [{u for u, p in enumerate(trained) if i in p} for i in range(61)]
+    popular, near, nats = [], [], []
+    for person, last in zip(people, held, strict=True):
+        for at in range(len(person) - last, len(person)):
+            target = person[at]
+            popular.append(sum(counts[1:] >= counts[target]))
+            nats.append(-np.log((counts[target] + 1) / (counts[1:] + 1).sum()))
+            scores = counts / (1 + counts.max()) * 1e-6
+            for age, item in enumerate(person[max(0, at - 10) : at][::-1], start=1):
+                for other in range(61):
+                    both = len(sets[item] & sets[other])
+                    if both and other != item:
+                        likeness = both / np.sqrt(len(sets[item]) * len(sets[other]))
+                        scores[other] += np.float32(likeness) / age
+            near.append(int((scores[1:] >= scores[target]).sum()))
+    assert told.pop("popularity_loss") == pytest.approx(np.mean(nats))
+    for name, ranks in (("popularity", popular), ("knn", near)):
+        for key, value in ranked(np.array(ranks)).items():
+            assert told.pop(f"{name}_{key}") == pytest.approx(value)
+    assert not told
+
+
+def test_the_measures_of_a_ranking_follow_their_definitions() -> None:
+    found = ranked(np.array([1, 2, 6, 50]))
+    assert found["recall_at_1"] == 0.25
+    assert found["recall_at_5"] == 0.5
+    assert found["recall_at_10"] == 0.75
+    assert found["mrr_at_10"] == pytest.approx((1 + 1 / 2 + 1 / 6) / 4)
+    assert found["ndcg_at_5"] == pytest.approx((1 + 1 / np.log2(3)) / 4)
+
+
+# making
+
+
+def test_made_ratings_are_the_same_for_a_seed_and_nobody_meets_an_item_twice(
+    tmp_path: Path,
+) -> None:
+    path = made(tmp_path)
+    before = path.read_bytes()
+    make(Request("ratings", path.parent, Size(1500, None), 0, OPTIONS))
+    assert path.read_bytes() == before
+    assert made(tmp_path, seed=1).read_bytes() != before
+    ratings = read_ratings(path, nothing)
+    pairs = list(zip(ratings.users.tolist(), ratings.items.tolist(), strict=True))
+    assert len(pairs) == len(set(pairs)) >= 1500
+    counts = np.sort(np.bincount(ratings.items))[::-1]
+    assert counts[:6].sum() > 1.5 * counts[30:36].sum()  # a few items are popular
+    follows = np.zeros((61, 61))
+    same = ratings.users[1:] == ratings.users[:-1]
+    np.add.at(follows, (ratings.items[:-1][same], ratings.items[1:][same]), 1)
+    assert np.sort(follows, axis=1)[:, -4:].sum() > 0.4 * follows.sum()  # and a few follow each
