@@ -1,0 +1,175 @@
+"""Whole runs of the recommendation task with the real engines, on ratings that `data make` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memconsole.plan import catalog
+from memconsole.plan.made import Size
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.trained import frozen_names
+from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.read.report import report
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.eventlog import EventReader
+from memconsole_trainer.__main__ import run as run_attempt
+from memconsole_trainer.data.make.__main__ import make
+from memconsole_trainer.data.make.maker import Request
+
+BACKENDS = ("torch", "jax")
+TINY: dict[str, Any] = {
+    "model.items": 60,
+    "model.clusters": 6,
+    "data.sequence_length": 12,
+    "train.epochs": 6,
+    "train.batch_size": 8,
+    "train.warmup_steps": 10,
+    "train.learning_rate": 3e-3,
+    "train.preflight": False,
+    "optimize.accumulation_steps": 2,
+    "device.name": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "ratings"
+    options = {"items": 60, "genres": 5, "history": 16}
+    make(Request("ratings", out, Size(4000, None), 0, options))
+    return out / "ratings.dat"
+
+
+@pytest.fixture(autouse=True)
+def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class StopAt(Attempt):
+    """An attempt that is asked to stop when it has come to a step."""
+
+    stop_at: Callable[[int], bool] = staticmethod(lambda step: False)
+
+    def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
+        super().progress(phase, step, bytes_written)
+        if self.stop_at(step):
+            self.stop_requested = True
+
+
+def plan(path: Path, backend: str, **changes: Any) -> Plan:
+    settings = {key.replace("__", "."): value for key, value in changes.items()}
+    found = {**TINY, "backend": backend, "data.source": str(path), **settings}
+    return replace(catalog.preset("efficientids"), found)
+
+
+def attempt(run: RunDirectory, stop_at: Callable[[int], bool] | None = None) -> int:
+    with StopAt(run, run.new_attempt()) as started:
+        if stop_at is not None:
+            started.stop_at = stop_at  # type: ignore[method-assign]
+        return run_attempt(started)
+
+
+def told(run: RunDirectory, kind: type[Any]) -> list[Any]:
+    found = []
+    for number in run.attempt_numbers():
+        reader = EventReader(run.attempt_path(number))
+        found += [record for record in reader.read() if isinstance(record, kind)]
+    return found
+
+
+def state_hashes(run: RunDirectory) -> dict[str, str]:
+    newest = run.committed_checkpoints()[-1]
+    files = json.loads((newest / "MANIFEST.json").read_text())["files"]
+    return {name: e["sha256"] for name, e in files.items() if name.endswith(".safetensors")}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
+    backend: str, ratings: Path
+) -> None:
+    pytest.importorskip(backend)
+    made = plan(ratings, backend, train__max_steps=14)
+    whole, broken = create_run(made), create_run(made)
+    assert attempt(whole) == 0
+    assert attempt(broken, lambda step: step >= 7) == 75
+    assert attempt(broken) == 0
+    assert state_hashes(broken) == state_hashes(whole)
+    last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]
+    assert (last.loss, last.metrics) == (expected.loss, expected.metrics)
+    shown = report(whole)
+    assert shown.evaluations[-1].metrics == expected.metrics
+    assert (shown.task, shown.unit) == ("recommendation", "interaction")
+    build = [p for p in told(whole, events.Phase) if p.parameters is not None][-1]
+    model = catalog.model(made)
+    frozen = set(frozen_names(made, model))
+    trained = sum(p.size for p in model.parameters() if p.name not in frozen)
+    assert build.parameters == sum(p.size for p in model.parameters())
+    assert build.trainable_parameters == trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_beats_its_baselines(backend: str, ratings: Path) -> None:
+    pytest.importorskip(backend)
+    run = create_run(plan(ratings, backend))
+    assert attempt(run) == 0
+    last = told(run, events.Evaluation)[-1]
+    found = last.metrics
+    assert last.loss < found["popularity_loss"] - 0.3
+    assert found["recall_at_10"] > found["knn_recall_at_10"] > found["popularity_recall_at_10"]
+    assert found["mrr_at_10"] > found["popularity_mrr_at_10"]
+    assert found["recall_at_1"] == found["mrr_at_1"] == found["ndcg_at_1"]
+    assert found["mrr_at_10"] < found["ndcg_at_10"] < found["recall_at_10"]
+
+
+@pytest.mark.slow
+def test_both_backends_come_to_the_same_measures(ratings: Path) -> None:
+    found = []
+    for backend in BACKENDS:
+        pytest.importorskip(backend)
+        run = create_run(plan(ratings, backend, train__epochs=2))
+        assert attempt(run) == 0
+        last = told(run, events.Evaluation)[-1]
+        found.append({"loss": last.loss, **last.metrics})
+    assert found[0] == pytest.approx(found[1], rel=2e-2)
+
+
+def test_ratings_that_changed_since_the_run_began_are_refused(
+    ratings: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "ratings.dat"
+    path.write_bytes(ratings.read_bytes())
+    run = create_run(plan(path, "torch"))
+    assert attempt(run, lambda step: step >= 2) == 75
+    with path.open("a") as file:
+        file.write("1::1::5::2000000000\n")
+    assert attempt(run) != 0
+    assert told(run, events.Error)[-1].message == (
+        f"{path}: the ratings have changed since this run began; start a new run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "message"),
+    [
+        ("1::2::3\n", {}, "{path}: line 1: has 3 fields, expected 4: 1::2::3"),
+        ("1::2::3::4\n5::6::7::8\n", {}, "{path}: no user has two interactions to train on"),
+        ("".join(f"1::{i}::3::4\n" for i in range(9)), {"model__items": 8}, "set model.items = 9"),
+    ],
+    ids=("malformed", "too short", "too many items"),
+)
+def test_data_that_cannot_be_used_end_the_run_with_one_sentence(
+    text: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "ratings.dat"
+    path.write_text(text)
+    run = create_run(plan(path, "torch", **changes))
+    assert attempt(run) != 0
+    (error,) = told(run, events.Error)
+    assert message.format(path=path) in error.message
+    assert str(path) in error.message
