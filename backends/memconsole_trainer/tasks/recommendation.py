@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from memconsole.plan.recommender import Recommender
 from memconsole.plan.tasks import task_of
 from memconsole.runs.record import events
 from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.ratings.baselines import Baselines
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
 from memconsole_trainer.data.ratings.metadata import find_metadata
@@ -29,7 +30,9 @@ FILE = "items.json"
 """In the run's directory: its `Numbering`, so that a resumed run has the same clusters."""
 
 
-def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> RatingData:
+def open_data(
+    plan: Plan, model: Model, directory: Path, say: Teller, known: Mapping[str, str]
+) -> RatingData:
     """Read the ratings of a run, cluster its items and split its histories. Raises `PlanError` and
     `DataError`."""
     assert isinstance(model, Recommender)
@@ -44,13 +47,16 @@ def open_data(plan: Plan, model: Model, directory: Path, say: Teller) -> RatingD
     try:
         numbering = msgspec.json.decode(stored.read_bytes(), type=Numbering)
     except (OSError, msgspec.DecodeError):
-        numbering = number(ratings, metadata, model, plan.data.validation_fraction, data, say.tick)
+        numbering = number(ratings, metadata, model, plan.data.validation_fraction, say.tick)
         stored.write_bytes(msgspec.json.encode(numbering))
-    if numbering.data != data:
-        raise DataError(f"{path}: the ratings have changed since this run began; start a new run")
+    unknown = numbering.unknown(ratings.items)
+    if unknown is not None:
+        raise DataError(
+            f"{path}: item {unknown} was not there when this run began; start a new run"
+        )
     items = numbering.items_of(ratings.items)
     histories = Histories(ratings.users, items, plan.data.validation_fraction)
-    found = RatingData(plan, model, histories, numbering)
+    found = RatingData(plan, model, histories, numbering, data)
     if not len(found.rows().bounds):
         raise DataError(f"{path}: no user has two interactions to train on")
     if plan.data.validation_fraction and not found.validation_rows:
@@ -72,7 +78,12 @@ class RatingData:
     """Implements `TaskData`."""
 
     def __init__(
-        self, plan: Plan, model: Recommender, histories: Histories, numbering: Numbering
+        self,
+        plan: Plan,
+        model: Recommender,
+        histories: Histories,
+        numbering: Numbering,
+        fingerprint: str,
     ) -> None:
         self._plan, self._model, self._histories = plan, model, histories
         self._held = histories.held_rows(plan.data.sequence_length)
@@ -84,10 +95,12 @@ class RatingData:
         )
         numbers = np.array(numbering.numbers).tobytes()
         self.fingerprints: Mapping[str, str] = {
-            "data": numbering.data,
+            "data": fingerprint,
             "clustering": hashlib.sha256(numbers).hexdigest(),
         }
+        self.hashes = DataHashes((), {})  # the fingerprint is that of all bytes
         self.validation_rows = len(self._held)
+        self.answered_records = 0
 
     def rows(self) -> HistoryRows:
         return HistoryRows(self._plan, self._histories)
@@ -112,6 +125,9 @@ class RatingData:
             self._baselines = made.measured(held)
         own = zip(task_of(self._plan).measures, total.measures, strict=True)
         return Judged(self._baselines | {m.key: v / max(total.weight, 1e-9) for m, v in own})
+
+    def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:
+        return {}
 
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
         full = np.resize(places(self._model), shape.rows * (shape.sequence_length + 1))

@@ -40,6 +40,7 @@ class Recommendation:
     """The loss is in nats per item: of its cluster, and of the item among those of its cluster."""
 
     name = "recommendation"
+    files: tuple[str, ...] = RATING_FILES
     unit, units, positions = "interaction", "interactions", "items"
     loss = Measure("loss", "loss", "nats")
     measures: tuple[Measure, ...] = tuple(_measure(key) for key in RANKED)

@@ -144,14 +144,15 @@ def test_ratings_that_changed_since_the_run_began_are_refused(
 ) -> None:
     path = tmp_path / "ratings.dat"
     path.write_bytes(ratings.read_bytes())
-    run = create_run(plan(path, "torch"))
+    run = create_run(plan(path, "torch", model__items=61))
     assert attempt(run, lambda step: step >= 2) == 75
-    with path.open("a") as file:
-        file.write("1::1::5::2000000000\n")
-    assert attempt(run) != 0
-    assert told(run, events.Error)[-1].message == (
-        f"{path}: the ratings have changed since this run began; start a new run"
-    )
+    for line, message in (
+        ("1::1::5::2000000000\n", "the data has changed since step-"),
+        ("1::999::5::2000000000\n", f"{path}: item 999 was not there when this run began"),
+    ):
+        path.write_bytes(ratings.read_bytes() + line.encode())
+        assert attempt(run) != 0
+        assert message in told(run, events.Error)[-1].message
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,14 @@ def test_items_are_numbered_by_cluster_and_found_again(tmp_path: Path) -> None:
     ratings = read_ratings(path, nothing)
     six = model()
     for metadata in (find_metadata(path), None):
-        found = number(ratings, metadata, six, 0.05, "hash", nothing)
+        found = number(ratings, metadata, six, 0.05, nothing)
         items = found.items_of(ratings.items)
         own = np.array(found.numbers)
         np.testing.assert_array_equal(own[items - 1], ratings.items)
+        assert found.unknown(ratings.items) is None
+        assert found.unknown(np.array([3, 999])) == 999
         assert sorted(own[own >= 0]) == sorted(set(ratings.items.tolist()))
-        assert found == number(ratings, metadata, six, 0.05, "hash", nothing)
+        assert found == number(ratings, metadata, six, 0.05, nothing)
     with pytest.raises(PlanError, match=r"holds \d+ items, the model 20; set model\.items = "):
         check_room(path, ratings, model(20, 2))
 

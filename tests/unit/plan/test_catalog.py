@@ -16,7 +16,7 @@ from memconsole.plan.architecture import parameter_count
 from memconsole.plan.catalog import sources
 from memconsole.plan.check import check, device_kind
 from memconsole.plan.optimizations import OPTIMIZATIONS, conflict
-from memconsole.plan.plan import DataChoice, Plan, PlanError, replace
+from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, replace
 
 PUBLISHED_PARAMETERS = {
     "gearhead": 34_083_904,
@@ -62,6 +62,9 @@ def test_every_fixed_model_says_its_true_size_and_its_source() -> None:
     for entry in catalog.models().values():
         assert entry.source
         model = entry.architecture or entry.regressor
+        assert (entry.recommender is not None) == (entry.task == "recommendation")
+        if entry.recommender is not None:
+            model = catalog.model(Plan(model=ModelChoice(name=entry.name)))
         assert (model is None) == (entry.kind == "sized")
         assert (entry.regressor is not None) == (entry.task == "regression")
         if model is not None:

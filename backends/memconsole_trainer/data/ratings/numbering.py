@@ -24,9 +24,12 @@ SEED = 0
 class Numbering(msgspec.Struct, frozen=True):
     """The number of each of the model's items in the data, from item 1; -1 where there is none."""
 
-    data: str
-    """Hash of the ratings and the metadata."""
     numbers: list[int]
+
+    def unknown(self, numbers: Int64) -> int | None:
+        """The first of `numbers` that no item has; None if there is none."""
+        missing = np.setdiff1d(numbers, self.numbers)
+        return int(missing[0]) if len(missing) else None
 
     def items_of(self, numbers: Int64) -> NDArray[np.int32]:
         """The items of `numbers` of the data."""
@@ -58,7 +61,6 @@ def number(
     metadata: Metadata | None,
     model: Recommender,
     fraction: float,
-    data: str,
     tick: Callable[[], None],
 ) -> Numbering:
     """Cluster the items, and number them by cluster. Items that no rating names take the places that are left."""
@@ -75,4 +77,4 @@ def number(
     for c in range(model.clusters):
         found = own[cluster == c]
         numbers[c * model.cluster_size : c * model.cluster_size + len(found)] = found
-    return Numbering(data, numbers.tolist())
+    return Numbering(numbers.tolist())
