@@ -32,7 +32,7 @@ def _measure(key: str, prefix: str = "") -> Measure:
         f"{of}{_NAMES[kind]}@{cutoff}",
         lower_is_better=False,
         short=f"{of}{_HEADLINES[key]}" if key in _HEADLINES else "",
-        headline=key in _HEADLINES,
+        headline=key == "recall_at_10" if prefix else key in _HEADLINES,
     )
 
 
