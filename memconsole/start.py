@@ -14,7 +14,7 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
-from memconsole.plan.plan import Plan, PlanError, quote, replace
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates import TEMPLATE_SUFFIXES
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
@@ -30,12 +30,6 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     if dataset.kind == "made":
         raise not_made(dataset)
     check_trainable(plan)
-    makes = catalog.missing_data(plan)
-    if makes:
-        raise PlanError(
-            f"data.source = {quote(plan.data.source)}: no such file yet; make it with: {makes}",
-            "data.source",
-        )
     device = budget(plan, devices)
     if not device.local:
         raise PlanError(

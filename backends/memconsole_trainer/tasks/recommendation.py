@@ -117,7 +117,7 @@ class RatingData:
             part = self._held[start : start + rows]
             yield batch_of([(items[b:e], f - b) for b, f, e in part], one)
 
-    def judged(self, total: LossSum, shape: BatchShape, limit: int) -> Judged:
+    def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
         """The task's measures, and those of popularity and item-kNN on the same held-out items."""
         if self._baselines is None:
             held = self._held[: limit * shape.micro_batch] if limit else self._held

@@ -43,7 +43,6 @@ __all__ = [
     "datasets",
     "default_plan",
     "devices",
-    "missing_data",
     "model",
     "model_directory",
     "models",
@@ -178,24 +177,8 @@ def catalog_device(name: str) -> CatalogDevice:
 
 
 def dataset(plan: Plan) -> DatasetEntry:
-    """The plan's dataset, with sizes if they are known without reading it. A plan can be priced before the data of
-    its preset are made. Raises `PlanError`."""
-    source = plan.data.source
-    if missing_data(plan):
-        return DatasetEntry(name=source, kind="file", where=str(Path(source).absolute()))
-    return resolve(source, datasets())
-
-
-def missing_data(plan: Plan) -> str | None:
-    """The command that makes the plan's data, if they are those of a preset and do not exist yet."""
-    makes = _makes().get(plan.data.source)
-    return makes if makes and not Path(plan.data.source).exists() else None
-
-
-@lru_cache(maxsize=1)
-def _makes() -> Mapping[str, str]:
-    """The command that makes each data source of a preset."""
-    return {p.plan.data.source: p.makes for p in presets().values() if p.makes}
+    """The plan's dataset, with sizes if they are known without reading it. Raises `PlanError`."""
+    return resolve(plan.data.source, datasets())
 
 
 def preset(name: str) -> Plan:

@@ -113,8 +113,6 @@ class PresetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     help: str
     source: str
     plan_document: dict[str, Any]
-    makes: str = ""
-    """The command that makes its data, if the data have to be made first."""
 
     @property
     def plan(self) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memconsole.plan import catalog
 from memconsole.plan.model import Model, Parameter
 from memconsole.plan.recommender import Recommender, is_of_decoder
 from memconsole.plan.sections import Plan, PlanError, quote
@@ -90,7 +91,9 @@ class Recommendation:
     def check(self, plan: Plan, model: Model) -> None:
         """Raise `PlanError` for adapters, rows that are too long, or data that are not ratings."""
         assert isinstance(model, Recommender)
-        if not plan.data.source.lower().endswith(RATING_FILES):
+        known = catalog.datasets().get(plan.data.source)
+        where = plan.data.source if known is None else known.where
+        if not where.lower().endswith(RATING_FILES):
             raise PlanError(
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from ratings; "
                 f"expected a file ratings.dat or ratings.csv in a layout of MovieLens",

@@ -108,7 +108,9 @@ def test_a_preset_is_priced_before_its_data_are_made_and_says_how(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     check(plan())
-    with pytest.raises(PlanError, match="make it with: memconsole data make ratings ratings"):
+    with pytest.raises(
+        PlanError, match="memconsole data make ratings ratings --size 20k writes it"
+    ):
         check_launch(plan(device__name="cpu"), None)
     with pytest.raises(PlanError, match="no such file"):
         check(plan(data__source="elsewhere/ratings.dat"))
