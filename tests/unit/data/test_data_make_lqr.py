@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,22 @@ def test_what_cannot_be_made_is_refused_and_leaves_nothing(tmp_path: Path) -> No
             made(tmp_path / "a.h5", Size(100, None), option)
     with pytest.raises(PlanError, match="the data take about"):
         made(tmp_path / "a.h5", Size(10**13, None))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_command_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "memconsole", "data", "make", "lqr", str(tmp_path / "a.h5")]
+    begun = subprocess.Popen(
+        [*command, "--size", "2M", "--set", f"families={FAMILIES}"],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not any(p.stat().st_size > 1_000_000 for p in tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(begun.pid, signal.SIGINT)  # as a terminal does
+    assert begun.wait(30) != 0
     assert not list(tmp_path.iterdir())
 
 

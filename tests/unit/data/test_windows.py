@@ -221,6 +221,22 @@ def test_a_file_that_gets_shorter_while_it_is_read_is_named(path: Path, tmp_path
         file.read(4096, 5120)
 
 
+def test_a_file_that_is_deleted_is_read_to_its_end_and_then_missed(
+    path: Path, tmp_path: Path
+) -> None:
+    gone = copied(path, tmp_path / "a.h5")
+    file = opened(gone)
+    gone.unlink()
+    whole = opened(path)
+    for start in range(0, file.count, 1024):
+        stop = min(start + 1024, file.count)
+        np.testing.assert_array_equal(
+            file.read(start, stop).targets, whole.read(start, stop).targets
+        )
+    with pytest.raises(DataError, match="the file does not exist"):
+        opened(gone)
+
+
 def test_text_in_place_of_numbers_is_refused(path: Path, tmp_path: Path) -> None:
     bad = copied(path, tmp_path / "a.h5", "controls")
     with h5py.File(bad, "a") as file:

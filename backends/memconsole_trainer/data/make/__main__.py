@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -25,6 +27,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m memconsole_trainer.data.make REQUEST", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGINT, _interrupted)
     request = msgspec.json.decode(
         sys.argv[1], type=Request, dec_hook=lambda type, value: type(value)
     )
@@ -54,6 +57,12 @@ def make(request: Request) -> Facts:
         bar.end()
         _remove(partial)
     return facts
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """End on the first interrupt. Later ones do not disturb the removal of what was begun."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _remove(path: Path) -> None:
