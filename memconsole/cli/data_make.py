@@ -41,7 +41,9 @@ class _Help(click.Command):
 @click.command("make", cls=_Help)
 @click.argument("name", metavar="KIND")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--size", required=True, help="How much: 100000, 100k, 1.5M; or bytes: 512MiB, 2GB.")
+@click.option(
+    "--size", required=True, help="How much: 100000, 100k, 1.5M, 1g; or bytes: 512MiB, 2GB."
+)
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="Same seed, same data."
 )

@@ -16,7 +16,7 @@ from memconsole.plan.plan import PlanError, nearest
 from memconsole.plan.sections import quote
 from memconsole.units import parse_bytes
 
-_COUNTS = {"k": 10**3, "m": 10**6}
+_COUNTS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -72,6 +72,11 @@ KINDS: tuple[Kind, ...] = (
             Option("history", 60, "mean number of ratings per user"),
         ),
     ),
+    Kind(
+        "text",
+        "short stories as plain text, one per paragraph, to train the model stories",
+        "bytes",
+    ),
 )
 
 
@@ -85,7 +90,7 @@ def kind(name: str) -> Kind:
 
 
 def parse_size(text: str) -> Size:
-    """``100000``, ``100k`` and ``1.5M`` count units; ``2GB`` and ``512MiB`` are bytes.
+    """``100000``, ``100k``, ``1.5M`` and ``1g`` count units; ``2GB`` and ``512MiB`` are bytes.
 
     Raises `PlanError`.
     """
@@ -101,7 +106,7 @@ def parse_size(text: str) -> Size:
         size = Size(None, None)
     if (size.count or size.size_bytes or 0) <= 0:
         raise PlanError(
-            f"--size {quote(text)}: expected a number of units such as 100000, 100k or 1.5M, "
+            f"--size {quote(text)}: expected a number of units such as 100000, 100k, 1.5M or 1g, "
             "or bytes such as 512MiB or 2GB"
         )
     return size

@@ -82,6 +82,8 @@ class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kind: DatasetKind
     where: str
     """Hub id ``owner/name``, a path, or the directory of the standard library."""
+    made_by: str | None = None
+    """The command that writes the file, for the kind made."""
     config: str | None = None
     """The hub dataset's configuration, if it has several."""
     split: str | None = None

@@ -110,11 +110,10 @@ def _made(entry: DatasetEntry) -> DatasetEntry:
 
 
 def not_made(entry: DatasetEntry) -> PlanError:
-    """The error for a file that has not been made. A file in a folder is made with its folder."""
-    out = Path(entry.where).parts[0]
+    """The error for a file that has not been made."""
     return _error(
         entry.name,
-        f"{entry.where} is not in this folder; memconsole data make {entry.name} {out} --size 20k writes it",
+        f"{entry.where} is not in this folder; {entry.made_by} writes it",
     )
 
 
