@@ -65,3 +65,19 @@ def test_the_readme_is_short_and_leads_to_every_page_and_every_command() -> None
     assert linked >= set(PAGES) - {README}
     table = text[text.index("## Commands") : text.index("## Your own model")]
     assert not [name for name in COMMANDS if not re.search(rf"`{name}\b", table)]
+
+
+def test_every_flag_of_the_story_trainer_has_its_setting_or_command() -> None:
+    flags = (
+        "dataset-id dataset-config text-column split target-params vocab-size seq-len stride epochs batch-size "
+        "learning-rate gradient-accumulation-steps use-streaming no-streaming use-mixed-precision "
+        "use-8bit-optimizer shuffle-buffer-size max-examples output-dir log-every save-every seed"
+    )
+    rows = re.findall(
+        r"^\| (`--[^|]+) \| ([^|]+) \|$", text_of(ROOT / "docs" / "systems.md"), re.MULTILINE
+    )
+    assert [
+        flag for left, _ in rows for flag in re.findall("--([a-z0-9-]+)", left)
+    ] == flags.split()
+    for left, here in rows:
+        assert set(SETTING.findall(here)) or COMMAND.search(here.strip("`")), left

@@ -15,13 +15,13 @@ class Trouble(NamedTuple):
 
 
 _GIRLS = (
-    "Anna Bella Clara Daisy Emma Flora Grace Hanna Ida Julia Kate Lily Mia Nora Olga Polly "
-    "Rosa Sara Tilda Wendy"
-).split()
+    "Anna", "Bella", "Clara", "Daisy", "Emma", "Flora", "Grace", "Hanna", "Ida", "Julia", "Kate",
+    "Lily", "Mia", "Nora", "Olga", "Polly", "Rosa", "Sara", "Tilda", "Wendy",
+)  # fmt: skip
 _BOYS = (
-    "Adam Ben Carl David Eric Felix George Henry Ivan Jack Karl Leo Max Noah Oscar Paul "
-    "Robin Sam Tom Will"
-).split()
+    "Adam", "Ben", "Carl", "David", "Eric", "Felix", "George", "Henry", "Ivan", "Jack", "Karl",
+    "Leo", "Max", "Noah", "Oscar", "Paul", "Robin", "Sam", "Tom", "Will",
+)  # fmt: skip
 HEROES = (
     *((name, "she", "her", "her") for name in _GIRLS),
     *((name, "he", "him", "his") for name in _BOYS),
@@ -29,13 +29,14 @@ HEROES = (
 """Name, subject, object and possessive."""
 KINDS = ("little", "brave", "shy", "clever", "cheerful", "curious", "quiet", "stubborn")
 FRIENDS = (
-    "Bubbles Clover Dusty Fern Ginger Hazel Juniper Maple Misty Nutmeg Pebble Pepper Pip Rusty "
-    "Snowy Thistle"
-).split()
+    "Bubbles", "Clover", "Dusty", "Fern", "Ginger", "Hazel", "Juniper", "Maple", "Misty",
+    "Nutmeg", "Pebble", "Pepper", "Pip", "Rusty", "Snowy", "Thistle",
+)  # fmt: skip
 ANIMALS = (
-    "badger bear beaver cat crow deer dog donkey duck fox frog goat goose hare hedgehog horse mole "
-    "mouse pig pony rabbit robin sheep squirrel"
-).split()
+    "badger", "bear", "beaver", "cat", "crow", "deer", "dog", "donkey", "duck", "fox", "frog",
+    "goat", "goose", "hare", "hedgehog", "horse", "mole", "mouse", "pig", "pony", "rabbit",
+    "robin", "sheep", "squirrel",
+)  # fmt: skip
 PLACES = (
     "old mill", "big lake", "dark forest", "green hill", "long bridge", "empty barn",
     "quiet harbour", "market square", "railway station", "apple orchard", "stone tower",
