@@ -37,8 +37,8 @@ class Saved:
             array = kept[name] if name in kept else trained.weights[name]
             for canonical, row in stack.split(_host(array)):
                 yield f"model.{canonical}", row.astype(jnp.bfloat16) if rounded else row
-        for name, array in (trained.average or {}).items():
-            for canonical, row in self.programs.trained[name].split(_host(array)):
+        for name, stack in self._averaged(trained).items():
+            for canonical, row in stack.split(_host(trained.average[name])):
                 yield f"{average.PREFIX}{canonical}", row
         if loss_scale.is_scaled(self.programs.plan.optimize.precision):
             yield loss_scale.NAME, _host(trained.precision)
@@ -50,8 +50,8 @@ class Saved:
         """The names of these tensors."""
         for stack in self._weights.values():
             yield from (f"model.{p.name}" for p in stack.members)
-        for name in trained.average or {}:
-            yield from (f"{average.PREFIX}{p.name}" for p in self.programs.trained[name].members)
+        for stack in self._averaged(trained).values():
+            yield from (f"{average.PREFIX}{p.name}" for p in stack.members)
         if loss_scale.is_scaled(self.programs.plan.optimize.precision):
             yield loss_scale.NAME
         for leaf in self._leaves(trained):
@@ -89,6 +89,10 @@ class Saved:
         """The stacks of the weights that are saved: a frozen base stays where it came from."""
         based = bool(self.programs.frozen)
         return self.programs.trained | ({} if based else self.programs.kept)
+
+    def _averaged(self, trained: TrainState) -> dict[str, Any]:
+        """The stacks that have an average. Their order is not that of `average`: JAX sorts keys."""
+        return self.programs.trained if trained.average is not None else {}
 
     def _leaves(self, trained: TrainState) -> list[optimizer_state.OptimizerLeaf]:
         stacks = self.programs.trained | self.programs.kept

@@ -57,7 +57,10 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, H) of `tokens` (B, T), in the compute precision. `documents` (B, T) number
         the documents of a row, which do not see one another."""
-        return self.body(self.embed(tokens, documents), documents)
+        # The embedded tokens have no name here, so the first block's output replaces them in memory.
+        return self.norm(
+            through(self.architecture, self.layers, self.embed(tokens, documents), documents)
+        )
 
     def embed(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Input of the first block, fp32 (B, T, H)."""
@@ -73,10 +76,6 @@ class Decoder(nn.Module):
                 else self.positions.weight[: tokens.shape[1]]
             )
         return x
-
-    def body(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """The input of the first block, fp32 (B, T, H), to final hidden states in the compute precision."""
-        return self.norm(through(self.architecture, self.layers, x, documents))
 
     def logits(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Next-token logits (B, T, V) of `tokens` (B, T)."""

@@ -46,14 +46,19 @@ class Recommender(nn.Module):
     def forward(self, items: Tensor) -> Projected:
         a = self.model.decoder
         projected = self.projected(self.items.weight)  # (rows, H)
-        x = F.embedding(items, projected)  # (B, T, H)
+        hidden = self.norm(through(a, self.layers, self.embed(items, projected))).float()
+        members = projected[1:].view(self.model.clusters, -1, a.hidden_size)
+        return Projected(hidden, members, self.projected(self.clusters.weight))
+
+    def embed(self, items: Tensor, projected: Tensor) -> Tensor:
+        """Input of the first block (B, T, H), from items (B, T) and the projected table (rows, H)."""
+        a = self.model.decoder
+        x = F.embedding(items, projected)
         if a.scale_embeddings:
             x = x * a.hidden_size**0.5
         if a.positions == "learned":
             x = x + self.positions.weight[: items.shape[1]]
-        hidden = self.norm(through(a, self.layers, x)).float()
-        members = projected[1:].view(self.model.clusters, -1, a.hidden_size)
-        return Projected(hidden, members, self.projected(self.clusters.weight))
+        return x
 
     def projected(self, rows: Tensor) -> Tensor:
         """Rows (n, embedding) through the adapter (n, H). The backward pass computes it again, so that the
