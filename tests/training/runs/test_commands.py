@@ -101,8 +101,10 @@ def test_a_catalog_device_is_refused_for_training(environment: dict[str, str]) -
 def test_a_plan_that_its_data_refuses_trains_nothing_and_says_so_everywhere(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    data = tmp_path / "words.jsonl"
-    data.write_text('{"body": "some words"}\n{"body": "some more of them"}\n' * 20)
+    data = tmp_path / "words.parquet"
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"body": ["some words", "some more of them"] * 20})
+    pytest.importorskip("pyarrow.parquet").write_table(table, data)
     settings = (*SMALL, "--set", f"data.source={data}", "--set", "train.max_steps=2")
     memconsole(environment, "train", *settings, code=2)
     (run,) = json.loads(memconsole(environment, "runs", "--json"))

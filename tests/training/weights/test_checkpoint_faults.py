@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from memconsole import regular_file
+from memconsole.regular_file import open_descriptor
 from memconsole.runs.record import manifest
 from memconsole_trainer.weights.checkpoint import Checkpoints
 
@@ -77,48 +79,45 @@ def test_a_kill_at_any_file_operation_of_a_save_leaves_one_of_the_two(
 
 
 class Flaky:
-    """Files that cannot be read the first few times."""
+    """Files that cannot be read the next few times."""
 
-    def __init__(self, failures: int) -> None:
-        self.left = failures
+    def __init__(self) -> None:
+        self.left = 0
 
-    def open(self, *arguments: Any, **named: Any) -> Any:
+    def open(self, path: Path, *, follow: bool = True) -> int:
         if self.left:
             self.left -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(arguments[0]))
-        return open(*arguments, **named)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return open_descriptor(path, follow=follow)
 
 
 @pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Makes the next reads of a checkpoint's files fail."""
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
+    """Makes reads of a checkpoint's files fail."""
+    found = Flaky()
     monkeypatch.setattr(manifest, "READ_AGAIN_SECONDS", (0.0, 0.0, 0.0))
-
-    def fail(failures: int) -> None:
-        monkeypatch.setattr(manifest, "open", Flaky(failures).open, raising=False)
-
-    return fail
+    monkeypatch.setattr(regular_file, "open_descriptor", found.open)
+    return found
 
 
-def test_a_read_error_that_passes_costs_nothing(
-    unread: Callable[[int], None], tmp_path: Path
-) -> None:
+def test_a_read_error_that_passes_costs_nothing(flaky: Flaky, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     for step in (1, 2):
         save(checkpoints, step, 1.0)
-    unread(3)
+    flaky.left = 3
     stored = checkpoints.newest(pytest.fail, lambda: None)
     assert stored is not None
     assert stored.step == 2
+    assert not flaky.left
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_kept(
-    unread: Callable[[int], None], tmp_path: Path
+    flaky: Flaky, tmp_path: Path
 ) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     for step in (1, 2):
         save(checkpoints, step, 1.0)
-    unread(4)
+    flaky.left = 4
     said: list[str] = []
     stored = checkpoints.newest(said.append, lambda: None)
     assert stored is not None
@@ -126,7 +125,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_kept(
     assert said == [
         "step-000000002 cannot be read (Input/output error); using the checkpoint before it"
     ]
-    unread(0)
+    assert not flaky.left
     again = checkpoints.newest(pytest.fail, lambda: None)
     assert again is not None
     assert again.step == 2
