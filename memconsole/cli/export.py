@@ -32,6 +32,6 @@ def command(ctx: click.Context, run: str, directory: Path, form: str, checkpoint
     """
     found = find_run(run)
     argv = ["-P", "-m", "memconsole_trainer.export", str(found.path), str(directory)]
-    argv.append(f"--checkpoint={checkpoint}")
     argv += ["bitnet"] if form == "bitnet" else []
+    argv.append(f"--checkpoint={checkpoint}")
     ctx.exit(subprocess.run([sys.executable, *argv], stdin=subprocess.DEVNULL).returncode)
