@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from memconsole import regular_file, typed_json
 from memconsole.plan import catalog
 from memconsole.plan.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.recommender import Recommender
 from memconsole.plan.tasks import task_of
-from memconsole.runs.record import events
+from memconsole.runs.record import events, files
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.ratings.baselines import Baselines
@@ -28,6 +29,7 @@ from memconsole_trainer.tasks.task import Judged, Teller
 
 FILE = "items.json"
 """In the run's directory: its `Numbering`, so that a resumed run has the same clusters."""
+MOST_BYTES = 1 << 30
 
 
 def open_data(
@@ -45,10 +47,10 @@ def open_data(
     say.phase("data", "clustering")
     stored = directory / FILE
     try:
-        numbering = msgspec.json.decode(stored.read_bytes(), type=Numbering)
+        numbering = typed_json.decode(regular_file.read(stored, MOST_BYTES), Numbering)
     except (OSError, msgspec.DecodeError):
         numbering = number(ratings, metadata, model, plan.data.validation_fraction, say.tick)
-        stored.write_bytes(msgspec.json.encode(numbering))
+        files.write_atomic(stored, msgspec.json.encode(numbering))
     unknown = numbering.unknown(ratings.items)
     if unknown is not None:
         raise DataError(

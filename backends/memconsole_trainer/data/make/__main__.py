@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
@@ -27,7 +26,6 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m memconsole_trainer.data.make REQUEST", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGINT, _interrupted)
     request = msgspec.json.decode(
         sys.argv[1], type=Request, dec_hook=lambda type, value: type(value)
     )
@@ -48,6 +46,7 @@ def make(request: Request) -> Facts:
     out = request.out
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     bar = Bar(request.kind, kind(request.kind).units, sys.stderr)
+    signal.signal(signal.SIGINT, lambda number, frame: bar.interrupt())
     try:
         facts = maker(request.kind)(msgspec.structs.replace(request, out=partial), bar)
         if out.is_dir() and not out.is_symlink():
@@ -57,12 +56,6 @@ def make(request: Request) -> Facts:
         bar.end()
         _remove(partial)
     return facts
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    """End on the first interrupt. Later ones do not disturb the removal of what was begun."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _remove(path: Path) -> None:

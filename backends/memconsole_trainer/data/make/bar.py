@@ -23,9 +23,12 @@ class Bar:
         self._redraws = stream.isatty()
         self._started = self._drawn = clock()
         self._tenth, self._width = 0, 0
+        self._interrupted = False
 
     def at(self, done: int, total: int) -> None:
-        """`done` of `total` units are written."""
+        """`done` of `total` units are written. Raises `KeyboardInterrupt` after `interrupt`."""
+        if self._interrupted:
+            raise KeyboardInterrupt
         now = self._clock()
         tenth = 10 * done // max(total, 1)
         if self._redraws:
@@ -38,6 +41,11 @@ class Bar:
             self._tenth = tenth
             self._stream.write(self._line(done, total, now) + "\n")
         self._stream.flush()
+
+    def interrupt(self) -> None:
+        """Let the next `at` raise. A handler that raises by itself may be called inside a library,
+        which would swallow the exception."""
+        self._interrupted = True
 
     def end(self) -> None:
         """Leave the line of the bar."""

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole import regular_file
 from memconsole.plan.sections import printable
 from memconsole_trainer.data.documents import DataError
 
+MOST_BYTES = 1 << 30
 NAMES = ("movies.dat", "movies.csv", "items.dat", "items.csv")
 TITLE_WORDS = 100
 """The commonest words of titles that are features."""
@@ -48,7 +50,7 @@ def find_metadata(ratings: Path) -> Metadata | None:
 
 def _read(path: Path) -> Metadata:
     try:
-        data = path.read_bytes()
+        data = regular_file.read(path, MOST_BYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     try:

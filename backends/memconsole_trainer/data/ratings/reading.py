@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.sections import printable
+from memconsole.regular_file import open_regular
 from memconsole_trainer.data.documents import DataError
 
 Int64 = NDArray[np.int64]
@@ -53,7 +54,7 @@ def read_ratings(path: Path, tick: Callable[[], None]) -> Ratings:
     """Read a whole file. Raises `DataError` with the file and the line."""
     digest, parts = hashlib.sha256(), []
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = 1
             layout = Layout(b"::", 4, (0, 1, 3, 2))
             if path.suffix.lower() == ".csv":
