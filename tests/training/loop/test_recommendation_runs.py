@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventlog import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
+from tests.training.harness.runs import state_hashes, told
 
 BACKENDS = ("torch", "jax")
 TINY: dict[str, Any] = {
@@ -72,20 +71,6 @@ def attempt(run: RunDirectory, stop_at: Callable[[int], bool] | None = None) -> 
         if stop_at is not None:
             started.stop_at = stop_at  # type: ignore[method-assign]
         return run_attempt(started)
-
-
-def told(run: RunDirectory, kind: type[Any]) -> list[Any]:
-    found = []
-    for number in run.attempt_numbers():
-        reader = EventReader(run.attempt_path(number))
-        found += [record for record in reader.read() if isinstance(record, kind)]
-    return found
-
-
-def state_hashes(run: RunDirectory) -> dict[str, str]:
-    newest = run.committed_checkpoints()[-1]
-    files = json.loads((newest / "MANIFEST.json").read_text())["files"]
-    return {name: e["sha256"] for name, e in files.items() if name.endswith(".safetensors")}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
