@@ -138,38 +138,54 @@ class Sequential(grain.IterDataset):
 
 
 class PermutedIterator(grain.DatasetIterator):
-    """Elements in the order given by `order`; the state is how many were yielded."""
+    """Elements in the order given by `order`, read `together()` at a time; the state is how many
+    were yielded."""
 
-    def __init__(self, order: Sequence[int], element: Callable[[int], Any]) -> None:
+    def __init__(
+        self,
+        order: Sequence[int],
+        read: Callable[[Sequence[int]], list[Any]],
+        together: Callable[[], int],
+    ) -> None:
         super().__init__()
         self._order = order
-        self._element = element
+        self._read = read
+        self._together = together
         self._next = 0
+        self._ahead: deque[Any] = deque()
 
     def __next__(self) -> Any:
         if self._next >= len(self._order):
             raise StopIteration
-        found = self._element(self._order[self._next])
+        if not self._ahead:
+            stop = min(self._next + self._together(), len(self._order))
+            numbers = [int(self._order[place]) for place in range(self._next, stop)]
+            self._ahead.extend(self._read(numbers))
         self._next += 1
-        return found
+        return self._ahead.popleft()
 
     def get_state(self) -> dict[str, Any]:
         return {"next": self._next}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
+        self._ahead.clear()
 
 
 class Permuted(grain.IterDataset):
-    """Applies `element` to every number of `order`, a list or a `grain.MapDataset`.
+    """What `read` returns for every number of `order`, a list or a `grain.MapDataset`.
 
-    Yields the same as `order.map(element).to_iter_dataset()`, without Grain's 70 microseconds per
-    element.
+    Grain's own `map` takes 70 microseconds per element.
     """
 
-    def __init__(self, order: Sequence[int], element: Callable[[int], Any]) -> None:
+    def __init__(
+        self,
+        order: Sequence[int],
+        read: Callable[[Sequence[int]], list[Any]],
+        together: Callable[[], int],
+    ) -> None:
         super().__init__()
-        self._arguments = (order, element)
+        self._arguments = (order, read, together)
 
     def __iter__(self) -> PermutedIterator:
         return PermutedIterator(*self._arguments)

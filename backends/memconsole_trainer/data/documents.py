@@ -18,6 +18,8 @@ held-out parts."""
 LONE_PIECES = 16
 """A single file is cut into about this many pieces, unless they become too long or too short."""
 LEAST_PIECE_BYTES = 256
+LOOK_BYTES = 2048
+"""Of a long piece, this much is read first to find the end of a paragraph."""
 
 
 class DataError(ValueError):
@@ -219,7 +221,10 @@ def _cuts(path: Path, lone: bool) -> list[int]:
         while size - cuts[-1] > 2 * length:
             target = cuts[-1] + length
             file.seek(target)
-            cuts.append(target + _break(file.read(length // 2)))
+            ahead = file.read(min(LOOK_BYTES, length // 2))
+            if b"\n\n" not in ahead:
+                ahead += file.read(length // 2 - len(ahead))
+            cuts.append(target + _break(ahead))
     return [*cuts, size]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import ROWS, TABLES, folder
@@ -14,6 +15,7 @@ from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data import hdf5, sources
 from memconsole_trainer.data.documents import DataError, Documents
 from memconsole_trainer.data.hdf5 import Hdf5Dataset, TokenRows
+from memconsole_trainer.data.ratings.reading import COLUMNS, looks_like_ratings, read_ratings
 from memconsole_trainer.data.windows import WindowFile
 
 SAMPLE_CHARACTERS = 2000
@@ -26,7 +28,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     kind: str
-    """texts | tokens | windows | unusable"""
+    """texts | tokens | windows | ratings | unusable"""
     documents: int | None
     size_bytes: int | None
     """Size of the files on disk, if the source is made of files."""
@@ -47,6 +49,8 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
     cannot be read at all, `PlanError` if the source does not exist."""
     entry = catalog.dataset(plan)
     path = Path(entry.where).expanduser() if entry.kind == "file" else None
+    if path is not None and path.is_file() and looks_like_ratings(path):
+        return _ratings(plan.data.source, path)
     columns = _columns(path) if path is not None else ()
     size = _size(path) if path is not None else entry.bytes
     if path is not None and {column.partition(" ")[0] for column in columns} >= set(DATASETS):
@@ -103,6 +107,28 @@ def _windows(source: str, path: Path, columns: tuple[str, ...], size: int | None
         documents=count,
         size_bytes=size,
         columns=tuple(line for line in columns if "/" not in line.partition(" ")[0]),
+        sample=sample,
+        problem=problem,
+    )
+
+
+def _ratings(source: str, path: Path) -> Inspection:
+    """A file of ratings: how many there are, of how many users and items."""
+    problem, count, sample = "", None, ""
+    try:
+        found = read_ratings(path, lambda: None)
+    except DataError as error:
+        problem = str(error)
+    else:
+        count = len(found.items)
+        users, items = len(np.unique(found.users)), len(np.unique(found.items))
+        sample = f"{count:,} interactions of {users:,} users with {items:,} items"
+    return Inspection(
+        source=source,
+        kind="unusable" if problem else "ratings",
+        documents=count,
+        size_bytes=_size(path),
+        columns=tuple(COLUMNS),
         sample=sample,
         problem=problem,
     )

@@ -15,8 +15,9 @@ from memconsole.runs.record.files import write_atomic
 from memconsole_trainer.data.documents import Documents, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.marked import learned
+from memconsole_trainer.data.text_blocks import TextBlocks
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens
-from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks
+from memconsole_trainer.data.tokens import RowBlocks, TokenBlocks
 
 EXACT_BYTES = 4 << 20
 """Text up to this size is counted exactly; of longer text, a spread sample is counted."""
@@ -96,24 +97,28 @@ def _sample(blocks: TokenBlocks) -> Iterator[Tokens]:
         for _, tokens in zip(range(SAMPLED_BLOCKS), blocks.iterate(0), strict=False):
             yield tokens
         return
-    for index in np.linspace(0, blocks.count - 1, SAMPLED_BLOCKS).round():
-        yield blocks.block(int(index))
+    indices = np.linspace(0, blocks.count - 1, SAMPLED_BLOCKS).round().astype(int).tolist()
+    while indices:
+        now = blocks.together
+        yield from blocks.several(indices[:now])
+        del indices[:now]
 
 
 def _extrapolated(plan: Plan, source: Documents, blocks: TextBlocks, seen: int) -> tuple[int, bool]:
     """Extrapolate the total of train tokens from those seen. Also returns whether the total is
     exact."""
     train_bytes = blocks.train_bytes()
-    if train_bytes is not None and blocks.encoded_bytes:
-        return round(seen / blocks.encoded_bytes * train_bytes), False
+    if train_bytes is not None and blocks.seen.train_bytes:
+        return round(seen / blocks.seen.train_bytes * train_bytes), False
     if blocks.count is not None:
         return round(seen / SAMPLED_BLOCKS * blocks.count), False
     assert isinstance(source, StreamDocuments)
     looked_at = SAMPLED_BLOCKS * source.block_size
-    if blocks.encoded_documents < looked_at:
+    documents = blocks.seen.documents
+    if documents < looked_at:
         return seen, True
     if source.expected_count is not None:
-        return round(seen / blocks.encoded_documents * source.expected_count), False
+        return round(seen / documents * source.expected_count), False
     if plan.train.max_steps is None:
         raise PlanError(
             f"{plan.data.source}: a stream of unknown length; "

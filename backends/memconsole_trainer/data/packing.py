@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +18,7 @@ class Piece(NamedTuple):
     stop: int
 
 
-@dataclass
-class Cuts:
+class Cuts(NamedTuple):
     """How many documents were packed, and how many of them are longer than a row."""
 
     documents: int = 0
@@ -29,14 +27,14 @@ class Cuts:
     """Documents of which something is learned after a cut, without what stands before it."""
     longest: int = 0
 
-    def count(self, documents: Sequence[Tokens], row_tokens: int) -> None:
-        """Add `documents`, whose tokens are marked."""
-        for tokens in documents:
-            self.documents += 1
-            self.longest = max(self.longest, len(tokens))
-            if len(tokens) > row_tokens:
-                self.cut += 1
-                self.answers_cut += bool((tokens[row_tokens:] >= 0).any())
+    def joined(self, other: Cuts) -> Cuts:
+        """Both together."""
+        return Cuts(
+            self.documents + other.documents,
+            self.cut + other.cut,
+            self.answers_cut + other.answers_cut,
+            max(self.longest, other.longest),
+        )
 
     def warnings(self, sequence_length: int) -> tuple[str, ...]:
         """What to say of the documents that are cut; empty if there are none."""
@@ -47,6 +45,17 @@ class Cuts:
             f"{self.answers_cut:,} of them before or in what is learned: data.sequence_length = "
             f"{sequence_length:,}, the longest record has {self.longest:,} tokens",
         )
+
+
+def cuts(documents: Sequence[Tokens], row_tokens: int) -> Cuts:
+    """The cuts of `documents`, whose tokens are marked."""
+    long = [tokens for tokens in documents if len(tokens) > row_tokens]
+    return Cuts(
+        documents=len(documents),
+        cut=len(long),
+        answers_cut=sum(bool((tokens[row_tokens:] >= 0).any()) for tokens in long),
+        longest=max(map(len, documents), default=0),
+    )
 
 
 def placed(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:

@@ -23,10 +23,13 @@ from memconsole_trainer.data.measure import measure
 from memconsole_trainer.data.record_blocks import RecordBlocks, frequent_codes, held_out_records
 from memconsole_trainer.data.split import Split
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.text_blocks import TextBlocks
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens
-from memconsole_trainer.data.tokens import RowBlocks, TextBlocks, TokenBlocks, row_count
+from memconsole_trainer.data.tokens import RowBlocks, TokenBlocks, row_count
 from memconsole_trainer.data.validation import Validation
 
+JOINED_BYTES = 16 << 20
+"""Tokens are collected up to this size before they are added to those that are held."""
 COUNTED = 1 << 20
 """Tokens counted in one call of NumPy."""
 CODES_SHARE = 4
@@ -210,7 +213,7 @@ def prepare(
             f"{plan.data.source}: {documents}, {'' if exact else 'about '}{train_tokens:,} train "
             f"tokens, {kept.tokens:,} held out"
         ),
-        warnings=blocks.cuts.warnings(length) if isinstance(blocks, RecordBlocks) else (),
+        warnings=blocks.seen.cuts.warnings(length) if isinstance(blocks, RecordBlocks) else (),
     )
 
 
@@ -237,17 +240,33 @@ def held_out(
 
 
 def _all_tokens(blocks: TokenBlocks, tick: Callable[[], None]) -> Tokens:
-    """The tokens of all blocks in one array. Each part is freed once it is copied."""
-    parts = []
+    """The tokens of all blocks in one array.
+
+    The array grows by a few blocks at a time. The system moves the pages of a large array without a
+    copy, so that the tokens are never held twice.
+    """
+    whole: Tokens | None = None
+    parts: list[Tokens] = []
+    waiting = 0
     for tokens in blocks.iterate(0):
         parts.append(tokens)
+        waiting += tokens.nbytes
+        if waiting >= JOINED_BYTES:
+            whole, waiting = _grown(whole, parts), 0
         tick()
-    whole = np.empty(sum(map(len, parts)), parts[0].dtype if parts else np.uint16)
+    return _grown(whole, parts) if parts or whole is None else whole
+
+
+def _grown(whole: Tokens | None, parts: list[Tokens]) -> Tokens:
+    """`whole` followed by `parts`, which are taken from the list."""
+    if whole is None:
+        whole = np.empty(0, parts[0].dtype if parts else np.uint16)
     end = len(whole)
-    while parts:
-        start = end - len(parts[-1])
-        whole[start:end] = parts.pop()
-        end = start
+    whole.resize(end + sum(map(len, parts)), refcheck=False)
+    for tokens in parts:
+        whole[end : end + len(tokens)] = tokens
+        end += len(tokens)
+    parts.clear()
     return whole
 
 

@@ -15,8 +15,9 @@ from memconsole_trainer.data.marked import encode, ids
 from memconsole_trainer.data.packing import Cuts
 from memconsole_trainer.data.records import RecordDocuments, StreamRecords
 from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.text_blocks import TextBlocks
 from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, bytes_by_offsets
-from memconsole_trainer.data.tokens import ArrayRows, TextBlocks
+from memconsole_trainer.data.tokens import ArrayRows
 from memconsole_trainer.data.validation import MOST_TOKENS, Validation, held_out_texts
 
 CODED_RECORDS = 20_000
@@ -38,15 +39,16 @@ class RecordBlocks(TextBlocks):
         """`boundary` is the token that ends a document, if documents are isolated."""
         super().__init__(documents, split, tokenizer, sequence_length, sequence_length + 1)
         self._answers_only, self._boundary = answers_only, boundary
-        self.cuts = Cuts()
-        """What has been packed so far."""
 
-    def _joined(self, texts: Sequence[str]) -> Tokens:
-        documents = [e.tokens for e in encode(self._tokenizer, texts, self._answers_only)]
+    def _encoded(self, texts: Sequence[str]) -> list[Tokens]:
+        found = encode(self._tokenizer, texts, self._answers_only, offsets=False)
+        return [one.tokens for one in found]
+
+    def _joined(self, documents: Sequence[Tokens]) -> tuple[Tokens, Cuts]:
         self._check_boundary(documents)
-        self.cuts.count(documents, self.row_tokens)
         rows = packing.placed([len(d) for d in documents], self.row_tokens)
-        return packing.laid(documents, rows, self.row_tokens)
+        tokens = packing.laid(documents, rows, self.row_tokens)
+        return tokens, packing.cuts(documents, self.row_tokens)
 
     def _check_boundary(self, documents: Sequence[Tokens]) -> None:
         """Raise `PlanError` if a record holds the token that ends a document."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memconsole_trainer.data.tokenizer import Tokens
@@ -17,6 +17,8 @@ from memconsole_trainer.data.tokens import ArrayRows, TokenBlocks
 from memconsole_trainer.randomness import generator
 
 STORED_PERMUTATION = 1 << 16
+ARRAY_ROWS = 64
+"""Rows of an array that are cut at a time."""
 
 
 def load_grain() -> Any:
@@ -49,7 +51,9 @@ def streamed_rows(blocks: TokenBlocks, seed: int, epoch: int, shuffle_buffer: in
     if blocks.count is None:
         parent: Any = cutting.Sequential(blocks)
     else:
-        parent = _shuffled(blocks.count, seed, f"order/blocks/{epoch}", blocks.block)
+        parent = _shuffled(
+            blocks.count, seed, f"order/blocks/{epoch}", blocks.several, lambda: blocks.together
+        )
     rows = cutting.Rows(parent, blocks.row_tokens, blocks.stride)
     if shuffle_buffer < 2:
         return rows
@@ -59,11 +63,18 @@ def streamed_rows(blocks: TokenBlocks, seed: int, epoch: int, shuffle_buffer: in
 def array_rows(tokens: Tokens, row_tokens: int, stride: int, seed: int, epoch: int) -> Any:
     """A Grain dataset of the rows of one array, shuffled over all rows."""
     rows = ArrayRows(tokens, row_tokens, stride)
-    return _shuffled(len(rows), seed, f"order/rows/{epoch}", rows.__getitem__)
+    return _shuffled(len(rows), seed, f"order/rows/{epoch}", rows.several, lambda: ARRAY_ROWS)
 
 
-def _shuffled(count: int, seed: int, purpose: str, element: Callable[[int], Any]) -> Any:
-    """Apply `element` to every number below `count`, in random order.
+def _shuffled(
+    count: int,
+    seed: int,
+    purpose: str,
+    read: Callable[[Sequence[int]], list[Any]],
+    together: Callable[[], int],
+) -> Any:
+    """What `read` returns for every number below `count`, in random order. It is given `together`
+    numbers at a time.
 
     Grain's shuffle needs no memory, but its permutation walks a cycle of 65,536. With few numbers
     this takes milliseconds per number, so a permutation is stored instead; it is small.
@@ -73,6 +84,6 @@ def _shuffled(count: int, seed: int, purpose: str, element: Callable[[int], Any]
 
     random = generator(seed, purpose)
     if count <= STORED_PERMUTATION:
-        return cutting.Permuted(random.permutation(count).tolist(), element)
+        return cutting.Permuted(random.permutation(count).tolist(), read, together)
     order = grain.MapDataset.range(count).shuffle(seed=int(random.integers(2**31)))
-    return cutting.Permuted(order, element)
+    return cutting.Permuted(order, read, together)

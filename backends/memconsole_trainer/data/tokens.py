@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole_trainer.data.documents import Documents, FileDocuments, StreamDocuments
 from memconsole_trainer.data.hdf5 import TokenRows
 from memconsole_trainer.data.split import Split
-from memconsole_trainer.data.tokenizer import Tokenizer, Tokens, token_dtype
+from memconsole_trainer.data.tokenizer import Tokens, token_dtype
 
 
 class TokenBlocks(Protocol):
@@ -24,78 +23,18 @@ class TokenBlocks(Protocol):
     stride: int
     """Tokens between the starts of consecutive rows of the joined blocks."""
 
-    def block(self, index: int) -> Tokens:
-        """The tokens of block `index`, documents joined by the end-of-text token."""
+    @property
+    def together(self) -> int:
+        """How many blocks are best asked for at once."""
+        ...
+
+    def several(self, indices: Sequence[int]) -> list[Tokens]:
+        """The tokens of these blocks, documents joined by the end-of-text token."""
         ...
 
     def iterate(self, start: int) -> Iterator[Tokens]:
         """Yield the blocks from number `start` on, in file order."""
         ...
-
-
-class TextBlocks:
-    """Documents tokenized on the fly.
-
-    `encoded_documents` and `encoded_bytes` (of train documents) count what has been tokenized so
-    far.
-    """
-
-    def __init__(
-        self,
-        documents: Documents,
-        split: Split,
-        tokenizer: Tokenizer,
-        sequence_length: int,
-        stride: int,
-    ) -> None:
-        self._source = documents
-        self._split = split
-        self._tokenizer = tokenizer
-        self._size = documents.block_size
-        self.count = None if documents.count is None else -(-documents.count // self._size)
-        self.row_tokens = sequence_length + 1
-        self.stride = stride
-        self.encoded_bytes = 0
-        self.encoded_documents = 0
-
-    def train_bytes(self) -> int | None:
-        """UTF-8 bytes of the train documents, if the source is files, else None."""
-        if not isinstance(self._source, FileDocuments):
-            return None
-        return int(self._source.sizes[~self._split.held_out(0, len(self._source.sizes))].sum())
-
-    def block(self, index: int) -> Tokens:
-        start = index * self._size
-        assert self._source.count is not None
-        stop = min(start + self._size, self._source.count)
-        return self._encode(start, self._source.read(start, stop))
-
-    def iterate(self, start: int) -> Iterator[Tokens]:
-        if not isinstance(self._source, StreamDocuments):
-            for index in range(start, self.count or 0):
-                yield self.block(index)
-            return
-        texts: list[str] = []
-        first = start * self._size
-        for text in self._source.iterate(first):
-            texts.append(text)
-            if len(texts) == self._size:
-                yield self._encode(first, texts)
-                first += self._size
-                texts = []
-        if texts:
-            yield self._encode(first, texts)
-
-    def _encode(self, start: int, texts: list[str]) -> Tokens:
-        held = self._split.held_out(start, start + len(texts))
-        train = [text for text, out in zip(texts, held, strict=True) if not out]
-        self.encoded_bytes += sum(len(text.encode("utf-8", "replace")) for text in train)
-        self.encoded_documents += len(texts)
-        return self._joined(train)
-
-    def _joined(self, texts: Sequence[str]) -> Tokens:
-        """The tokens of the texts, one after another."""
-        return self._tokenizer.encode(texts)
 
 
 def windows(rows: NDArray[Any], row_tokens: int, stride: int) -> NDArray[Any]:
@@ -134,6 +73,10 @@ class RowBlocks:
         self.row_tokens = self.stride = row_tokens
         self._stride = stride
         self._windows = len(window_starts(rows.width, row_tokens, stride))
+        self.together = 1
+
+    def several(self, indices: Sequence[int]) -> list[Tokens]:
+        return [self.block(index) for index in indices]
 
     def block(self, index: int) -> Tokens:
         start = index * self._size
@@ -177,6 +120,10 @@ class ArrayRows:
 
     def __len__(self) -> int:
         return self._count
+
+    def several(self, indices: Sequence[int]) -> list[Tokens]:
+        """The rows of these numbers."""
+        return [self[index] for index in indices]
 
     def __getitem__(self, index: int) -> Tokens:
         start = int(index) * self._stride

@@ -19,15 +19,21 @@ AHEAD_BATCHES = 8
 """Fewest batches that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BATCHES`."""
 
 
+JOINED_BYTES = 16 << 20
+"""Tokens collected before they are added to those that are held: `memconsole_trainer.data.prepared.JOINED_BYTES`."""
+
+
 def data_bytes(plan: Plan, vocab_size: int) -> int:
     """Host bytes of the data. Streaming holds the rows of the shuffle buffer and as many ahead of the device; otherwise
-    all tokens are held (twice while parts are joined). Two effective batches of int32 inputs and targets are added."""
+    all tokens are held, and some more while they are collected. Two effective batches of int32 inputs and targets are
+    added."""
     token = 2 if vocab_size <= 65_536 else 4
     tokens = dataset_tokens(plan)
     arrays = 3 if plan.data.isolate_documents else 2
     batches = 2 * 4 * arrays * plan.tokens_per_step // plan.device.count
     if not plan.data.streaming:
-        return batches + 2 * token * (tokens or 0)
+        held = token * (tokens or 0)
+        return batches + held + min(held, JOINED_BYTES)
     rows = plan.data.shuffle_buffer
     if tokens is not None:
         rows = min(rows, tokens // plan.stride + 1)

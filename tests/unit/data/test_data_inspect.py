@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from memconsole.plan.plan import Plan, replace
-from memconsole_trainer.data.inspect import inspect
+from memconsole_trainer.data.inspect import Inspection, inspect
 
 
 def test_the_process_prints_json_and_its_exit_code_tells_failures(tmp_path: Path) -> None:
@@ -55,3 +55,20 @@ def test_hdf5_shows_its_datasets_and_why_it_cannot_be_used(tmp_path: Path) -> No
     found = inspect(replace(Plan(), {"data.source": str(path)}))
     assert (found.kind, found.documents, found.row_tokens) == ("tokens", 3, 4)
     assert found.sample == "0 1 2 3"
+
+
+def test_ratings_are_told_from_text_and_a_bad_row_is_named(tmp_path: Path) -> None:
+    def look(name: str, content: str) -> Inspection:
+        (tmp_path / name).write_text(content)
+        return inspect(replace(Plan(), {"data.source": str(tmp_path / name)}))
+
+    found = look("ratings.dat", "1::10::5::100\n1::11::3::101\n2::10::4::99\n")
+    assert (found.kind, found.documents, found.problem) == ("ratings", 3, "")
+    assert found.sample == "3 interactions of 2 users with 2 items"
+    found = look("ratings.csv", "userId,movieId,rating,timestamp\n1,10,4.5,100\n")
+    assert (found.kind, found.documents) == ("ratings", 1)
+    found = look("ratings.dat", "1::10::5::100\n1::eleven::3::101\n")
+    assert found.kind == "unusable"
+    assert "line 2: the item is not a whole number" in found.problem
+    assert look("words.dat", "a::b::c::d\n").kind == "texts"
+    assert look("table.csv", "text,n\nsome words,1\n").kind == "texts"

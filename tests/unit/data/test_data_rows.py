@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,11 @@ class Blocks:
 
     def block(self, index: int) -> Tokens:
         return self._blocks[int(index)]
+
+    together = 2
+
+    def several(self, indices: Sequence[int]) -> list[Tokens]:
+        return [self.block(index) for index in indices]
 
     def iterate(self, start: int) -> Iterator[Tokens]:
         yield from self._blocks[start:]

@@ -24,8 +24,8 @@ from memconsole_trainer.data.hdf5 import Hdf5Texts, TokenRows
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources import open_source
 from memconsole_trainer.data.split import Split, split_of
+from memconsole_trainer.data.text_blocks import TextBlocks
 from memconsole_trainer.data.tokenizer import train
-from memconsole_trainer.data.tokens import TextBlocks
 from memconsole_trainer.data.validation import from_texts
 
 
@@ -376,3 +376,29 @@ def test_no_held_out_document_is_trained_on() -> None:
     kept = tokenizer.decode(ids.tolist()).split(end)[:-1]
     assert kept == [f"text number {i}" for i in range(400) if held[i]][: len(kept)]
     assert len(kept) >= held.sum() - 1
+
+
+def test_blocks_tokenized_together_are_those_tokenized_one_by_one(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text(
+            f"document {number}, of so many words\n" * number
+        )
+    source = opened(tmp_path)
+    split = split_of(source, 0.2)
+    tokenizer = train(texts(source), 300)
+
+    def blocks() -> TextBlocks:
+        return TextBlocks(source, split, tokenizer, 8, 8)
+
+    alone = blocks()
+    wanted = [alone.block(index).tolist() for index in range(alone.count or 0)]
+    together = blocks()
+    assert [t.tolist() for t in together.several(range(len(wanted)))] == wanted
+    assert together.seen == alone.seen
+    held = split.held_out(0, source.count)
+    kept = [text for text, out in zip(texts(source), held, strict=True) if not out]
+    assert alone.seen.train_bytes == sum(map(len, kept))
+    streamed = blocks()
+    assert streamed.together == 1
+    assert [t.tolist() for t in streamed.iterate(0)] == wanted
+    assert streamed.together > 1

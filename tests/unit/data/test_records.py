@@ -26,7 +26,7 @@ from memconsole_trainer.data.batches import TextRows
 from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.make.equipment import record
 from memconsole_trainer.data.marked import encode, ids, learned, marked_dtype, trimmed
-from memconsole_trainer.data.packing import Cuts, laid, placed
+from memconsole_trainer.data.packing import Cuts, cuts, laid, placed
 from memconsole_trainer.data.record_blocks import RecordBlocks, held_out_records
 from memconsole_trainer.data.records import JsonLines, Record, RecordDocuments, StreamRecords
 from memconsole_trainer.data.sources import open_source
@@ -231,11 +231,12 @@ def test_a_document_that_fits_is_never_cut_and_every_target_occurs_once(
 
 
 def test_answers_after_a_cut_are_counted() -> None:
-    cuts = Cuts()
     read, learnt = [~1] * 6, [1] * 6
     rows = [read + learnt, learnt + read, read[:3] + learnt[:3]]
-    cuts.count([np.array(row, np.int16) for row in rows], 6)
-    assert (cuts.documents, cuts.cut, cuts.answers_cut, cuts.longest) == (3, 2, 1, 12)
+    found = cuts([np.array(row, np.int16) for row in rows], 6)
+    assert found == Cuts(documents=3, cut=2, answers_cut=1, longest=12)
+    more = Cuts(documents=1, cut=1, answers_cut=0, longest=40)
+    assert found.joined(more) == Cuts(documents=4, cut=3, answers_cut=1, longest=40)
 
 
 def test_rows_of_records_hold_whole_records_and_resume_exactly(

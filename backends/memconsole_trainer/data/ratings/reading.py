@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.sections import printable
+from memconsole.plan.tasks.recommendation import RATING_FILES
 from memconsole.regular_file import open_regular
 from memconsole_trainer.data.documents import DataError
 
@@ -48,6 +49,23 @@ class Layout(NamedTuple):
     """Fields of a line."""
     columns: tuple[int, int, int, int | None]
     """Places of user, item, timestamp and, if there is one, rating."""
+
+
+def looks_like_ratings(path: Path) -> bool:
+    """Whether the first line is that of ratings: a header that names their columns, or four fields
+    with `::` between them. Raises `DataError`."""
+    suffix = path.suffix.lower()
+    if suffix not in RATING_FILES:
+        return False
+    try:
+        with open_regular(path) as file:
+            first = file.readline(4096)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    if suffix == ".csv":
+        return not _header(first)[1]
+    fields = first.split(b"::")
+    return len(fields) == 4 and all(field.strip().isdigit() for field in fields[:2])
 
 
 def read_ratings(path: Path, tick: Callable[[], None]) -> Ratings:
@@ -88,20 +106,27 @@ def _blocks(file: Any) -> Iterator[bytes]:
 
 def _table(path: Path, header: bytes) -> Layout:
     """The layout that the header of a table describes."""
-    shown = header.decode("utf-8", "replace").lstrip("\ufeff").strip()
-    names = [name.strip().strip('"').lower().replace("_", "") for name in shown.split(",")]
+    layout, lacking = _header(header)
+    if lacking:
+        known = " or ".join(COLUMNS[lacking])
+        shown = printable(header.decode("utf-8", "replace").lstrip("\ufeff").strip())
+        raise DataError(
+            f"{path}: line 1: lacks a column {lacking} ({known}); the header is {shown}"
+        )
+    return layout
+
+
+def _header(header: bytes) -> tuple[Layout, str]:
+    """The layout that a header describes, and the first column that it lacks; empty if none."""
+    words = header.decode("utf-8", "replace").lstrip("\ufeff").strip()
+    names = [name.strip().strip('"').lower().replace("_", "") for name in words.split(",")]
     places = {
         column: next((names.index(name) for name in known if name in names), None)
         for column, known in COLUMNS.items()
     }
     lacking = [f for f, place in places.items() if place is None and f != "rating"]
-    if lacking:
-        known = " or ".join(COLUMNS[lacking[0]])
-        raise DataError(
-            f"{path}: line 1: lacks a column {lacking[0]} ({known}); the header is {printable(shown)}"
-        )
     user, item, time = (places[name] or 0 for name in ("user", "item", "timestamp"))
-    return Layout(b",", len(names), (user, item, time, places["rating"]))
+    return Layout(b",", len(names), (user, item, time, places["rating"])), (lacking or [""])[0]
 
 
 def _parsed(path: Path, block: bytes, first: int, layout: Layout) -> tuple[Int64, Int64, Int64]:
