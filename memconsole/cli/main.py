@@ -36,7 +36,13 @@ COMMANDS = {
     "keys": "the console's keys as a keymap file, to change and keep",
     "doctor": "what works here and what does not",
 }
-"""Each is `memconsole.cli.<name>.command`, imported only on use."""
+ROOMS = {
+    "plans": "plan fit",
+    "runs": "train runs attach stop pause profile resume logs report compare sample export",
+    "machine": "devices doctor",
+    "data": "data",
+}
+"""Commands by folder. Each is `memconsole.cli.<folder>.<name>.command`, imported only on use."""
 
 
 class LazyGroup(click.Group):
@@ -48,7 +54,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"memconsole.cli.{cmd_name}").command
+        folder = next(
+            (f"{room}." for room, names in ROOMS.items() if cmd_name in names.split()), ""
+        )
+        command = importlib.import_module(f"memconsole.cli.{folder}{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -107,7 +116,7 @@ def cli(
                 plan if named else None, readonly=readonly, ascii=ascii, slow_link=slow_link
             )
         )
-    from memconsole.cli.train import train_in_foreground
+    from memconsole.cli.runs.train import train_in_foreground
 
     ctx.exit(train_in_foreground(plan, name=None, json=False))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.cli.exact import wait_for_exact
+from memconsole.cli.plans.exact import wait_for_exact
 from memconsole.devices.budget import budget
 from memconsole.memory.estimate import table_of
 from memconsole.memory.tracers.exact_book import ExactBook

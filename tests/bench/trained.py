@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from memconsole.cli.train import BAD_PLAN
+from memconsole.cli.runs.train import BAD_PLAN
 
 BACKENDS = ("torch", "jax")
 Settings = Mapping[str, object]

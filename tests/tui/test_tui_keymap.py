@@ -243,7 +243,7 @@ def test_the_commands_print_the_keys_in_force_and_doctor_each_problem(place: Pat
     assert printed_file.exit_code == 0
     assert good(printed_file.stdout).shown("plan", "launch") == "L"
     assert printed_file.stderr.count("[plan]") == 2
-    from memconsole.cli.doctor import _keys
+    from memconsole.cli.machine.doctor import _keys
 
     assert [state for _, state, _ in _keys()] == ["warning", "warning"]
     assert all(str(place) in found and "[plan]" in found for _, _, found in _keys())

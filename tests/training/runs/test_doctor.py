@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.cli import device_steps
+from memconsole.cli.machine import device_steps
 from memconsole.devices.reading import DeviceReading, Devices, Missing
 
 NO_NUMBER = Missing("not needed")

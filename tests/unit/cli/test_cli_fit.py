@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from memconsole.cli import fit as fit_command
 from memconsole.cli.main import cli
+from memconsole.cli.plans import fit as fit_command
 from memconsole.memory.answers.solve import fit
 from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan, loads, replace

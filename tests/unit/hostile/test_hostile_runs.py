@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from memconsole.calibration import Receipts
-from memconsole.cli.logs import CHUNK, LONGEST, texts
 from memconsole.cli.main import cli
+from memconsole.cli.runs.logs import CHUNK, LONGEST, texts
 from memconsole.memory.answers.lengths import keep_lengths
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer
 from memconsole.plan.lengths import Lengths

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memconsole.cli.fit_exact import fit_exactly
+from memconsole.cli.plans.fit_exact import fit_exactly
 from memconsole.memory.answers.solve import fit
 from memconsole.memory.estimate import table_of
 from memconsole.memory.exact.sharpen import KnownExact

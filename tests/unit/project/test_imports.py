@@ -22,9 +22,9 @@ def loaded_after(code: str) -> set[str]:
     [
         "memconsole.tui.app.console",
         "memconsole.start",
-        "memconsole.cli.plan",
-        "memconsole.cli.train",
-        "memconsole.cli.doctor",
+        "memconsole.cli.plans.plan",
+        "memconsole.cli.runs.train",
+        "memconsole.cli.machine.doctor",
         "memconsole.runs.act.supervisor",
     ],
 )
@@ -33,7 +33,7 @@ def test_console_never_loads_a_framework(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["memconsole.cli.train", "memconsole.cli.plan", "memconsole.cli.runs"]
+    "module", ["memconsole.cli.runs.train", "memconsole.cli.plans.plan", "memconsole.cli.runs.runs"]
 )
 def test_commands_never_load_textual(module: str) -> None:
     assert not loaded_after(f"import {module}") & {"textual", "rich"}

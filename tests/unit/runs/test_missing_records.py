@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from memconsole.cli.main import cli
-from memconsole.cli.progress import ProgressLines
+from memconsole.cli.runs.progress import ProgressLines
 from memconsole.runs.read.follow import Follower, status
 from memconsole.runs.read.receipt import write_receipt
 from memconsole.runs.read.report import report

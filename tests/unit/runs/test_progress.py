@@ -2,8 +2,8 @@
 
 import msgspec
 
-from memconsole.cli.progress import ProgressLines, summary
-from memconsole.cli.train import exit_code
+from memconsole.cli.runs.progress import ProgressLines, summary
+from memconsole.cli.runs.train import exit_code
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.facts import RunFacts
 from memconsole.runs.read.snapshot import RunSnapshot

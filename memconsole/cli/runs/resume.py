@@ -32,6 +32,6 @@ def command(
         attempt = launch.resume(found, changed_data=changed_data, from_scratch=from_scratch)
         click.echo(f"{found.id}: attempt {attempt}")
     if watch:
-        from memconsole.cli.train import follow
+        from memconsole.cli.runs.train import follow
 
         ctx.exit(follow(found))

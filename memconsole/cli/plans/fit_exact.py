@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from memconsole.cli.exact import wait_for_exact
+from memconsole.cli.plans.exact import wait_for_exact
 from memconsole.memory.answers.solve import Fit, Price, fit
 from memconsole.memory.estimate import table_of
 from memconsole.memory.table import MemoryTable

@@ -10,10 +10,10 @@ from types import FrameType
 
 import click
 
-from memconsole.cli.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.options import build_plan, plan_options
-from memconsole.cli.plan import DOES_NOT_FIT
-from memconsole.cli.progress import ProgressLines, summary
+from memconsole.cli.plans.plan import DOES_NOT_FIT
+from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
+from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.devices.probe import read_once
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.control import request_stop

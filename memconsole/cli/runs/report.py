@@ -6,8 +6,8 @@ import json as json_module
 
 import click
 
-from memconsole.cli.memory_report import document, memory_lines, remedies_after, remedy_lines
-from memconsole.cli.progress import summary
+from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
+from memconsole.cli.runs.progress import summary
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
 from memconsole.runs.read.follow import Follower

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from memconsole import typed_json
-from memconsole.cli.inspection import inspection
+from memconsole.cli.data.inspection import inspection
 from memconsole.memory.answers.lengths import (
     LengthPrice,
     keep_lengths,

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from memconsole.calibration import Receipts
-from memconsole.cli.lengths import document as rows_document
-from memconsole.cli.lengths import lines as rows_lines
-from memconsole.cli.lengths import row_lengths
+from memconsole.cli.data.lengths import document as rows_document
+from memconsole.cli.data.lengths import lines as rows_lines
+from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
@@ -102,7 +102,7 @@ def command(
 
 def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str]:
     """The estimate with traced or compiled numbers, and the reason if there are none."""
-    from memconsole.cli.exact import wait_for_exact
+    from memconsole.cli.plans.exact import wait_for_exact
     from memconsole.memory.tracers.exact_book import ExactBook
 
     estimate(plan, device)  # Refuses a plan that cannot be priced before a tracer starts.

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from memconsole import typed_json
-from memconsole.cli.data_make import make_command
-from memconsole.cli.inspection import inspection
-from memconsole.cli.lengths import lengths_words
+from memconsole.cli.data.inspection import inspection
+from memconsole.cli.data.lengths import lengths_words
+from memconsole.cli.data.make import make_command
 from memconsole.cli.tables import columns
 from memconsole.memory.answers.lengths import keep_lengths
 from memconsole.plan import plan as plans

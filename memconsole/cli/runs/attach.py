@@ -24,6 +24,6 @@ def command(
         from memconsole.tui.app.console import run_console
 
         ctx.exit(run_console(attach=found.id, readonly=readonly, ascii=ascii, slow_link=slow_link))
-    from memconsole.cli.train import follow
+    from memconsole.cli.runs.train import follow
 
     ctx.exit(follow(found))

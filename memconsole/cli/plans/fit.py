@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from memconsole.cli.fit_exact import fit_exactly, known
-from memconsole.cli.fit_words import FitReport, document, hopeless, text
-from memconsole.cli.lengths import document as rows_document
-from memconsole.cli.lengths import lines as rows_lines
-from memconsole.cli.lengths import row_lengths
+from memconsole.cli.data.lengths import document as rows_document
+from memconsole.cli.data.lengths import lines as rows_lines
+from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
-from memconsole.cli.plan import DOES_NOT_FIT, NOT_EXACT
+from memconsole.cli.plans.fit_exact import fit_exactly, known
+from memconsole.cli.plans.fit_words import FitReport, document, hopeless, text
+from memconsole.cli.plans.plan import DOES_NOT_FIT, NOT_EXACT
 from memconsole.devices.budget import budget
 from memconsole.devices.planned import catalog_budgets, missing_compiler
 from memconsole.devices.probe import read_once

@@ -13,7 +13,7 @@ from importlib import metadata, util
 
 import click
 
-from memconsole.cli import device_steps
+from memconsole.cli.machine import device_steps
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Devices, Missing

@@ -1,0 +1,1 @@
+"""Commands about data: looked into, measured, made."""

@@ -1,0 +1,1 @@
+"""Commands about this machine: its devices, and what works on it."""

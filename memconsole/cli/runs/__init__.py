@@ -1,0 +1,1 @@
+"""Commands about runs: launched, watched, stopped, reported, used."""
