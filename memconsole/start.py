@@ -15,7 +15,7 @@ from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.templates import TEMPLATE_SUFFIXES
+from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
 

@@ -116,12 +116,12 @@ LATER = (
     "training/techniques/test_quantized_base.py::test_it_trains_as_the_rounded_base_would_unquantized[int8]",
     "training/techniques/test_quantized_base.py::test_merged_weights_give_the_same_loss[fp32-jax]",
     "training/weights/test_checkpoint_faults.py::test_a_kill_at_any_file_operation_of_a_save_leaves_one_of_the_two[the next step]",
-    "tui/test_tui_hostile.py::test_no_size_is_an_error[0]",
-    "tui/test_tui_hostile.py::test_no_size_is_an_error[16]",
-    "tui/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[1]",
-    "tui/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[2]",
-    "tui/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[4]",
-    "tui/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[5]",
+    "tui/draw/test_tui_hostile.py::test_no_size_is_an_error[0]",
+    "tui/draw/test_tui_hostile.py::test_no_size_is_an_error[16]",
+    "tui/draw/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[1]",
+    "tui/draw/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[2]",
+    "tui/draw/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[4]",
+    "tui/draw/test_tui_screens.py::test_hostile_text_is_shown_and_does_nothing[5]",
 )  # fmt: skip
 """More of what another test already shows, at many seconds each. How ids begin, without the folder `tests`."""
 

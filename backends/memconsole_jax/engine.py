@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole_jax import devices, held, tasks
 from memconsole_jax.loading import Loader

@@ -26,7 +26,7 @@ from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import DictKey, SequenceKey
 
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole_jax.stacking import Stack
 from memconsole_jax.step import Backward, TrainState, chosen, counted

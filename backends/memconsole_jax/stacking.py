@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.model import Model, Parameter
 from memconsole_trainer.engine import WeightsError
 
 

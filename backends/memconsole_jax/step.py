@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax import tasks

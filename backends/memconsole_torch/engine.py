@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.trained import frozen_names
 from memconsole_torch import devices, tasks

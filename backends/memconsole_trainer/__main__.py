@@ -23,7 +23,7 @@ _REASONS = {"disk": "disk_full", "device_lost": "crashed"}
 
 def run(attempt: Attempt) -> int:
     """Train, record how the attempt ended, and return the exit code."""
-    from memconsole_trainer.data.documents import DataError
+    from memconsole_trainer.data.sources.documents import DataError
     from memconsole_trainer.engine import WeightsError
     from memconsole_trainer.host.memory_limit import lift_limit
     from memconsole_trainer.loop.setup import StopRequestedError, set_up

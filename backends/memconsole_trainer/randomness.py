@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.model import Parameter
+from memconsole.plan.models.model import Parameter
 
 
 def generator(seed: int, name: str) -> np.random.Generator:

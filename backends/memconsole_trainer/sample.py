@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memconsole.plan.chat import CHAT_ANSWER, RecordError
 from memconsole.plan.plan import Plan, PlanError, nearest, quote
-from memconsole.plan.templates import template_of
+from memconsole.plan.templates.chat import CHAT_ANSWER, RecordError
+from memconsole.plan.templates.choice import template_of
 from memconsole_trainer.backends import engine_factory
-from memconsole_trainer.data.records import Record
-from memconsole_trainer.data.tokenizer import Tokenizer
+from memconsole_trainer.data.sources.records import Record
+from memconsole_trainer.data.text.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer
 from memconsole_trainer.weights import trained
 
 if TYPE_CHECKING:
-    from memconsole.plan.template import Template
+    from memconsole.plan.templates.template import Template
 
 TOKENS = 64
 """Tokens that continue a prompt, if not said otherwise."""

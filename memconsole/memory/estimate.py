@@ -18,10 +18,10 @@ from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import trained_group
 from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, uncompiled

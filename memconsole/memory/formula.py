@@ -20,9 +20,9 @@ from memconsole.memory.host import (
 )
 from memconsole.memory.state.step_sizes import Moment, StepSizes, step_of
 from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
 PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")

@@ -6,7 +6,7 @@ from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.coefficients import Runtime
 from memconsole.memory.state.data import data_bytes, waiting_bytes
 from memconsole.memory.state.step_sizes import StepSizes
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 
 

@@ -18,9 +18,9 @@ from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import trained_group
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
 from memconsole.plan.sections import EIGHT_BIT, Checkpointing

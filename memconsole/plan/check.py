@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.check_records import check_records
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.optimizations import check_conflicts
 from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
 from memconsole.plan.tasks import task_of
-from memconsole.plan.tokenizer_file import tokenizer_vocab_size
 
 _LOCAL_KINDS = (
     (re.compile(r"auto"), None),

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.sources import folder
-from memconsole.plan.chat import COLUMNS, RecordError, is_chat
 from memconsole.plan.plan import Plan, PlanError, quote
-from memconsole.plan.templates import KEY, template_of, templates
+from memconsole.plan.templates.chat import COLUMNS, RecordError, is_chat
+from memconsole.plan.templates.choice import KEY, template_of, templates
 from memconsole.regular_file import open_regular
 
 if TYPE_CHECKING:
-    from memconsole.plan.template import Template
+    from memconsole.plan.templates.template import Template
 
 MOST_BYTES = 1 << 20
 """A first record that is longer is not looked at."""

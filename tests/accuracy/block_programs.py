@@ -28,7 +28,7 @@ import msgspec
 from memconsole.memory.activations import block_programs
 from memconsole.memory.activations.kernels import Kernels, Mask, Part, program_name, structure
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
 from tests.accuracy.results import unavailable
 

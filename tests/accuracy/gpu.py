@@ -116,7 +116,7 @@ def card_bytes(device: str) -> int:
 def ask(plan: Plan, kind: str) -> Exact | None:
     """The backend's own tracer, for one question; None where it has no answer."""
     question = TracerQuestion(id=1, plan=dumps(plan), kind=kind)
-    command = [sys.executable, "-m", f"memconsole_{plan.backend}.trace"]
+    command = [sys.executable, "-m", f"memconsole_{plan.backend}.tracing.trace"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if plan.backend == "jax":
         environment.pop("CUDA_VISIBLE_DEVICES")

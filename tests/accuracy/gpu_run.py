@@ -21,9 +21,9 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, loads, replace
-from memconsole_trainer.data.batches import language_batch
+from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
 
 STEPS = 3

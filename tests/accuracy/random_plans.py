@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 
 OPTIMIZERS = ("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "sgd")

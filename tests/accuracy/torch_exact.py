@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT))
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.timeline import Exact
 from memconsole.memory.state.data import row_bytes
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import task_of_model
 from tests.accuracy.random_plans import describe, draw

@@ -12,7 +12,7 @@ import random
 import msgspec
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.optimizations import conflict
 from memconsole.plan.plan import Plan, get, replace
 

@@ -29,7 +29,7 @@ from memconsole.memory import coefficients
 from memconsole.memory.activations import jax_step
 from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, write
 from tests.accuracy.wide_plans import without_conflicts

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
 from memconsole_jax.models.blocks import Around, assembled, stacked, through

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from memconsole.plan.recommender import Recommender as Shape
+from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.blocks import Around, assembled, stacked
 from memconsole_jax.models.decoder import Block, decoded, norm

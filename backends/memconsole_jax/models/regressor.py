@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from memconsole.plan.regressor import Regressor
+from memconsole.plan.models.regressor import Regressor
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
 from memconsole_jax.models.blocks import Around, assembled, stacked, through

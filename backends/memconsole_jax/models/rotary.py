@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 from jax import Array, lax
 
-from memconsole.plan.architecture import Architecture, RopeScaling
+from memconsole.plan.models.architecture import Architecture, RopeScaling
 
 Rotation = tuple[Array, Array]
 """Cosines and sines (T, D), or (B, T, D), of the rotary embedding, float32."""

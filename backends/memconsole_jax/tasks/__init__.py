@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.tasks import task_of_model
 from memconsole_jax.tasks.language import LANGUAGE
 from memconsole_jax.tasks.recommendation import RECOMMENDATION

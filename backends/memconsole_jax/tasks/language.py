@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
 from memconsole_jax.models.decoder import assemble

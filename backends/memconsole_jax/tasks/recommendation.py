@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan
-from memconsole.plan.recommender import Recommender
 from memconsole.plan.tasks.recommendation import PADDING
 from memconsole_jax.models.recommender import Projected, assemble
 from memconsole_jax.tasks.task import Evaluation, Loss, Tree

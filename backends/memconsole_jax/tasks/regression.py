@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
-from memconsole.plan.regressor import Regressor
 from memconsole_jax.models.regressor import assemble
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
 from memconsole_jax.techniques import checkpointing, precision

@@ -11,12 +11,12 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole_jax.models.decoder import Decoder, layer_view, local_layers
 from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.lora import assembled
-from memconsole_trainer.data.validation import PROMPT_TOKENS
+from memconsole_trainer.data.text.validation import PROMPT_TOKENS
 
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""

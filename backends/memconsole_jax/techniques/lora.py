@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from flax import nnx
 from jax import Array
 
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole_jax.models.decoder import Decoder, assemble
 from memconsole_jax.models.layers import Linear, product
 from memconsole_jax.stacking import stacks

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax.stacking import stacked

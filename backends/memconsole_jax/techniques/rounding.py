@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole_jax.stacking import stacks
 from memconsole_trainer.techniques.rounding import BLOCK, LANES, is_rounded, threefry

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from memconsole.plan.recommender import Recommender
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.tasks.recommendation import ABSENT, CUTOFFS, PADDING
 from memconsole_jax.models.recommender import Projected
 

@@ -19,7 +19,7 @@ import msgspec
 from memconsole.memory.exact.timeline import Exact, ExactPhase, TracerAnswer, TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, loads, replace
 from memconsole_jax import target as targets

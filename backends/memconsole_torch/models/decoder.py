@@ -2,7 +2,7 @@
 `Architecture`.
 
 Worth knowing before reading:
-- module names spell the canonical parameter names of `memconsole.plan.architecture.parameters`;
+- module names spell the canonical parameter names of `memconsole.plan.models.architecture.parameters`;
 - rotary positions rotate the two halves of a head, as Hugging Face checkpoints expect;
 - norm statistics, the residual stream and the rotation are fp32 in any autocast precision;
 - attention is `F.scaled_dot_product_attention`: scores never exist as a matrix;
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memconsole.plan.architecture import Architecture, RopeScaling, parameters
+from memconsole.plan.models.architecture import Architecture, RopeScaling, parameters
 from memconsole_torch.models.packing import masks, restarted, restarting
 
 Rotation = tuple[Tensor, Tensor]

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 
 Tables = tuple[Tensor, Tensor]
 

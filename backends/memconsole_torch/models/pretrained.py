@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.model import Model, Parameter
 from memconsole_trainer.engine import WeightsError, WeightSource
 
 Array = NDArray[np.generic]

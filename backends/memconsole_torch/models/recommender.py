@@ -1,6 +1,6 @@
 """The recommender in torch: a table of items, an adapter, and the blocks of a decoder.
 
-Module names spell the canonical parameter names of `memconsole.plan.recommender`. The adapter and
+Module names spell the canonical parameter names of `memconsole.plan.models.recommender`. The adapter and
 the scores are fp32 in any autocast precision. All items are projected once for each micro-batch,
 because they are inputs and classes at the same time.
 """
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memconsole.plan.recommender import Recommender as Shape
+from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole_torch.models.decoder import Block, Norm, through
 
 

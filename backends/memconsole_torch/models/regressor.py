@@ -1,6 +1,6 @@
 """The regression transformer in torch: it maps windows of vectors to a vector of numbers.
 
-Module names spell the canonical parameter names of `memconsole.plan.regressor`. The residual
+Module names spell the canonical parameter names of `memconsole.plan.models.regressor`. The residual
 stream, norms and the output projection are fp32 in any autocast precision. Attention never
 materializes its scores.
 """
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memconsole.plan.regressor import Regressor as Shape
+from memconsole.plan.models.regressor import Regressor as Shape
 
 
 class Regressor(nn.Module):

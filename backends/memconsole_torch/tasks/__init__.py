@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
-from memconsole.plan.recommender import Recommender
-from memconsole.plan.regressor import Regressor
 from memconsole_torch.tasks.language import Language
 from memconsole_torch.tasks.recommendation import Recommendation
 from memconsole_torch.tasks.regression import Regression

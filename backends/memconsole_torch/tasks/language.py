@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.tasks.task import Rows

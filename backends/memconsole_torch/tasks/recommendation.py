@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole.plan.plan import Plan
-from memconsole.plan.recommender import Recommender as Shape
 from memconsole_torch.models.recommender import Projected, Recommender
 from memconsole_torch.tasks.task import Rows
 from memconsole_torch.techniques import two_level

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from memconsole.plan.regressor import Regressor as Shape
+from memconsole.plan.models.regressor import Regressor as Shape
 from memconsole_torch.models.regressor import Regressor
 from memconsole_torch.tasks.task import Rows
 

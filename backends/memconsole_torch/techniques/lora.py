@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import BaseStorage, Plan
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder

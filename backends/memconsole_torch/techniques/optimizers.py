@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memconsole.plan.model import Parameter
+from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import OptimizerName, Plan
 from memconsole_torch.techniques import offload
 from memconsole_torch.techniques.compressed import Compressed

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from memconsole.plan.recommender import Recommender
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.tasks.recommendation import ABSENT, CUTOFFS, PADDING
 from memconsole_torch.models.recommender import Projected
 

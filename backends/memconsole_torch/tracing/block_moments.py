@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memconsole.memory.activations.block_programs import Stored, StoredMoment, StoredProgram, field
 from memconsole.memory.activations.kernels import Kernels, Part
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole_torch.tracing.trace_block import Completed, Term, Trace, Tracer, term
 from memconsole_torch.tracing.trace_liveness import Storage
 

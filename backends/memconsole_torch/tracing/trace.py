@@ -21,7 +21,7 @@ from memconsole.memory.exact import affine, allocator
 from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, loads
 from memconsole_torch.tracing import trace_step

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memconsole.memory.activations.kernels import Kernels, Part
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models.decoder import rotation

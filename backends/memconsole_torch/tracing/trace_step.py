@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memconsole.memory.activations.torch_step import MASK_ALIGNMENT
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.memory.activations.torch_masks import MASK_ALIGNMENT
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import Input, task_of_model
 from memconsole_torch import devices

@@ -15,8 +15,8 @@ from memconsole.memory.exact.affine import TERMS
 from memconsole.memory.exact.allocator import rounded
 from memconsole.memory.exact.timeline import Moment
 from memconsole.memory.table import COMPONENTS
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch.tracing.trace_liveness import Liveness, Storage
 from memconsole_torch.tracing.trace_step import Sizes

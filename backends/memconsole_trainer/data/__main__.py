@@ -14,8 +14,8 @@ import msgspec
 
 from memconsole.plan.plan import Plan, PlanError, apply_settings, replace
 from memconsole.runs.record.failure import ExitCode
-from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.inspect import inspect
+from memconsole_trainer.data.sources.documents import DataError
 
 
 def main() -> int:

@@ -12,11 +12,12 @@ from memconsole.plan.catalog.sources import ROWS, TABLES, folder
 from memconsole.plan.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks.regression import DATASETS
-from memconsole_trainer.data import hdf5, sources
-from memconsole_trainer.data.documents import DataError, Documents
-from memconsole_trainer.data.hdf5 import Hdf5Dataset, TokenRows
 from memconsole_trainer.data.ratings.reading import COLUMNS, looks_like_ratings, read_ratings
-from memconsole_trainer.data.windows import WindowFile
+from memconsole_trainer.data.sources import hdf5
+from memconsole_trainer.data.sources import opening as sources
+from memconsole_trainer.data.sources.documents import DataError, Documents
+from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, TokenRows
+from memconsole_trainer.data.windows.file import WindowFile
 
 SAMPLE_CHARACTERS = 2000
 SAMPLE_TOKENS = 64
@@ -135,7 +136,7 @@ def _ratings(source: str, path: Path) -> Inspection:
 
 
 def _measured(plan: Plan, source: Documents | TokenRows) -> tuple[Lengths | None, str]:
-    from memconsole_trainer.data.lengths import measure_lengths
+    from memconsole_trainer.data.text.lengths import measure_lengths
 
     try:
         return measure_lengths(plan, source), ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole.runs.act.attempt import Attempt
@@ -21,7 +21,7 @@ from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.manifest import damaged, step_of
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.control.controller import Controller, controller_of
-from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps

@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.chat import RecordError
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.marked import encode, ids
-from memconsole_trainer.data.records import Record, RecordDocuments, StreamRecords, rendered
-from memconsole_trainer.data.split import Split
-from memconsole_trainer.data.tokenizer import Tokenizer
+from memconsole.plan.templates.chat import RecordError
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.records import (
+    Record,
+    RecordDocuments,
+    StreamRecords,
+    rendered,
+)
+from memconsole_trainer.data.sources.split import Split
+from memconsole_trainer.data.text.marked import encode, ids
+from memconsole_trainer.data.text.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
 
 if TYPE_CHECKING:
-    from memconsole.plan.template import Question, Template
+    from memconsole.plan.templates.template import Question, Template
 
 MOST_ANSWER_TOKENS = 256
 BASELINE_RECORDS = 5_000

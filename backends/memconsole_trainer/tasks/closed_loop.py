@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memconsole_trainer.data.systems import StoredFamily
+from memconsole_trainer.data.windows.systems import StoredFamily
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.systems.family import Matrix
 from memconsole_trainer.systems.features import MOST_CONTROLS, MOST_STATES, code

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.record import events
-from memconsole_trainer.data.batches import TextRows, language_batch
-from memconsole_trainer.data.hdf5 import TokenRows
-from memconsole_trainer.data.prepared import Prepared, boundary, make_tokenizer, prepare
-from memconsole_trainer.data.records import RecordDocuments, StreamRecords
-from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.sources.hdf5 import TokenRows
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.data.sources.records import RecordDocuments, StreamRecords
+from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.tokenizer import file_fingerprint
+from memconsole_trainer.data.text.batches import TextRows, language_batch
+from memconsole_trainer.data.text.prepared import Prepared, boundary, make_tokenizer, prepare
+from memconsole_trainer.data.text.tokenizer import file_fingerprint
 from memconsole_trainer.engine import Array, Batch, Engine, LossSum
 from memconsole_trainer.tasks.answering import (
     Answered,

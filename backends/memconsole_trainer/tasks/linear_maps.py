@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from memconsole_trainer.data.window_split import HELD, WindowSplit
-from memconsole_trainer.data.windows import WindowFile, Windows, blocks
+from memconsole_trainer.data.windows.file import WindowFile, Windows, blocks
+from memconsole_trainer.data.windows.split import HELD, WindowSplit
 
 FITTED_ROWS = 40_000
 """Maps are fitted to about this many rows."""

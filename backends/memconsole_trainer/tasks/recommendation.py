@@ -11,18 +11,18 @@ import numpy as np
 
 from memconsole import regular_file, typed_json
 from memconsole.plan import catalog
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan
-from memconsole.plan.recommender import Recommender
 from memconsole.plan.tasks import task_of
 from memconsole.runs.record import events, files
-from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.hashes import DataHashes
 from memconsole_trainer.data.ratings.baselines import Baselines
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
 from memconsole_trainer.data.ratings.metadata import find_metadata
 from memconsole_trainer.data.ratings.numbering import Numbering, check_room, number, places
 from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.tasks.task import Judged, Teller

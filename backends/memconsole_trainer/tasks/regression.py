@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from memconsole.plan import catalog
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
-from memconsole.plan.regressor import Regressor
 from memconsole.plan.tasks import task_of
 from memconsole.runs.record import events
-from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.window_order import Row, WindowOrder, gathered
-from memconsole_trainer.data.window_split import HELD, UNSEEN, WindowSplit
-from memconsole_trainer.data.windows import WindowFile, Windows, blocks
+from memconsole_trainer.data.windows.file import WindowFile, Windows, blocks
+from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
+from memconsole_trainer.data.windows.split import HELD, UNSEEN, WindowSplit
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.tasks.closed_loop import Trials
 from memconsole_trainer.tasks.linear_maps import LinearMaps, predicted

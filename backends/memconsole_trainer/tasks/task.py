@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import events
-from memconsole_trainer.data.hashes import DataHashes
+from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.stream import BatchShape, Rows
 from memconsole_trainer.engine import Batch, Engine, LossSum
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of_model
 from memconsole.plan.trained import frozen_names

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.model import Parameter
+from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import BaseStorage, Plan
 
 BLOCK = 64

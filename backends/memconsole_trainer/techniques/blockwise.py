@@ -23,7 +23,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.model import TABLES, Parameter
+from memconsole.plan.models.model import TABLES, Parameter
 
 BLOCK = 256
 """Elements that share a scale."""

@@ -17,7 +17,7 @@ bfloat16; optax's corrects the bias of m.
 
 from __future__ import annotations
 
-from memconsole.plan.model import Parameter
+from memconsole.plan.models.model import Parameter
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

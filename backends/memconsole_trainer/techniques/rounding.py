@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.model import Parameter
+from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import Plan
 
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17)

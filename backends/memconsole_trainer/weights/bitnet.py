@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import ParameterPlace, stored, taken, tensor_files
 

@@ -11,12 +11,12 @@ from typing import Any
 from memconsole.plan.optimizations import only_evaluating
 from memconsole.plan.plan import PlanError, replace
 from memconsole_trainer.backends import engine_factory
-from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.prepared import held_out
-from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.validation import Validation
+from memconsole_trainer.data.text.prepared import held_out
+from memconsole_trainer.data.text.validation import Validation
 from memconsole_trainer.engine import LossSum, WeightSource
 from memconsole_trainer.weights.bitnet import CONFIG, BitNetWeights, Packing
 from memconsole_trainer.weights.export import export

@@ -37,7 +37,7 @@ from memconsole.runs.record.manifest import (
     step_of,
     verify,
 )
-from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.weights import tensorfile
 from memconsole_trainer.weights.best import best, mark
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.architecture import Architecture, parameters
-from memconsole.plan.model import Parameter
+from memconsole.plan.models.architecture import Architecture, parameters
+from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import printable
 from memconsole.regular_file import read as read_regular
 from memconsole_trainer.engine import WeightsError, WeightSource

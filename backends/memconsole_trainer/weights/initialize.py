@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.model import Model, Parameter
 from memconsole_trainer.randomness import drawn
 
 

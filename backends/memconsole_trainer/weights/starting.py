@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.recommender import Recommender, is_of_decoder
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights, has_weights
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.trained import frozen_names
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.manifest import step_of, verify
-from memconsole_trainer.data.tokenizer import Tokenizer, file_fingerprint, load
+from memconsole_trainer.data.text.tokenizer import Tokenizer, file_fingerprint, load
 from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged

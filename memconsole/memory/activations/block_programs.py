@@ -26,7 +26,7 @@ from memconsole.memory.activations.kernels import (
 )
 from memconsole.memory.state.gradient_flow import flow_of
 from memconsole.memory.state.sizes import sizes
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 DECODED_CPU, DECODED_DEVICE = 2**17, 2**22

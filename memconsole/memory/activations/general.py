@@ -17,8 +17,8 @@ from memconsole.memory.activations import recommender
 from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow
 from memconsole.memory.state.step_sizes import Moment, StepSizes
-from memconsole.plan.model import Model
-from memconsole.plan.recommender import Recommender
+from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.sections import Checkpointing
 from memconsole.plan.tasks import task_of_model
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):

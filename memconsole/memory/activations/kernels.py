@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from memconsole.memory.state.optimizer_state import update_bytes
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 Part = Literal["block", "norm", "evaluated block", "evaluated norm"]

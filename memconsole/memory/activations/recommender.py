@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.plan.recommender import Recommender
+from memconsole.plan.models.recommender import Recommender
 
 
 def projected_bytes(model: Recommender) -> int:

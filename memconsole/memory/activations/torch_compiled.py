@@ -14,7 +14,7 @@ from functools import lru_cache
 from memconsole.memory.activations.block_programs import Live, Program, Size, block_program, live
 from memconsole.memory.activations.kernels import Kernels, updating_bytes
 from memconsole.memory.state.sizes import sizes
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 
 FP32 = 4
 _NOTHING = Size()

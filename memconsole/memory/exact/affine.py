@@ -13,11 +13,12 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.memory.activations.torch_step import CHUNK_TOKENS, MASK_ALIGNMENT
+from memconsole.memory.activations.torch_masks import MASK_ALIGNMENT
+from memconsole.memory.activations.torch_timeline import CHUNK_TOKENS
 from memconsole.memory.exact.timeline import Exact, ExactPhase, Moment, Timeline
 from memconsole.memory.step_key import step_settings
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
 TERMS = ("1", "S", "B·S", "S²", "B·S²", "chunk", "rest", "B")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, Plan, PlanError
 from memconsole.plan.tasks import task_of_model
 
@@ -20,7 +20,7 @@ AHEAD_BATCHES = 8
 
 
 JOINED_BYTES = 16 << 20
-"""Tokens collected before they are added to those that are held: `memconsole_trainer.data.prepared.JOINED_BYTES`."""
+"""Tokens collected before they are added to those that are held: `memconsole_trainer.data.text.prepared.JOINED_BYTES`."""
 
 
 def data_bytes(plan: Plan, vocab_size: int) -> int:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.plan.model import Model, Role
+from memconsole.plan.models.model import Model, Role
 
 MULTIPLIED: tuple[Role, ...] = ("input", "matrix", "head")
 """Weights that rows are multiplied by. Tables are only looked up."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.plan.model import TABLES, Model, Parameter, Role
+from memconsole.plan.models.model import TABLES, Model, Parameter, Role
 
 QUANTIZED_FROM = 4096
 """Smaller tensors keep 32-bit optimizer state (bitsandbytes `min_8bit_size`)."""

@@ -10,8 +10,8 @@ from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import Rule, State, state
 from memconsole.memory.state.sizes import Group, Sizes, coded_bytes, group, order, sizes
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan
 from memconsole.plan.trained import frozen_names
 

@@ -13,8 +13,8 @@ from memconsole.memory.estimate import model_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.memory.tracers.question import neighbours
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.budget import Budget
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
 

@@ -10,7 +10,7 @@ from memconsole.memory.estimate import model_of
 from memconsole.memory.exact import affine
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.model import Model
+from memconsole.plan.models.model import Model
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError, uncompiled

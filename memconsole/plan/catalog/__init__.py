@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from memconsole import typed_json
-from memconsole.plan.architecture import Architecture
 from memconsole.plan.catalog.entries import (
     CatalogDevice,
     DatasetEntry,
@@ -23,12 +22,13 @@ from memconsole.plan.catalog.entries import (
     RecommenderEntry,
 )
 from memconsole.plan.catalog.sources import resolve
-from memconsole.plan.huggingface import find_model, read_architecture
-from memconsole.plan.model import Model
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.huggingface import find_model, read_architecture
+from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.sizing import default_vocab_size, size
+from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.plan import Plan, PlanError, get, nearest, quote, replace
-from memconsole.plan.recommender import Recommender
-from memconsole.plan.sizing import default_vocab_size, size
-from memconsole.plan.tokenizer_file import tokenizer_vocab_size
 
 __all__ = [
     "LOCAL_DEVICES",

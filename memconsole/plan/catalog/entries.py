@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, from_document
-from memconsole.plan.regressor import Regressor
 
 DatasetKind = Literal["stdlib", "hub", "file", "made"]
 """made: a file that `memconsole data make` writes, and that is not there yet."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memconsole.plan import catalog
-from memconsole.plan.model import Model
-from memconsole.plan.recommender import Recommender
-from memconsole.plan.regressor import Regressor
+from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.language import LANGUAGE
 from memconsole.plan.tasks.recommendation import RECOMMENDATION

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import cast
 
-from memconsole.plan.architecture import Architecture
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.task import Input, Measure
 

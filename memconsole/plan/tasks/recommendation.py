@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memconsole.plan import catalog
-from memconsole.plan.model import Model, Parameter
-from memconsole.plan.recommender import Recommender, is_of_decoder
+from memconsole.plan.models.model import Model, Parameter
+from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.sections import Plan, PlanError, quote
 from memconsole.plan.tasks.task import Input, Measure
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memconsole.plan import catalog
-from memconsole.plan.model import Model, Parameter
-from memconsole.plan.regressor import Regressor
+from memconsole.plan.models.model import Model, Parameter
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.sections import Plan, PlanError, quote
 from memconsole.plan.tasks.task import Input, Measure
 

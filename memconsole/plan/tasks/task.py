@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.sections import Plan
 
 DTYPE_BYTES = {"int32": 4, "float32": 4}

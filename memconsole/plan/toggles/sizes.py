@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.optimization import (
     EVERYWHERE,
     Optimization,

@@ -23,15 +23,15 @@ import sys
 import time
 from pathlib import Path
 import msgspec
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
-from memconsole_trainer.data.prepared import prepare
-from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import split_of
-from memconsole_trainer.data.batches import TextRows
+from memconsole_trainer.data.text.prepared import prepare
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.data.sources.split import split_of
+from memconsole_trainer.data.text.batches import TextRows
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.host.host_memory import HostMemory
-from memconsole_trainer.data.rows import load_grain
+from memconsole_trainer.data.text.rows import load_grain
 
 plan = msgspec.json.decode(sys.argv[1], type=Plan)
 model = Architecture(

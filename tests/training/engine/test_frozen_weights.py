@@ -14,7 +14,7 @@ from memconsole.memory.exact import affine
 from memconsole.memory.formula import _moments
 from memconsole.memory.seconds import step_flops
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import LANGUAGE, task_of_model
 from memconsole.plan.trained import frozen_names

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from memconsole.plan.architecture import Architecture, parameter_count, parameters
+from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
 from memconsole_jax import comparison
 from memconsole_jax.models import attention
 from memconsole_jax.models.attention import causal_attention, chunk_rows

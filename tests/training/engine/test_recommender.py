@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from memconsole.plan import catalog, recommender
+from memconsole.plan import catalog
+from memconsole.plan.models import recommender
+from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.plan import Plan, replace
-from memconsole.plan.recommender import Recommender, is_of_decoder
 from memconsole.plan.tasks import RECOMMENDATION
 from memconsole_jax import comparison as jax_comparison
 from memconsole_jax import engine as jax_engine

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from memconsole.plan.model import Model, Parameter
+from memconsole.plan.models.model import Model, Parameter
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, replace
-from memconsole.plan.regressor import Regressor
 from memconsole.plan.tasks import REGRESSION
 from memconsole_jax import comparison as jax_comparison
 from memconsole_jax import engine as jax_engine

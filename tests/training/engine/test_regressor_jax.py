@@ -12,8 +12,8 @@ import pytest
 
 from memconsole.memory.exact.timeline import TracerQuestion
 from memconsole.plan import catalog
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, dumps, replace
-from memconsole.plan.regressor import Regressor
 from memconsole_jax import comparison, devices, engine, offload, tasks
 from memconsole_jax.engine import JaxEngine
 from memconsole_jax.programs import Programs

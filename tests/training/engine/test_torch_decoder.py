@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder, RMSNorm, attend, sliding_window_mask
 from memconsole_trainer.engine import WeightsError

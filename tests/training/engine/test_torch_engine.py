@@ -12,14 +12,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memconsole.plan import plan as plans
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import devices
 from memconsole_torch.comparison import gradients, logits
 from memconsole_torch.engine import TorchEngine, create
 from memconsole_torch.models.generate import choose
 from memconsole_torch.techniques import compilation
-from memconsole_trainer.data.batches import language_batch
+from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers as t
 
-from memconsole.plan.architecture import Architecture, RopeScaling
-from memconsole_trainer.data.batches import language_batch
+from memconsole.plan.models.architecture import Architecture, RopeScaling
+from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
 
 SIZES: dict[str, Any] = {

@@ -9,13 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from memconsole.memory.activations import jax_step
-from memconsole.memory.activations import torch_step as torch_step
+from memconsole.memory.activations import jax_step, torch_step
 from memconsole.memory.exact import affine
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.backends import engine_factory
-from memconsole_trainer.data.batches import language_batch
+from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights

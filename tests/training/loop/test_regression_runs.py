@@ -19,8 +19,8 @@ from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
-from memconsole_trainer.data.window_split import WindowSplit
-from memconsole_trainer.data.windows import WindowFile
+from memconsole_trainer.data.windows.file import WindowFile
+from memconsole_trainer.data.windows.split import WindowSplit
 from tests.training.harness.runs import state_hashes, told
 
 BACKENDS = ("torch", "jax")

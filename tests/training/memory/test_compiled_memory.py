@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from memconsole.memory.activations.block_programs import Live
+from memconsole.memory.activations.torch_blocks import kernels_of
 from memconsole.memory.activations.torch_compiled import compiled_block
-from memconsole.memory.activations.torch_step import kernels_of
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.weights.initialize import InitialWeights
 

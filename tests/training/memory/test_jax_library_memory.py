@@ -9,7 +9,7 @@ import pytest
 
 from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole.units import MIB
 
@@ -36,7 +36,7 @@ import numpy as np
 from memconsole_jax import engine
 from memconsole_jax.models import attention
 from memconsole_jax.tracing import trace, trace_targets
-from memconsole_trainer.data.batches import language_batch
+from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.memory.test_jax_library_memory import MODEL, PLAN
 

@@ -13,7 +13,7 @@ from memconsole.memory.activations import jax_step
 from memconsole.memory.activations.block_programs import block_program
 from memconsole.memory.activations.kernels import Kernels
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 
 torch = pytest.importorskip("torch")

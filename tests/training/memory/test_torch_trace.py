@@ -14,7 +14,7 @@ from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
 from memconsole.memory.formula import PHASES
 from memconsole.memory.table import COMPONENTS
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, dumps, replace
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ import torch
 
 from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import PlanError
 from memconsole_jax import engine as jax_engine
 from memconsole_jax import target

@@ -19,16 +19,16 @@ from safetensors.numpy import load_file
 from transformers.integrations import bitnet as theirs
 
 from memconsole.cli.main import cli
-from memconsole.plan.architecture import parameters
+from memconsole.plan.models.architecture import parameters
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.pretrained import load
-from memconsole_trainer.data.prepared import held_out
-from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.text.prepared import held_out
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.weights import bitnet, trained

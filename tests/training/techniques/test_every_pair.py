@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from memconsole.plan.architecture import parameters
+from memconsole.plan.models.architecture import parameters
 from memconsole.plan.optimization import Reach
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole_jax import engine as jax_engine

@@ -12,7 +12,7 @@ import torch
 
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
-from memconsole.plan.architecture import parameters
+from memconsole.plan.models.architecture import parameters
 from memconsole.plan.plan import Plan
 from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine

@@ -19,8 +19,8 @@ from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
-from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.budget import Budget
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
 from memconsole_jax.programs import Programs

@@ -13,7 +13,7 @@ import torch
 
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
-from memconsole.plan.architecture import parameters
+from memconsole.plan.models.architecture import parameters
 from memconsole.plan.plan import Plan
 from memconsole_jax.techniques import muon as jax_muon
 from memconsole_torch.techniques import muon as torch_muon

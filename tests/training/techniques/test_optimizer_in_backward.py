@@ -11,8 +11,8 @@ import torch
 from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
-from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.check import check
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.optimizations import BY_KEY, check_trainable, press
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import engine as torch_engine

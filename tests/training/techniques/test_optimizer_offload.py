@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan.architecture import Architecture
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import PlanError
 from memconsole_jax import offload as jax_offload
 from memconsole_jax.tracing import trace, trace_targets

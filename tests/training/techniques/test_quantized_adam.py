@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import QUANTIZED_FROM, sizes
 from memconsole.plan import plan as plans
-from memconsole.plan.architecture import Architecture, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import EIGHT_BIT
@@ -29,7 +29,7 @@ from memconsole_jax import engine as jax_engine
 from memconsole_jax.techniques import quantized_adam as in_jax
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.techniques import quantized_adam as in_torch
-from memconsole_trainer.data.batches import language_batch
+from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.weights.initialize import InitialWeights

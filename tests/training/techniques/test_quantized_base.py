@@ -14,8 +14,8 @@ import torch
 
 from memconsole.memory.state.sizes import STORAGE_BLOCK
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan.architecture import Architecture, parameters
 from memconsole.plan.check import check
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax.techniques import quantized_base as jax_base
 from memconsole_torch import comparison as torch_comparison

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import parameter_count
-from memconsole.plan.huggingface import architecture_from_config
+from memconsole.plan.models.architecture import parameter_count
+from memconsole.plan.models.huggingface import architecture_from_config
 
 DATA = Path(__file__).parents[2] / "data"
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((DATA / "published_configs.json").read_text())

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from memconsole.plan.tasks.language import MASKED
-from memconsole_trainer.data import tokenizer as tokenizers
-from memconsole_trainer.data.documents import FileDocuments
-from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.sources.documents import FileDocuments
+from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.tokenizer import END_OF_TEXT, Tokenizer
-from memconsole_trainer.data.validation import from_texts
+from memconsole_trainer.data.text import tokenizer as tokenizers
+from memconsole_trainer.data.text.tokenizer import END_OF_TEXT, Tokenizer
+from memconsole_trainer.data.text.validation import from_texts
 
 TEXTS = ["the quick brown fox — naïve café, 東京 🦊. " * 20, "def f(x):\n    return x + 1\n" * 30]
 BYTE_LEVEL = tokenizers.train(TEXTS, 300)

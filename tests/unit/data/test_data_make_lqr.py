@@ -21,7 +21,7 @@ from memconsole.plan.made import Size, kind, parse_options
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
-from memconsole_trainer.data.systems import read_systems
+from memconsole_trainer.data.windows.systems import read_systems
 from memconsole_trainer.systems.features import features
 from memconsole_trainer.systems.simulation import optimal, simulate
 

@@ -11,11 +11,11 @@ import pytest
 from memconsole.plan import catalog
 from memconsole.plan.made import Size, kind, parse_size
 from memconsole.plan.plan import DataChoice
-from memconsole_trainer.data.documents import FileDocuments
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Facts, Request
 from memconsole_trainer.data.make.text import SIZES, STORY_BITS, story
-from memconsole_trainer.data.sources import open_path
+from memconsole_trainer.data.sources.documents import FileDocuments
+from memconsole_trainer.data.sources.opening import open_path
 
 BYTES = 1_500_000
 

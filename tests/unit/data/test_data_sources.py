@@ -13,20 +13,20 @@ import pytest
 
 from memconsole.plan import stdlib
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole_trainer.data.documents import (
+from memconsole_trainer.data.inspect import inspect
+from memconsole_trainer.data.sources.documents import (
     PIECE_BYTES,
     DataError,
     Documents,
     FileDocuments,
     StreamDocuments,
 )
-from memconsole_trainer.data.hdf5 import Hdf5Texts, TokenRows
-from memconsole_trainer.data.inspect import inspect
-from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import Split, split_of
-from memconsole_trainer.data.text_blocks import TextBlocks
-from memconsole_trainer.data.tokenizer import train
-from memconsole_trainer.data.validation import from_texts
+from memconsole_trainer.data.sources.hdf5 import Hdf5Texts, TokenRows
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.data.sources.split import Split, split_of
+from memconsole_trainer.data.text.text_blocks import TextBlocks
+from memconsole_trainer.data.text.tokenizer import train
+from memconsole_trainer.data.text.validation import from_texts
 
 
 def opened(path: Path, **settings: Any) -> Any:
@@ -285,8 +285,8 @@ def test_a_dangling_link_is_passed_over_and_an_unreadable_file_is_named(
     def refuse(*arguments: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    for module in ("sources", "documents"):
-        monkeypatch.setattr(f"memconsole_trainer.data.{module}.open_regular", refuse)
+    for module in ("opening", "documents"):
+        monkeypatch.setattr(f"memconsole_trainer.data.sources.{module}.open_regular", refuse)
     for path in (tmp_path, tmp_path / "a.txt"):
         with pytest.raises(DataError, match=r"a\.txt: cannot be read: Permission denied"):
             opened(path)

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memconsole.plan.models.sizing import size
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.sizing import size
 from memconsole.plan.tasks.language import MASKED
-from memconsole_trainer.data import tokenizer as tokenizers
-from memconsole_trainer.data.documents import FileDocuments
-from memconsole_trainer.data.prepared import make_tokenizer, prepare
-from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.sources.documents import FileDocuments
+from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.tokenizer import END_OF_TEXT
+from memconsole_trainer.data.text import tokenizer as tokenizers
+from memconsole_trainer.data.text.prepared import make_tokenizer, prepare
+from memconsole_trainer.data.text.tokenizer import END_OF_TEXT
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 20, "def f(x):\n    return x + 1\n" * 30]
 TRAINED = tokenizers.train(TEXTS, 300)
@@ -43,7 +43,7 @@ def test_the_vocabulary_is_as_large_as_asked_and_ids_are_small() -> None:
 
 def test_training_twice_gives_the_same_tokenizer_even_in_another_process() -> None:
     code = (
-        "import sys; from memconsole_trainer.data.tokenizer import train;"
+        "import sys; from memconsole_trainer.data.text.tokenizer import train;"
         "print(train(eval(sys.stdin.read()), 300).fingerprint)"
     )
     there = subprocess.run(

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.plan.plan import DataChoice
-from memconsole_trainer.data import hashes
-from memconsole_trainer.data.hashes import BlockHashes
-from memconsole_trainer.data.sources import open_path
-from memconsole_trainer.data.windows import WindowFile
+from memconsole_trainer.data.sources import hashes
+from memconsole_trainer.data.sources.hashes import BlockHashes
+from memconsole_trainer.data.sources.opening import open_path
+from memconsole_trainer.data.windows.file import WindowFile
 
 LINES = [f"line {i} of some text that is long enough to be cut\n" for i in range(4000)]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import DataChoice
-from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.hdf5 import TokenRows, describe
-from memconsole_trainer.data.sources import open_path
-from memconsole_trainer.data.windows import WindowFile
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.hdf5 import TokenRows, describe
+from memconsole_trainer.data.sources.opening import open_path
+from memconsole_trainer.data.windows.file import WindowFile
 
 SHAPE = (4, 8)
 

@@ -10,9 +10,8 @@ import pytest
 
 from memconsole.plan import catalog
 from memconsole.plan.made import Size
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.recommender import Recommender
-from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.ratings import reading
@@ -22,6 +21,7 @@ from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, ba
 from memconsole_trainer.data.ratings.metadata import features, find_metadata
 from memconsole_trainer.data.ratings.numbering import check_room, number
 from memconsole_trainer.data.ratings.reading import read_ratings
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
 
 OPTIONS = {"items": 60, "genres": 5, "history": 12}

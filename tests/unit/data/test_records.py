@@ -17,22 +17,27 @@ from hypothesis import strategies as st
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.rendered import Rendered
 from memconsole.plan.tasks.language import MASKED
-from memconsole.plan.template import Template
-from memconsole.plan.templates import templates
+from memconsole.plan.templates.choice import templates
+from memconsole.plan.templates.rendered import Rendered
+from memconsole.plan.templates.template import Template
 from memconsole.start import check_launch
-from memconsole_trainer.data.batches import TextRows
-from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.data.make.equipment import record
-from memconsole_trainer.data.marked import encode, ids, learned, marked_dtype, trimmed
-from memconsole_trainer.data.packing import Cuts, cuts, laid, placed
-from memconsole_trainer.data.record_blocks import RecordBlocks, held_out_records
-from memconsole_trainer.data.records import JsonLines, Record, RecordDocuments, StreamRecords
-from memconsole_trainer.data.sources import open_source
-from memconsole_trainer.data.split import split_of
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.data.sources.records import (
+    JsonLines,
+    Record,
+    RecordDocuments,
+    StreamRecords,
+)
+from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
-from memconsole_trainer.data.tokenizer import Tokenizer, load, train
+from memconsole_trainer.data.text.batches import TextRows
+from memconsole_trainer.data.text.marked import encode, ids, learned, marked_dtype, trimmed
+from memconsole_trainer.data.text.packing import Cuts, cuts, laid, placed
+from memconsole_trainer.data.text.record_blocks import RecordBlocks, held_out_records
+from memconsole_trainer.data.text.tokenizer import Tokenizer, load, train
 from memconsole_trainer.tasks.answering import Nearest, f1, held_records, scores
 
 MADE = [record(np.random.default_rng(number)) for number in range(400)]

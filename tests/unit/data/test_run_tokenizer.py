@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memconsole.plan.models.sizing import size
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.sizing import size
-from memconsole_trainer.data import tokenizer as tokenizers
-from memconsole_trainer.data.documents import FileDocuments
-from memconsole_trainer.data.prepared import make_tokenizer
-from memconsole_trainer.data.split import Split
+from memconsole_trainer.data.sources.documents import FileDocuments
+from memconsole_trainer.data.sources.split import Split
+from memconsole_trainer.data.text import tokenizer as tokenizers
+from memconsole_trainer.data.text.prepared import make_tokenizer
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 20, "def f(x):\n    return x + 1\n" * 30]
 TRAINED = tokenizers.train(TEXTS, 300)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from memconsole.plan.plan import DataChoice
-from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.sources import open_path
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.opening import open_path
 
 OFFLINE = """
 import socket, sys
@@ -27,7 +27,7 @@ def refused(*arguments, **_):
 socket.getaddrinfo = refused
 socket.socket.connect = refused
 from memconsole.plan.plan import DataChoice
-from memconsole_trainer.data.sources import open_path
+from memconsole_trainer.data.sources.opening import open_path
 for path in map(Path, sys.argv[1:]):
     print(open_path(path, "text", 300, DataChoice()).read(0, 1)[0])
 print("asked", asked)

@@ -12,14 +12,14 @@ import pytest
 
 from memconsole.plan.made import Size, kind, parse_options
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.hdf5 import Hdf5Dataset
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
-from memconsole_trainer.data.window_order import Row, WindowOrder, gathered
-from memconsole_trainer.data.window_split import HELD, TRAIN, UNSEEN, WindowSplit
-from memconsole_trainer.data.windows import WindowFile, Windows
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset
+from memconsole_trainer.data.windows.file import WindowFile, Windows
+from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
+from memconsole_trainer.data.windows.split import HELD, TRAIN, UNSEEN, WindowSplit
 from memconsole_trainer.tasks.linear_maps import LinearMaps, predicted
 
 FAMILIES = "yaw_stability,two_masses,cart_pendulum,lane_keeping,dc_motor,path_tracking"

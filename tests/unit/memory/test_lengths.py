@@ -21,11 +21,11 @@ from memconsole.memory.estimate import table_of
 from memconsole.plan import plan as plans
 from memconsole.plan.lengths import Lengths, lengths_key, percentile
 from memconsole.plan.plan import Plan
-from memconsole_trainer.data import lengths as measuring
-from memconsole_trainer.data import tokenizer as tokenizers
-from memconsole_trainer.data.documents import DataError
-from memconsole_trainer.data.lengths import measure_lengths
-from memconsole_trainer.data.sources import open_source
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.data.text import lengths as measuring
+from memconsole_trainer.data.text import tokenizer as tokenizers
+from memconsole_trainer.data.text.lengths import measure_lengths
 
 TEXTS = [f"document {n}: " + "a few words of it, " * (n % 17) for n in range(60)]
 

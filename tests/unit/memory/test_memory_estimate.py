@@ -15,8 +15,8 @@ from memconsole.memory.formula import PHASES
 from memconsole.memory.seconds import forward_flops_per_token, peak_flops, step_flops, step_seconds
 from memconsole.memory.table import Saving
 from memconsole.plan import plan as plans
-from memconsole.plan.architecture import parameter_count
 from memconsole.plan.budget import Budget
+from memconsole.plan.models.architecture import parameter_count
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, conflict
 from memconsole.plan.plan import Plan
 

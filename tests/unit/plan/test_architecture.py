@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import Architecture, parameter_count, parameters
+from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
 
 flags = st.booleans()
 

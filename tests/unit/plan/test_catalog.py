@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from memconsole.plan import catalog, stdlib
-from memconsole.plan.architecture import parameter_count
 from memconsole.plan.catalog import sources
 from memconsole.plan.check import check, device_kind
+from memconsole.plan.models.architecture import parameter_count
 from memconsole.plan.optimizations import OPTIMIZATIONS, conflict
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, replace
 

@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.plan import catalog
-from memconsole.plan.architecture import parameter_count
-from memconsole.plan.huggingface import architecture_from_config, find_model, read_architecture
+from memconsole.plan.models.architecture import parameter_count
+from memconsole.plan.models.huggingface import (
+    architecture_from_config,
+    find_model,
+    read_architecture,
+)
 from memconsole.plan.plan import ModelChoice, Plan, PlanError
 
 DATA = Path(__file__).parents[2] / "data"

@@ -9,8 +9,8 @@ import pytest
 
 from memconsole.plan import catalog
 from memconsole.plan.check import check
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.recommender import Recommender
 from memconsole.plan.tasks import RECOMMENDATION, task_of
 from memconsole.plan.trained import frozen_names
 from memconsole.start import check_launch

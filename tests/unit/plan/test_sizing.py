@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.plan import sizing
-from memconsole.plan.architecture import Architecture, parameter_count
+from memconsole.plan.models import sizing
+from memconsole.plan.models.architecture import Architecture, parameter_count
+from memconsole.plan.models.sizing import default_vocab_size, size
 from memconsole.plan.plan import PlanError
-from memconsole.plan.sizing import default_vocab_size, size
 
 targets = st.floats(math.log(500_000), math.log(1_000_000_000)).map(lambda x: round(math.exp(x)))
 vocabularies = st.one_of(

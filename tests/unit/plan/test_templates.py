@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from memconsole.plan.chat import RecordError, messages_of
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.rendered import Rendered
-from memconsole.plan.template import Template
-from memconsole.plan.templates import template_of, templates
+from memconsole.plan.templates.chat import RecordError, messages_of
+from memconsole.plan.templates.choice import template_of, templates
+from memconsole.plan.templates.rendered import Rendered
+from memconsole.plan.templates.template import Template
 
 RECORD = {
     "equipment": "Kestrel 320",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memconsole_trainer.data.systems import StoredFamily
+from memconsole_trainer.data.windows.systems import StoredFamily
 from memconsole_trainer.systems.families import FAMILIES
 from memconsole_trainer.systems.features import MOST_STATES
 from memconsole_trainer.systems.variants import draw

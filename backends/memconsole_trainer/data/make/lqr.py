@@ -18,7 +18,7 @@ from memconsole.plan.sections import quote
 from memconsole.units import format_bytes
 from memconsole_trainer.data.make.bar import Bar
 from memconsole_trainer.data.make.maker import Facts, Request
-from memconsole_trainer.data.systems import write_systems
+from memconsole_trainer.data.windows.systems import write_systems
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.systems.families import FAMILIES
 from memconsole_trainer.systems.features import (

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memconsole import regular_file
 from memconsole.plan.sections import printable
-from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError
 
 MOST_BYTES = 1 << 30
 NAMES = ("movies.dat", "movies.csv", "items.dat", "items.csv")

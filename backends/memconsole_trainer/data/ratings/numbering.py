@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import PlanError
-from memconsole.plan.recommender import Recommender
 from memconsole_trainer.data.ratings import clusters
 from memconsole_trainer.data.ratings.histories import Histories
 from memconsole_trainer.data.ratings.metadata import Metadata, features

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from memconsole.plan.sections import printable
 from memconsole.plan.tasks.recommendation import RATING_FILES
 from memconsole.regular_file import open_regular
-from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError
 
 Int64 = NDArray[np.int64]
 BLOCK_BYTES = 4 << 20

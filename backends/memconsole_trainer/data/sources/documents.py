@@ -1,0 +1,242 @@
+"""Sources of texts in a fixed order: files cut into pieces, columns of tables, and streams."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from memconsole.regular_file import open_regular
+from memconsole_trainer.data.sources.hashes import (
+    BlockHashes,
+    Content,
+    DataHashes,
+    text_content,
+)
+
+PIECE_BYTES = 64 * 1024
+"""Longer files are cut near this size, so that even one long file can be split into train and
+held-out parts."""
+LONE_PIECES = 16
+"""A single file is cut into about this many pieces, unless they become too long or too short."""
+LEAST_PIECE_BYTES = 256
+LOOK_BYTES = 2048
+"""Of a long piece, this much is read first to find the end of a paragraph."""
+
+
+class DataError(ValueError):
+    """Data cannot be read or has changed. The message is one line that names the file or source."""
+
+    cause = "bad_data"
+
+
+class Documents(Protocol):
+    """Texts numbered from 0 whose order never changes."""
+
+    count: int | None
+    """Number of texts; None for a stream, whose length is known only at its end."""
+    block_size: int
+    """Number of neighbouring texts to read together, because that is cheap."""
+    total_bytes: int | None
+    """Approximate UTF-8 bytes of all texts; None if unknown."""
+    fingerprint: str
+    """Changes with the names and lengths of the data, and with some of its content."""
+    hashes: DataHashes
+    """Hashes of everything that was read so far."""
+
+    def read(self, start: int, stop: int) -> list[str]:
+        """Read texts `start` to `stop`. Raises `DataError`."""
+        ...
+
+
+class FileDocuments:
+    """Plain files. A file is one document, or several if it is longer than `PIECE_BYTES` or the
+    only file.
+
+    A piece ends after a paragraph or a line if possible, and never inside a UTF-8 character.
+    """
+
+    block_size = 1
+
+    def __init__(self, files: Sequence[Path], max_examples: int | None = None) -> None:
+        self._pieces: list[tuple[Path, int, int]] = []
+        numbers: list[int] = []
+        digest = hashlib.sha256()
+        for number, path in enumerate(files):
+            try:
+                cuts = _cuts(path, lone=len(files) == 1)
+                with open_regular(path) as file:
+                    head = file.read(4096)
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+            digest.update(f"{path.name}\0{cuts}\0".encode("utf-8", "surrogateescape") + head)
+            self._pieces.extend(zip([path] * len(cuts), cuts, cuts[1:], strict=False))
+            numbers.extend([number] * (len(cuts) - 1))
+            if max_examples is not None and len(self._pieces) >= max_examples:
+                del self._pieces[max_examples:]
+                break
+        self.count: int | None = len(self._pieces)
+        self.sizes = np.array([stop - start for _, start, stop in self._pieces], dtype=np.int64)
+        """Bytes of each piece."""
+        self.files = np.array(numbers[: len(self._pieces)], dtype=np.int64)
+        """Number of the file that each piece belongs to."""
+        self.total_bytes: int | None = int(self.sizes.sum())
+        self.fingerprint = digest.hexdigest()
+        self._read = BlockHashes(self.count, self._content)
+        self.hashes = DataHashes(files[: numbers[-1] + 1 if numbers else 0], {"text": self._read})
+
+    def read(self, start: int, stop: int) -> list[str]:
+        texts = []
+        for index in range(start, stop):
+            data = self._piece(index)
+            self._read.take(index, (data,))
+            texts.append(data.decode("utf-8", "replace"))
+        return texts
+
+    def _content(self, index: int) -> Content:
+        return (self._piece(index),)
+
+    def _piece(self, index: int) -> bytes:
+        path, start, stop = self._pieces[index]
+        try:
+            with open_regular(path) as file:
+                file.seek(start)
+                data = file.read(stop - start)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        if len(data) != stop - start:
+            raise DataError(f"{path}: became shorter while it was being read")
+        return data
+
+
+class ColumnDocuments:
+    """One text column of a table that `datasets` maps from disk, made from `files`."""
+
+    block_size = 64
+
+    total_bytes: int | None = None
+
+    def __init__(
+        self, table: Any, column: str, max_examples: int | None, files: Sequence[Path] = ()
+    ) -> None:
+        self._table = table
+        self._column = column
+        rows = len(table)
+        self.count: int | None = rows if max_examples is None else min(rows, max_examples)
+        digest = hashlib.sha256(f"{rows}/{column}/{table.column_names}".encode())
+        for index in {0, self.count // 2, max(self.count - 1, 0)} if self.count else ():
+            digest.update(self._texts(index, index + 1)[0].encode("utf-8", "replace"))
+        self.fingerprint = digest.hexdigest()
+        self._read = BlockHashes(-(-self.count // self.block_size), self._block)
+        self.hashes = DataHashes(files, {column: self._read})
+
+    def read(self, start: int, stop: int) -> list[str]:
+        texts = self._texts(start, stop)
+        first, rest = divmod(start, self.block_size)
+        if not rest and stop == min(start + self.block_size, self.count or 0):
+            self._read.take(first, text_content(texts))
+        return texts
+
+    def _block(self, index: int) -> Content:
+        start = index * self.block_size
+        stop = min(start + self.block_size, self.count or 0)
+        return text_content(self._texts(start, stop))
+
+    def _texts(self, start: int, stop: int) -> list[str]:
+        try:
+            return [text or "" for text in self._table[start:stop][self._column]]
+        except UnicodeDecodeError:
+            # Tables are not checked for valid UTF-8 when they are read.
+            column = self._table.with_format("arrow")[start:stop][self._column]
+            found = column.cast("large_binary").to_pylist()
+            return [(text or b"").decode("utf-8", "replace") for text in found]
+
+
+class StreamDocuments:
+    """Texts of a dataset that can only be read from front to back, such as one on the hub."""
+
+    block_size = 64
+    count: int | None = None
+    total_bytes: int | None = None
+
+    def __init__(self, stream: Any, column: str, name: str, max_examples: int | None) -> None:
+        self._stream = stream
+        self._column = column
+        self._name = name
+        self._max_examples = max_examples
+        self.expected_count = max_examples if max_examples is not None else _published(stream)
+        """Number of texts expected, if the source states it."""
+        self.fingerprint = hashlib.sha256(f"{name}/{column}".encode()).hexdigest()
+        self.hashes = DataHashes((), {})
+
+    def iterate(self, start: int = 0) -> Iterator[str]:
+        """Yield the texts from number `start` on. Raises `DataError`."""
+        rows = self._stream.skip(start) if start else self._stream
+        left = None if self._max_examples is None else self._max_examples - start
+        if left is not None and left <= 0:
+            return
+        try:
+            for number, row in enumerate(rows, start):
+                yield self._text(number, row)
+                if left is not None:
+                    left -= 1
+                    if left == 0:
+                        return
+        except DataError:
+            raise
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{self._name}: {type(error).__name__}: {error}") from error
+
+    def _text(self, number: int, row: Any) -> str:
+        return row[self._column] or ""
+
+    def read(self, start: int, stop: int) -> list[str]:
+        """Read texts `start` to `stop`. It skips all texts before them, so use it only near the
+        beginning."""
+        texts = []
+        for text in self.iterate(start):
+            texts.append(text)
+            if len(texts) == stop - start:
+                break
+        return texts
+
+
+def _published(stream: Any) -> int | None:
+    """Number of rows according to a hub dataset's card."""
+    try:
+        return int(stream.info.splits[str(stream.split)].num_examples)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _cuts(path: Path, lone: bool) -> list[int]:
+    """Byte offsets at which the pieces of `path` begin, followed by its size.
+
+    A `lone` file gets at least about ten pieces, so that some can be held out.
+    """
+    size = path.stat().st_size
+    length = PIECE_BYTES
+    if lone:
+        length = min(max(size // LONE_PIECES, LEAST_PIECE_BYTES), PIECE_BYTES)
+    cuts = [0]
+    with open_regular(path) as file:
+        while size - cuts[-1] > 2 * length:
+            target = cuts[-1] + length
+            file.seek(target)
+            ahead = file.read(min(LOOK_BYTES, length // 2))
+            if b"\n\n" not in ahead:
+                ahead += file.read(length // 2 - len(ahead))
+            cuts.append(target + _break(ahead))
+    return [*cuts, size]
+
+
+def _break(ahead: bytes) -> int:
+    """Offset to cut at: after a paragraph, else a line, else a word, else between characters."""
+    for end in (b"\n\n", b"\n", b" "):
+        found = ahead.find(end)
+        if found >= 0:
+            return found + len(end)
+    return next((i for i, byte in enumerate(ahead[:4]) if byte & 0xC0 != 0x80), 0)

@@ -1,0 +1,1 @@
+"""From texts to batches of tokens: tokenized, cut or packed into rows, held out, counted."""

@@ -1,0 +1,149 @@
+"""Token lengths of a source's documents as training would tokenize them: of all, or of a spread
+sample."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from memconsole.plan import catalog
+from memconsole.plan.lengths import Lengths, percentile
+from memconsole.plan.plan import Plan
+from memconsole_trainer.data.sources.documents import (
+    DataError,
+    Documents,
+    FileDocuments,
+    StreamDocuments,
+)
+from memconsole_trainer.data.sources.hdf5 import TokenRows
+from memconsole_trainer.data.sources.split import split_of
+from memconsole_trainer.data.text.prepared import make_tokenizer
+from memconsole_trainer.data.text.tokenizer import Tokenizer
+
+MOST_BYTES = 2 << 20
+"""About how much text is tokenized. Of a larger source, evenly spaced documents are tokenized."""
+MOST_FILE_BYTES = 1 << 20
+"""Of a longer file only this much is tokenized, and its length is extrapolated."""
+MOST_DOCUMENTS = 8192
+PROBED = 16
+"""Documents read to estimate the mean length."""
+
+
+class _Found:
+    """Lengths found so far."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.exact = True
+
+
+def measure_lengths(plan: Plan, source: Documents | TokenRows) -> Lengths:
+    """Measure the documents of `source` in tokens. Raises `PlanError` and `DataError`."""
+    if isinstance(source, TokenRows):
+        width = source.width
+        return Lengths(
+            kind="rows", documents=source.count or 0, exact=True, p50=width, p99=width, longest=width,
+            tokenizer="",
+        )  # fmt: skip
+    tokenizer, words = _tokenizer(plan, source)
+    found = _Found()
+    if isinstance(source, FileDocuments):
+        _of_files(source, tokenizer, found)
+    else:
+        for texts in _texts(source, found):
+            found.tokens += [len(tokenizer.encode([text])) for text in texts]
+    if not found.tokens:
+        raise DataError(f"{plan.data.source}: holds no documents")
+    ordered = sorted(found.tokens)
+    return Lengths(
+        kind="packed",
+        documents=len(ordered),
+        exact=found.exact,
+        p50=percentile(ordered, 0.5),
+        p99=percentile(ordered, 0.99),
+        longest=ordered[-1],
+        tokenizer=words,
+    )
+
+
+def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:
+    """The tokenizer that training would use, and a description of it."""
+    architecture = catalog.architecture(plan)
+    directory = catalog.model_directory(plan)
+    beside = Path(directory) / "tokenizer.json" if directory else None
+    beside = beside if beside is not None and beside.is_file() else None
+    split = split_of(source, plan.data.validation_fraction)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "tokenizer.json"
+        tokenizer = make_tokenizer(plan, architecture, source, split, saved, beside)
+    assert tokenizer is not None
+    entries = f"{tokenizer.vocab_size:,} entries"
+    if plan.data.tokenizer is not None or beside is not None:
+        return tokenizer, f"{plan.data.tokenizer or 'the one beside the model'}, {entries}"
+    return tokenizer, f"trained on this data, {entries}"
+
+
+def _of_files(source: FileDocuments, tokenizer: Tokenizer, found: _Found) -> None:
+    """Measure whole files. The pieces that training cuts long files into are not documents to the
+    user."""
+    starts = np.flatnonzero(np.diff(source.files, prepend=-1))
+    bounds = [*starts.tolist(), len(source.files)]
+    files = list(itertools.pairwise(bounds))
+    mean = max(1.0, (source.total_bytes or 0) / max(1, len(files)))
+    wanted = max(1, min(len(files), MOST_DOCUMENTS, int(MOST_BYTES / mean) or 1))
+    if (source.total_bytes or 0) <= MOST_BYTES:
+        wanted = len(files)
+    found.exact = wanted == len(files)
+    end = 0 if tokenizer.end_of_text is None else 1
+    for index in _spread(len(files), wanted):
+        first, stop = files[index]
+        read = tokens = 0
+        size = int(source.sizes[first:stop].sum())
+        for piece in range(first, stop):
+            tokens += len(tokenizer.encode(source.read(piece, piece + 1))) - end
+            read += int(source.sizes[piece])
+            if read >= MOST_FILE_BYTES:
+                break
+        if read < size:
+            found.exact = False
+            tokens = round(tokens * size / read)
+        found.tokens.append(tokens + end)
+
+
+def _texts(source: Documents, found: _Found) -> Iterator[list[str]]:
+    """Yield evenly spaced blocks of texts; of a stream, the first ones."""
+    if isinstance(source, StreamDocuments):
+        size = 0
+        for count, text in enumerate(source.iterate()):
+            if size >= MOST_BYTES or count >= MOST_DOCUMENTS:
+                found.exact = False
+                return
+            size += len(text)
+            yield [text]
+        return
+    count, block = source.count or 0, source.block_size
+    if count == 0:
+        return
+    probe = [source.read(index, index + 1)[0] for index in _spread(count, PROBED)]
+    mean = max(1.0, sum(map(len, probe)) / len(probe))
+    wanted = min(count, MOST_DOCUMENTS, max(PROBED, int(MOST_BYTES / mean)))
+    found.exact = wanted == count
+    if wanted < count and wanted <= PROBED * block:
+        for index in _spread(count, wanted):  # few long texts: read them one by one
+            yield source.read(index, index + 1)
+        return
+    blocks = -(-count // block)
+    for index in _spread(blocks, max(1, min(blocks, wanted // block + (wanted == count)))):
+        yield source.read(index * block, min((index + 1) * block, count))
+
+
+def _spread(count: int, wanted: int) -> list[int]:
+    """At most `wanted` evenly spaced numbers below `count`."""
+    numbers: list[int] = np.unique(
+        np.linspace(0, count - 1, min(count, wanted)).round().astype(int)
+    ).tolist()
+    return numbers

@@ -1,0 +1,145 @@
+"""Documents as blocks of tokens, tokenized on the fly: several blocks at once, so that every thread
+of the tokenizer has work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from memconsole_trainer.data.sources.documents import Documents, FileDocuments, StreamDocuments
+from memconsole_trainer.data.sources.split import Split
+from memconsole_trainer.data.text.packing import Cuts
+from memconsole_trainer.data.text.tokenizer import Tokenizer, Tokens, threads
+
+THREAD_BYTES = 128 << 10
+"""Text that one call gives to each thread of the tokenizer. More would only take memory: the library
+holds about 100 bytes for each token until they are copied."""
+MOST_TOGETHER = 256
+
+
+class Facts(NamedTuple):
+    """What blocks were made of."""
+
+    documents: int = 0
+    """Held-out ones too."""
+    train_bytes: int = 0
+    """UTF-8 bytes of the train documents."""
+    cuts: Cuts = Cuts()
+
+    def joined(self, other: Facts) -> Facts:
+        """Both together."""
+        return Facts(
+            self.documents + other.documents,
+            self.train_bytes + other.train_bytes,
+            self.cuts.joined(other.cuts),
+        )
+
+
+class Made(NamedTuple):
+    """A block's tokens, and what they were made of."""
+
+    tokens: Tokens
+    facts: Facts
+
+
+class TextBlocks:
+    """Documents tokenized on the fly. `seen` tells of the blocks that were handed out so far."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        split: Split,
+        tokenizer: Tokenizer,
+        sequence_length: int,
+        stride: int,
+    ) -> None:
+        self._source = documents
+        self._split = split
+        self._tokenizer = tokenizer
+        self._size = documents.block_size
+        self.count = None if documents.count is None else -(-documents.count // self._size)
+        self.row_tokens = sequence_length + 1
+        self.stride = stride
+        self.seen = Facts()
+        self._blocks_seen = 0
+
+    def train_bytes(self) -> int | None:
+        """UTF-8 bytes of the train documents, if the source is files, else None."""
+        if not isinstance(self._source, FileDocuments):
+            return None
+        return int(self._source.sizes[~self._split.held_out(0, len(self._source.sizes))].sum())
+
+    @property
+    def together(self) -> int:
+        """Blocks that are best asked for at once: enough text for all threads."""
+        if not self._blocks_seen:
+            return 1
+        each = max(1, self.seen.train_bytes // self._blocks_seen)
+        return min(max(1, threads() * THREAD_BYTES // each), MOST_TOGETHER)
+
+    def block(self, index: int) -> Tokens:
+        return self.several([index])[0]
+
+    def several(self, indices: Sequence[int]) -> list[Tokens]:
+        return [self._handed(made) for made in self._of_source(indices)]
+
+    def iterate(self, start: int) -> Iterator[Tokens]:
+        if isinstance(self._source, StreamDocuments):
+            yield from self._streamed(self._source, start)
+            return
+        count = self.count or 0
+        while start < count:
+            stop = min(start + self.together, count)
+            for made in self._of_source(range(start, stop)):
+                yield self._handed(made)
+            start = stop
+
+    def _streamed(self, source: StreamDocuments, start: int) -> Iterator[Tokens]:
+        texts = source.iterate(start * self._size)
+        while batch := list(itertools.islice(texts, self._size * self.together)):
+            groups = [batch[i : i + self._size] for i in range(0, len(batch), self._size)]
+            for made in self._made(list(enumerate(groups, start))):
+                yield self._handed(made)
+            start += len(groups)
+
+    def _of_source(self, indices: Sequence[int]) -> list[Made]:
+        """Blocks of a source that is read anywhere."""
+        return self._made([(index, self._texts(index)) for index in indices])
+
+    def _texts(self, index: int) -> list[str]:
+        start = index * self._size
+        assert self._source.count is not None
+        return self._source.read(start, min(start + self._size, self._source.count))
+
+    def _made(self, groups: Sequence[tuple[int, list[str]]]) -> list[Made]:
+        """The blocks of these numbers and texts, tokenized in one call."""
+        train = [self._train_texts(index * self._size, texts) for index, texts in groups]
+        encoded = iter(self._encoded(list(itertools.chain.from_iterable(train))))
+        found = []
+        for (_, texts), kept in zip(groups, train, strict=True):
+            tokens, cuts = self._joined(list(itertools.islice(encoded, len(kept))))
+            size = sum(len(text.encode("utf-8", "replace")) for text in kept)
+            found.append(Made(tokens, Facts(len(texts), size, cuts)))
+        return found
+
+    def _train_texts(self, start: int, texts: list[str]) -> list[str]:
+        held = self._split.held_out(start, start + len(texts))
+        return [text for text, out in zip(texts, held, strict=True) if not out]
+
+    def _handed(self, made: Made) -> Tokens:
+        self.seen = self.seen.joined(made.facts)
+        self._blocks_seen += 1
+        return made.tokens
+
+    def _encoded(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of each text."""
+        return self._tokenizer.encode_each(texts)
+
+    def _joined(self, documents: Sequence[Tokens]) -> tuple[Tokens, Cuts]:
+        """The tokens of a block's documents, one after another."""
+        if not documents:
+            return np.empty(0, dtype=self._tokenizer.dtype), Cuts()
+        return np.concatenate(documents), Cuts()

@@ -1,0 +1,228 @@
+"""A file of HDF5 windows for regression: its datasets, checked, and its rows.
+
+A file holds `input_sequences` (rows, length, features), `controls` (rows, outputs) and
+`control_masks` (rows, outputs) as floats. It may hold `trajectory_ids` (rows,), and `system_ids`
+(rows,) or `variant_ids` (rows,), which say of which family of systems a window is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.plan import PlanError
+from memconsole.plan.tasks.regression import DATASETS
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.hashes import DataHashes
+from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, describe
+from memconsole_trainer.data.windows.systems import (
+    StoredFamily,
+    family_names,
+    process_noise,
+    read_systems,
+)
+
+TRAJECTORIES, VARIANTS, SYSTEMS = "trajectory_ids", "variant_ids", "system_ids"
+NEIGHBOURS = 4096
+"""Most rows of a group that is held out together in a file without trajectory ids."""
+SCAN = 1 << 16
+"""Rows that are read together where only their numbers are wanted."""
+_KINDS = {"input_sequences": "f", "controls": "f", "control_masks": "fiub"}
+Floats = NDArray[np.float32]
+
+
+class Windows(NamedTuple):
+    """Rows of a file: windows (n, length, features), targets (n, outputs) and their mask (n,
+    outputs)."""
+
+    windows: Floats
+    targets: Floats
+    mask: Floats
+
+    def take(self, wanted: NDArray[Any]) -> Windows:
+        """The rows of these numbers."""
+        return Windows(*(np.take(part, wanted, axis=0) for part in self))
+
+    @classmethod
+    def joined(cls, parts: list[Windows]) -> Windows:
+        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+class WindowFile:
+    """One file of windows. Only the last `length` steps of each window are used."""
+
+    def __init__(
+        self, path: Path, features: int, outputs: int, length: int, max_examples: int | None
+    ) -> None:
+        """Raises `PlanError` if the file does not fit the model, `DataError` if it is damaged."""
+        self.path, self._length = path, length
+        self.features, self.outputs = features, outputs
+        lines = describe(path)
+        found = {line.partition(" ")[0] for line in lines}
+        missing = [name for name in DATASETS if name not in found]
+        if missing:
+            raise PlanError(
+                f"{path}: lacks {', '.join(missing)}; the file holds {', '.join(lines) or 'no datasets'}",
+                "data.source",
+            )
+        # Rows are read together, so that all datasets are hashed in blocks of the same rows.
+        first = Hdf5Dataset(path, DATASETS[0], max_examples)
+        self._parts = [
+            first,
+            *(Hdf5Dataset(path, name, max_examples, first.block_size) for name in DATASETS[1:]),
+        ]
+        rows = first.shape[0]
+        self._check_shapes(length)
+        for part in self._parts:
+            self._check_kind(part)
+        self.count = self._parts[0].count or 0
+        if not self.count:
+            raise DataError(f"{path}: holds no windows")
+        self.block_rows = self._parts[0].block_size
+        optional: dict[str, Hdf5Dataset | None] = {}
+        for name in (TRAJECTORIES, VARIANTS, SYSTEMS):
+            optional[name] = Hdf5Dataset(path, name, max_examples, SCAN) if name in found else None
+            self._check_numbers(optional[name], rows)
+        self._ids, variants, self._names = optional.values()
+        self.systems: list[StoredFamily] = self._parts[0].of_file(read_systems)
+        """The systems that the file holds; empty if it holds only windows."""
+        self.noise: float = self._parts[0].of_file(process_noise)
+        """Process noise of a step, as a share of the states' range."""
+        self._variants = variants if self.systems else None
+        self.families: tuple[str, ...] = self._family_names()
+        """Names of the families; empty if the file does not say of which a row is."""
+        everything = [*self._parts, *(part for part in optional.values() if part is not None)]
+        digest = hashlib.sha256()
+        for part in everything:
+            digest.update(part.fingerprint.encode())
+        self.fingerprint = digest.hexdigest()
+        self.hashes = DataHashes([path], {part.name: part.blocks for part in everything})
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory."""
+        return 4 * (self._length * self.features + 2 * self.outputs)
+
+    @property
+    def has_trajectories(self) -> bool:
+        """Whether the file says which windows belong together."""
+        return self._ids is not None
+
+    def empty(self, rows: int) -> Windows:
+        """Room for `rows` rows."""
+        return Windows(
+            np.empty((rows, self._length, self.features), np.float32),
+            np.empty((rows, self.outputs), np.float32),
+            np.empty((rows, self.outputs), np.float32),
+        )
+
+    def read(self, start: int, stop: int) -> Windows:
+        """Read rows `start` to `stop`. Raises `DataError` with file and row if a number is not
+        finite."""
+        found = self.empty(stop - start)
+        self.read_into(start, stop, found, 0)
+        return found
+
+    def read_into(self, start: int, stop: int, into: Windows, at: int) -> None:
+        """Read rows `start` to `stop` to rows `at` and following of `into`. Raises what `read`
+        raises."""
+        for part, values in zip(self._parts, into, strict=True):
+            rows = values[at : at + stop - start]
+            part.read_into(start, stop, rows, self._length if part is self._parts[0] else None)
+            # A sum is finite if every number is, and takes no memory; it overflows only with
+            # numbers that are looked at one by one then.
+            if not np.isfinite(rows.sum()):
+                wrong = ~np.isfinite(rows.reshape(len(rows), -1)).all(1)
+                if wrong.any():
+                    raise DataError(
+                        f"{self.path}: row {start + int(wrong.argmax()):,} of {part.name} holds "
+                        "a number that is not finite"
+                    )
+
+    def groups(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Group number of each row for the split: its trajectory, or its group of neighbours."""
+        if self._ids is not None:
+            return self._ids.read_rows(start, stop).astype(np.int64)
+        run = max(1, min(NEIGHBOURS, self.count // 64))
+        return np.arange(start, stop, dtype=np.int64) // run
+
+    def family_numbers(self, start: int, stop: int) -> NDArray[np.int64]:
+        """For each row the place of its family in `families`. Raises `DataError` for a row of
+        none."""
+        if self._variants is not None:
+            firsts = [family.first for family in self.systems]
+            values = self._variants.read_rows(start, stop)
+            found = np.searchsorted(firsts, values, side="right") - 1
+            last = self.systems[-1]
+            wrong = (values < 0) | (values >= last.first + last.variants.count)
+        else:
+            assert self._names is not None
+            values = self._names.read_rows(start, stop)
+            names = np.array([name.encode() for name in self.families])
+            found = np.minimum(np.searchsorted(names, values), len(names) - 1)
+            wrong = names[found] != values
+        if wrong.any():
+            row = int(wrong.argmax())
+            name = VARIANTS if self._variants is not None else SYSTEMS
+            raise DataError(
+                f"{self.path}: row {start + row:,} of {name} is {values[row]}, which the file does not describe"
+            )
+        return found.astype(np.int64)
+
+    def _family_names(self) -> tuple[str, ...]:
+        if self._variants is not None:
+            return tuple(family.variants.family for family in self.systems)
+        if self._names is None or self._names.kind != "S":
+            return ()
+        named: list[str] = self._parts[0].of_file(family_names)
+        return tuple(sorted(named))
+
+    def _check_shapes(self, length: int) -> None:
+        shapes = [part.shape for part in self._parts]
+        width = shapes[0][1] if len(shapes[0]) == 3 else 0
+        rows = ((width, self.features), (self.outputs,), (self.outputs,))
+        for name, shape, row in zip(DATASETS, shapes, rows, strict=True):
+            if shape[1:] != row or shape[0] != shapes[0][0]:
+                wanted = ("length", self.features) if name == DATASETS[0] else row
+                raise PlanError(
+                    f"{self.path}: {name} has shape {shape}; expected ({shapes[0][0]:,}, "
+                    f"{', '.join(map(str, wanted))}) for this model",
+                    "data.source",
+                )
+        if width < length:
+            raise PlanError(
+                f"data.sequence_length = {length:,}: the windows of {self.path} hold {width:,} steps; "
+                f"expected at most {width:,}",
+                "data.sequence_length",
+            )
+
+    def _check_kind(self, part: Hdf5Dataset) -> None:
+        if part.kind not in _KINDS[part.name]:
+            raise PlanError(
+                f"{self.path}: {part.name} holds {part.dtype}; expected floating-point numbers",
+                "data.source",
+            )
+
+    def _check_numbers(self, dataset: Hdf5Dataset | None, rows: int) -> None:
+        """One number or name for each row."""
+        if dataset is not None and dataset.shape != (rows,):
+            raise PlanError(
+                f"{self.path}: {dataset.name} has shape {dataset.shape}; expected ({rows:,},)",
+                "data.source",
+            )
+        if dataset is not None and dataset.name != SYSTEMS and dataset.kind not in "iu":
+            raise PlanError(
+                f"{self.path}: {dataset.name} holds {dataset.dtype}; expected whole numbers",
+                "data.source",
+            )
+
+
+def blocks(file: WindowFile) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of every block of the file, in order."""
+    for start in range(0, file.count, file.block_rows):
+        yield start, min(start + file.block_rows, file.count)

@@ -1,0 +1,99 @@
+"""The blocks of a torch step: which program each runs, and its bytes at the plan's batch size and length."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from memconsole.memory.activations.block_programs import Live, block_program, evaluated_block
+from memconsole.memory.activations.kernels import Kernels, Mask, kernels_of_choice
+from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
+from memconsole.memory.activations.torch_masks import mask_of
+from memconsole.memory.state.step_sizes import StepSizes
+
+
+class Blocks:
+    """A number of blocks that run the same program, with its bytes at one batch size and length."""
+
+    def __init__(self, step: StepSizes, kernels: Kernels, count: int) -> None:
+        a, tokens = step.architecture, step.tokens
+        scores = tokens * step.sequence
+        self.count = count
+        compiled = step.plan.optimize.compile
+        self.program = compiled_block(a, kernels) if compiled else block_program(a, kernels)
+        self.forward = widest(self.program.forward, tokens, scores)
+        backward = self.program.adding if step.accumulates else self.program.backward
+        self.backward = widest(backward, tokens, scores)
+        evaluated, evaluating = step.evaluation_tokens, kernels_of_evaluation(kernels)
+        self.evaluation = widest(
+            compiled_evaluation(a, evaluating) if compiled else evaluated_block(a, evaluating),
+            evaluated,
+            evaluated * step.sequence,
+        )
+        self.kept = self.program.kept.activations.bytes(tokens, scores)
+        """Activations between the forward and the backward pass."""
+        self.kept_copies = self.program.kept.copies
+        self.copies = self.program.cast + self.kept_copies
+
+
+def blocks_of(step: StepSizes, kernels: Kernels) -> list[Blocks]:
+    """The blocks grouped by whether attention gets a mask. A first block above frozen weights keeps less: `Timeline`
+    subtracts that, unless the model has one block, which then gets `Kernels.first`."""
+    a = step.architecture
+    masked, mask = a.local_layers if a.windowed(step.sequence) else 0, mask_of(step)
+    if step.plan.data.isolate_documents:
+        masked = a.layers
+    counts: dict[Mask, int] = {mask: masked, "": a.layers - masked}
+    found = []
+    if starts_frozen(step) and a.layers == 1:
+        first = msgspec.structs.replace(kernels, first=True, mask=mask if masked else "")
+        return [Blocks(step, first, 1)]
+    for kind, count in counts.items():
+        if count:
+            found.append(Blocks(step, msgspec.structs.replace(kernels, mask=kind), count))
+    return found
+
+
+def starts_frozen(step: StepSizes) -> bool:
+    """Whether the input of the first block needs no gradient: nothing before or in it is trained but adapters."""
+    return step.frozen_blocks and not step.flow.below
+
+
+def kernels_of(step: StepSizes) -> Kernels:
+    """The kernel settings of a plan's blocks, without a mask."""
+    o = step.plan.optimize
+    return msgspec.structs.replace(
+        kernels_of_choice(o, o.gradient_checkpointing, step.kind, frozen=step.frozen_blocks),
+        stepping=o.optimizer if o.optimizer_in_backward else "",
+        visiting=o.optimizer_in_backward and step.state.host > 0,
+        compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
+    )
+
+
+@lru_cache(maxsize=256)
+def kernels_of_norm(kernels: Kernels) -> Kernels:
+    """The kernel settings of the final norm."""
+    return msgspec.structs.replace(
+        kernels,
+        checkpointing="none",
+        rank=0,
+        storage="bf16",
+        rounded=False,
+        summed=False,
+    )
+
+
+@lru_cache(maxsize=256)
+def kernels_of_evaluation(kernels: Kernels) -> Kernels:
+    """The kernel settings of an evaluation, which saves nothing."""
+    return msgspec.structs.replace(
+        kernels, checkpointing="none", first=False, summed=False, stepping="", visiting=False
+    )
+
+
+def widest(moments: tuple[Live, ...], tokens: int, scores: int) -> Live:
+    """The largest of a program's moments at one batch size and length."""
+    if len(moments) == 1:
+        return moments[0]
+    return max(moments, key=lambda live: live.total.bytes(tokens, scores))

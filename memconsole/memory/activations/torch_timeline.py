@@ -1,0 +1,267 @@
+"""The moments of a torch training step in the order in which they come, with the bytes that are live at each.
+
+`block_programs` tells what a block and the final norm hold. This module arranges them in the order of
+`memconsole_torch`: engine.py for the step, fused_loss.py for the logits. `tests/accuracy/torch_formula.py` compares
+it with a trace of the engine. Symbols in comments: T tokens, V vocabulary, h hidden, c bytes of a compute element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memconsole.memory.activations.block_programs import Live, evaluated_norm, final_norm_program
+from memconsole.memory.activations.kernels import updating_bytes
+from memconsole.memory.activations.torch_blocks import (
+    blocks_of,
+    kernels_of,
+    kernels_of_evaluation,
+    kernels_of_norm,
+    starts_frozen,
+    widest,
+)
+from memconsole.memory.activations.torch_masks import mask_making, tables_of
+from memconsole.memory.state.step_sizes import Moment, StepSizes
+
+CHUNK_TOKENS = 512
+"""`memconsole_torch.techniques.fused_loss.CHUNK_TOKENS`."""
+EMBEDDING_ROWS = 10
+"""Rows that one thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
+
+
+class Timeline:
+    """The moments of one plan, without stored weights, optimizer state and data."""
+
+    def __init__(self, step: StepSizes) -> None:
+        self.step = step
+        a = step.architecture
+        self.tokens, self.scores = step.tokens, step.tokens * step.sequence
+        self.stream = 4 * a.hidden_size * step.tokens
+        """The residual stream, or its gradient: fp32 whatever the precision."""
+        self.hidden = step.compute * a.hidden_size * step.tokens
+        self.labels = 8 * step.tokens
+        """Targets as int64."""
+        kernels = kernels_of(step)
+        self.kernels, self.stepping = kernels, kernels.stepping
+        self.blocks = blocks_of(step, kernels)
+        self.norm = final_norm_program(a, kernels_of_norm(kernels))
+        self.evaluated_norm = evaluated_norm(a, kernels_of_evaluation(kernels_of_norm(kernels)))
+        self.copies = sum(b.count * b.copies for b in self.blocks)
+        """16-bit copies of all blocks' weights in autocast's cache, until the forward context ends."""
+        self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
+        trained = step.flow.head
+        self.head_gradient = step.gradient * step.head if trained else 0
+        self.head_cast = 2 * step.head if trained and step.compute == 2 else 0
+        if step.rounded:
+            self.head_cast = 0
+        self.tied = step.sizes.head == 0
+        self.tables, self.tables_kept = tables_of(step, step.tokens)
+        self.block_gradients = sum(b.count * b.program.gradients for b in self.blocks)
+        self.kept = sum(b.count * b.kept for b in self.blocks)
+        """Activations of all blocks that are kept from the forward to the backward pass."""
+        o = step.plan.optimize
+        if (
+            starts_frozen(step)
+            and a.layers > 1
+            and o.gradient_checkpointing == "none"
+            and not o.compile
+        ):
+            # The first block's input needs no gradient, so its norm keeps neither its input nor its statistics.
+            self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
+        self.kept = (
+            self.kept * step.flow.blocks // a.layers
+        )  # those below trained weights keep nothing
+        self.between = self.kept
+        """The part of `kept` on the device while no block runs."""
+        self.kept_below = self.kept
+        """The part of `kept` on the device while a block runs its backward pass, including that block's own."""
+        self.ahead = False
+        """Whether the activations of the next block are already on the device during a block's backward pass."""
+        if o.activation_offload:
+            # Forward: one block's activations wait to be copied out. Backward: a GPU already copies the next block's in.
+            most = max(b.kept for b in self.blocks)
+            self.ahead = step.kind in ("gpu", "rocm") and a.layers > 1
+            self.between, self.kept = 0, min(self.kept, most)
+            self.kept_below = min(self.kept_below, 2 * most if self.ahead else most)
+            self.kept_copies = 0
+
+    def moments(self) -> Iterator[Moment]:
+        yield from self._forward()
+        fused = self.step.plan.optimize.fused_loss
+        yield from self._chunked_loss() if fused else self._whole_loss()
+        yield from self._backward()
+        yield from self._evaluation()
+
+    def _forward(self) -> Iterator[Moment]:
+        standing = self.step.standing
+        yield self._at(
+            "forward", standing, self.stream + self.tables + mask_making(self.step, self.tokens)
+        )
+        for b in self.blocks:
+            below = max(0, self.kept - b.kept) + self.tables
+            live = b.forward if self.step.flow.blocks else b.evaluation
+            yield self._live("forward", live, standing, below, self.copies - b.copies)
+        live = widest(self.norm.forward, self.tokens, self.scores)
+        yield self._live("forward", live, standing, self.between + self.tables, self.copies)
+
+    @property
+    def _before_head(self) -> int:
+        """Activations kept between the forward and the backward pass, without the hidden states that the head reads."""
+        return self.between + self.tables_kept + self.norm.kept.activations.token * self.tokens
+
+    def _whole_loss(self) -> Iterator[Moment]:
+        """The loss over whole logits. Forward: fp32 logits and their log-softmax (8TV). Backward: the log-softmax, its
+        gradient and the gradient of the logits (12TV); then that gradient in the compute precision, with the
+        gradients of the hidden states and of the head."""
+        step, c = self.step, self.step.compute
+        n, standing = self.tokens * step.architecture.vocab_size, step.standing
+        copies = self.copies + self.head_cast
+        live = self._before_head + self.hidden
+        yield self._at("loss", standing, live, copies, 8 * n + self.labels)
+        if not step.flow.head:
+            live -= self.hidden  # a frozen head does not keep its input
+        copies = self.kept_copies + self.head_cast
+        yield self._at("backward", standing, live, copies, 12 * n)
+        made = c * step.head if self.head_gradient else 0
+        yield self._at("backward", standing, live, copies, c * n, made + self.hidden)
+        if self.head_gradient and c == 2 and step.gradient == 4:
+            cast, work = self.head_gradient, made + self.hidden
+            yield self._at(
+                "backward", standing + cast, self._before_head, self.kept_copies, 0, work
+            )
+
+    def _chunked_loss(self) -> Iterator[Moment]:
+        """The loss in chunks. Live are one chunk's logits, which their gradient overwrites, and what is computed from
+        it. The gradients of the hidden states and (in fp32) of the head are live from the first chunk on."""
+        step, c, a = self.step, self.step.compute, self.step.architecture
+        rows = min(self.tokens, CHUNK_TOKENS)
+        n = rows * a.vocab_size
+        trained = self.head_gradient > 0
+        share = 2 * step.head if trained and c == 2 else 0  # a chunk's share of the head's gradient
+        made = c * n + max(c * a.hidden_size * rows, share)
+        chunk = max(_logits(c, n), made)
+        yield self._at(
+            "loss",
+            step.standing + (4 * step.head if trained else 0),
+            self._before_head + self.hidden,
+            self.copies + self.head_cast,
+            chunk + self.hidden + self.labels,
+        )
+        if trained and step.gradient == 2:  # the fp32 sum is cast to the weight's type
+            live = self._before_head + self.hidden
+            yield self._at("backward", step.standing, live, self.kept_copies, 0, 6 * step.head)
+
+    def _backward(self) -> Iterator[Moment]:
+        step = self.step
+        standing, shards = step.standing, step.shards
+        # A tied head's gradient waits in autograd's buffer until the embedding's gradient is added.
+        if not self.tied and self.head_gradient:
+            a, read = step.architecture, self._before_head + self.hidden
+            yield self._stepped((a.vocab_size, a.hidden_size), read, self.kept_copies)
+        waits = self.tied or not (standing or self.stepping)
+        early = standing + (self.head_gradient if waits else 0)
+        moments = self.norm.adding if standing else self.norm.backward
+        live = widest(moments, self.tokens, self.scores)
+        yield self._live("backward", live, early, self.between + self.tables_kept, self.kept_copies)
+        early += 0 if standing else self.norm.gradients
+        reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen_blocks else 0
+        made = 0 if standing else self.block_gradients
+        for b in self.blocks if step.flow.blocks else ():
+            # Live bytes are linear in the block's position, so the peak is at the top or the bottom block.
+            above = max(0, self.kept_below - b.kept) + self.tables_kept
+            others = max(0, self.kept_copies - b.kept_copies)
+            if self.ahead:
+                others = b.kept_copies
+                under = early + -(-max(0, made - 2 * b.program.gradients) // shards)
+                yield self._live("backward", b.backward, under, above, others, reduced)
+            yield self._live("backward", b.backward, early, above, others, reduced)
+            behind = early + -(-max(0, made - b.program.gradients) // shards)
+            yield self._live("backward", b.backward, behind, self.tables_kept, 0, reduced)
+        if step.flow.table:
+            yield from self._embedding_backward(early + -(-made // shards))
+
+    def _embedding_backward(self, gradients: int) -> Iterator[Moment]:
+        """The dense gradient of the embedding. If the head is tied, its gradient and the embedding's are summed into a
+        third tensor."""
+        step, a = self.step, self.step.architecture
+        table = 4 * step.sizes.embedding
+        work = self.stream
+        if a.scale_embeddings:
+            yield self._at("backward", gradients, 0, 0, 0, 2 * self.stream)
+        if a.positions == "learned":
+            positions = step.gradient * a.max_positions * a.hidden_size
+            yield self._at(
+                "backward", gradients + positions, 0, 0, 0, work + 4 * step.sequence * a.hidden_size
+            )
+            yield self._stepped((a.max_positions, a.hidden_size), work)
+            gradients += 0 if step.accumulates or self.stepping else positions
+        yield self._at("backward", gradients, 0, 0, 0, work + table + self._embedding_workspace())
+        narrow = step.gradient * step.sizes.embedding
+        if step.rounded:
+            yield self._at("backward", gradients, 0, 0, 0, table + narrow)
+        if self.tied:
+            yield self._at("backward", gradients, 0, 0, 0, 2 * narrow)
+        yield self._stepped((a.vocab_size, a.hidden_size), 0)
+
+    def _stepped(self, shape: tuple[int, int], live: int, copies: int = 0) -> Moment:
+        """The update of a weight outside the blocks inside the backward pass, while its gradient is live."""
+        if not self.stepping:
+            return self._at("backward", 0, 0)
+        update = updating_bytes(self.kernels, shape, outside=True)
+        gradient = self.step.gradient * shape[0] * shape[1]
+        return self._at("backward", gradient, live, copies, 0, update)
+
+    def _embedding_workspace(self) -> int:
+        """Workspace of CUDA's embedding backward: sorted tokens, and fp32 sums per part and per distinct token."""
+        step = self.step
+        if step.kind not in ("gpu", "rocm"):
+            return 0
+        wide = 4 * -(-step.architecture.hidden_size // 32) * 32
+        distinct = min(self.tokens, step.architecture.vocab_size)
+        return 16 * self.tokens + wide * (self.tokens // EMBEDDING_ROWS + distinct)
+
+    def _evaluation(self) -> Iterator[Moment]:
+        """An evaluation: no gradients, nothing is kept of the micro-batch before, and the head runs in chunks."""
+        step, a = self.step, self.step.architecture
+        tokens = step.evaluation_tokens
+        hidden = step.compute * a.hidden_size * tokens
+        tables, _ = tables_of(step, tokens)
+        making = 4 * a.hidden_size * tokens + mask_making(step, tokens)
+        # Evaluation uses the fp32 average. Autocast caches no copies of it, because it needs no gradient.
+        averaged = step.state.average > 0 and step.compute == 2 and not step.frozen_blocks
+        yield self._at("evaluation", 0, tables + making)
+        for b in self.blocks:
+            copies = b.evaluation.copies if step.plan.optimize.compile else self.copies
+            if averaged:
+                copies = 2 * step.sizes.block.largest
+            yield self._live("evaluation", b.evaluation, 0, tables, copies - b.evaluation.copies)
+        copies = 0 if averaged or step.plan.optimize.compile else self.copies
+        live = widest(self.evaluated_norm, tokens, tokens * step.sequence)
+        yield self._live("evaluation", live, 0, tables, copies)
+        n = min(tokens, CHUNK_TOKENS) * a.vocab_size
+        copies += 2 * step.head if averaged else self.head_cast
+        logits = _logits(step.compute, n) + 8 * tokens
+        yield self._at("evaluation", 0, hidden, copies, logits)
+
+    def _at(
+        self, phase: str, gradients: int, live: int, copies: int = 0, logits: int = 0, work: int = 0
+    ) -> Moment:
+        return Moment(phase, copies, gradients, 0, live, logits, work)
+
+    def _live(
+        self, phase: str, live: Live, gradients: int, below: int, copies: int, work: int = 0
+    ) -> Moment:
+        t = self.step.evaluation_tokens if phase == "evaluation" else self.tokens
+        s = t * self.step.sequence
+        return self._at(
+            phase,
+            gradients + live.gradients,
+            below + live.activations.bytes(t, s),
+            copies + live.copies,
+            0,
+            work + live.workspace.bytes(t, s),
+        )
+
+
+def _logits(compute: int, count: int) -> int:
+    """Bytes of `count` fp32 logits right after a matmul in a type of `compute` bytes."""
+    return (4 if compute == 4 else 4 + compute) * count

@@ -1,0 +1,191 @@
+"""The decoder description that both backends build from, and the parameters it implies.
+
+One `Architecture` covers GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1 and 3). `parameters()`
+lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
+loading and both backends' modules all read that list, so they cannot disagree.
+Matrices are stored `(out, in)` and used as ``x @ W.T``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from memconsole.plan.models.model import Parameter
+
+Family = Literal["gpt2", "llama", "gemma", "gemma3"]
+Norm = Literal["layernorm", "rmsnorm"]
+Activation = Literal["gelu_tanh", "silu"]
+Positions = Literal["learned", "rope"]
+
+
+class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Llama 3.1 frequency scaling (transformers `rope_type="llama3"`), or plain `linear` division."""
+
+    kind: Literal["llama3", "linear"] = "llama3"
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+
+class Architecture(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, cache_hash=True
+):
+    """A decoder-only transformer, sizes in elements."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate_size: int
+    max_positions: int
+    norm: Norm = "rmsnorm"
+    norm_eps: float = 1e-6
+    norm_unit_offset: bool = False
+    """Gemma multiplies by (1 + weight) and stores weight around zero."""
+    activation: Activation = "silu"
+    gated_mlp: bool = True
+    biases: bool = False
+    """Bias on every projection and norm (GPT-2)."""
+    positions: Positions = "rope"
+    rope_theta: float = 10_000.0
+    rope_local_theta: float = 10_000.0
+    """Base for sliding-window layers (Gemma 3)."""
+    rope_scaling: RopeScaling | None = None
+    """Applies to full-attention layers only."""
+    tied_embeddings: bool = True
+    scale_embeddings: bool = False
+    """Gemma multiplies embeddings by sqrt(hidden_size)."""
+    query_key_norm: bool = False
+    """RMS norm over head_size on queries and keys before rotation (Qwen3, Gemma 3)."""
+    post_norms: bool = False
+    """A second norm after attention and after the MLP, before each residual sum (Gemma 3)."""
+    attention_scale: float | None = None
+    """Multiplies q·k; None means head_size ** -0.5."""
+    sliding_window: int | None = None
+    """Keys visible to a local layer, the current position included."""
+    global_every: int = 1
+    """Every n-th layer attends globally, the others locally (Gemma 3: 6). 1: all global."""
+    auxiliary_rows: int = 0
+    """Rows of a side-information embedding (gearhead's error codes), unused on plain text."""
+    diagnostic_classes: int = 0
+    """Outputs of an additional classification head, unused on plain text."""
+    initializer_range: float = 0.02
+
+    def is_local(self, layer: int) -> bool:
+        """Whether `layer` (from 0) uses sliding-window attention."""
+        return self.sliding_window is not None and (layer + 1) % self.global_every != 0
+
+    @property
+    def local_layers(self) -> int:
+        """Layers with a sliding window, even if rows are shorter than the window."""
+        return 0 if self.sliding_window is None else self.layers - self.layers // self.global_every
+
+    def windowed(self, length: int) -> bool:
+        """Whether the sliding window hides anything in rows of `length` tokens."""
+        return self.sliding_window is not None and self.sliding_window < length
+
+    @property
+    def scale(self) -> float:
+        return self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        return self.kv_heads * self.head_size
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Every weight of the model; see the function `parameters`."""
+        return parameters(self)
+
+
+def parameters(architecture: Architecture) -> Iterator[Parameter]:
+    """Every weight of the model in a fixed order: embeddings, layers from 0, final norm, head, extras.
+
+    Residual outputs start smaller by 1/sqrt(2·layers) (GPT-2, Radford et al. 2019, §2.3).
+    """
+    a = architecture
+    std = a.initializer_range
+    yield Parameter("embedding.weight", (a.vocab_size, a.hidden_size), "embedding", std=std)
+    if a.positions == "learned":
+        yield Parameter("positions.weight", (a.max_positions, a.hidden_size), "position", std=std)
+    for layer in range(a.layers):
+        yield from layer_parameters(a, layer)
+    yield from _norm(a, "norm", None)
+    if not a.tied_embeddings:
+        yield Parameter("head.weight", (a.vocab_size, a.hidden_size), "head", std=std)
+    if a.auxiliary_rows:
+        shape = (a.auxiliary_rows, a.hidden_size)
+        yield Parameter("auxiliary.weight", shape, "auxiliary", std=std, used=False)
+    if a.diagnostic_classes:
+        n = a.diagnostic_classes
+        yield Parameter(
+            "diagnostic_head.weight", (n, a.hidden_size), "auxiliary", std=std, used=False
+        )
+        yield Parameter("diagnostic_head.bias", (n,), "bias", used=False)
+
+
+def layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parameter]:
+    """The weights of one block; every block has the same names and shapes."""
+    a = architecture
+    residual_std = a.initializer_range / math.sqrt(2 * a.layers)
+    prefix = f"layers.{layer}"
+    yield from _norm(a, f"{prefix}.attention_norm", layer)
+    attention = f"{prefix}.attention"
+    yield from _linear(a, f"{attention}.query", (a.query_width, a.hidden_size), layer)
+    yield from _linear(a, f"{attention}.key", (a.key_width, a.hidden_size), layer)
+    yield from _linear(a, f"{attention}.value", (a.key_width, a.hidden_size), layer)
+    yield from _linear(
+        a, f"{attention}.output", (a.hidden_size, a.query_width), layer, residual_std
+    )
+    if a.query_key_norm:
+        fill = 0.0 if a.norm_unit_offset else 1.0
+        for name in ("query_norm", "key_norm"):
+            yield Parameter(f"{attention}.{name}.weight", (a.head_size,), "norm", layer, fill=fill)
+    if a.post_norms:
+        yield from _norm(a, f"{prefix}.attention_post_norm", layer)
+    yield from _norm(a, f"{prefix}.mlp_norm", layer)
+    if a.gated_mlp:
+        yield from _linear(a, f"{prefix}.mlp.gate", (a.intermediate_size, a.hidden_size), layer)
+    yield from _linear(a, f"{prefix}.mlp.up", (a.intermediate_size, a.hidden_size), layer)
+    down = (a.hidden_size, a.intermediate_size)
+    yield from _linear(a, f"{prefix}.mlp.down", down, layer, residual_std)
+    if a.post_norms:
+        yield from _norm(a, f"{prefix}.mlp_post_norm", layer)
+
+
+def parameter_count(architecture: Architecture) -> int:
+    """Number of scalar weights, tied embeddings counted once."""
+    per_layer = sum(p.size for p in layer_parameters(architecture, 0))
+    outside = (
+        msgspec.structs.replace(architecture, layers=0) if architecture.layers else architecture
+    )
+    rest = sum(p.size for p in parameters(outside))
+    return rest + architecture.layers * per_layer
+
+
+def _linear(
+    a: Architecture, name: str, shape: tuple[int, int], layer: int, std: float | None = None
+) -> Iterator[Parameter]:
+    yield Parameter(
+        f"{name}.weight", shape, "matrix", layer, std=a.initializer_range if std is None else std
+    )
+    if a.biases:
+        yield Parameter(f"{name}.bias", (shape[0],), "bias", layer)
+
+
+def _norm(a: Architecture, name: str, layer: int | None) -> Iterator[Parameter]:
+    fill = 0.0 if a.norm_unit_offset else 1.0
+    yield Parameter(f"{name}.weight", (a.hidden_size,), "norm", layer, fill=fill)
+    if a.biases:
+        yield Parameter(f"{name}.bias", (a.hidden_size,), "bias", layer)

@@ -1,0 +1,336 @@
+"""Converts a Hugging Face config.json to an `Architecture`; unsupported features are refused by name.
+
+Reads both spellings in use: transformers 4 (`rope_theta`, `rope_scaling`, `sliding_window_pattern`) and
+transformers 5 (`rope_parameters`, `layer_types`). Defaults for keys a file leaves out are those of
+transformers' configuration classes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memconsole import regular_file
+from memconsole.plan.models.architecture import Architecture, RopeScaling
+from memconsole.plan.models.config_reader import Config, refusal
+from memconsole.plan.plan import PlanError, quote
+
+CONFIG_BYTES = 16 << 20
+"""A larger file is no config.json."""
+_REF_BYTES = 4096
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "quantization_config": (None,),
+    "final_logit_softcapping": (None,),
+    "attn_logit_softcapping": (None,),
+    "use_bidirectional_attention": (False, None),
+    "partial_rotary_factor": (1, None),
+    "rope_interleaved": (False, None),
+    "no_rope_layers": (None,),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "add_cross_attention": (False, None),
+    "is_encoder_decoder": (False, None),
+    "scale_attn_weights": (True, None),
+    "scale_attn_by_inverse_layer_idx": (False, None),
+    "reorder_and_upcast_attn": (False, None),
+    "use_sliding_window": (False, None),
+}
+"""Keys that change the computation, with the only values the decoder implements."""
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+
+
+def architecture_from_config(config: Mapping[str, Any], where: str) -> Architecture:
+    """The decoder a config.json describes; `where` names the file in errors.
+
+    Raises `PlanError` for an unknown model_type, a missing or impossible value, and for every
+    feature the decoder does not implement.
+    """
+    read = Config(config, where)
+    model_type = read.text("model_type", "")
+    make = _FAMILIES.get(model_type)
+    if make is None:
+        raise refusal(
+            where, "model_type", model_type or None, f"one of {', '.join(sorted(_FAMILIES))}"
+        )
+    for key, allowed in _PLAIN.items():
+        value = config.get(key)
+        if value not in allowed:
+            raise refusal(where, key, value, f"{allowed[0]}: anything else is not supported")
+    made = make(read)
+    if made.heads % made.kv_heads:
+        raise refusal(
+            where, "num_key_value_heads", made.kv_heads, f"a divisor of {made.heads} heads"
+        )
+    if made.positions == "rope" and made.head_size % 2:
+        raise refusal(where, "head_dim", made.head_size, "an even number")
+    return made
+
+
+def read_architecture(directory: str) -> Architecture:
+    """The decoder of a directory's config.json, read again only when it changes. Raises `PlanError`."""
+    path = Path(directory, "config.json")
+    try:
+        status = path.stat()
+        return _read(path, status.st_mtime_ns, status.st_size)
+    except PlanError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise PlanError(
+            f"model.name = {quote(directory)}: config.json cannot be read: {quote(reason)}",
+            "model.name",
+        ) from None
+
+
+def find_model(name: str) -> str | None:
+    """The directory of a model given as a directory or as a hub id in the local cache.
+
+    None if `name` is neither. Never downloads. Raises `PlanError` for a directory without
+    config.json and for a hub model that is not in the cache.
+    """
+    try:
+        path = Path(name).expanduser()
+        is_directory = bool(name) and path.is_dir()
+        has_config = is_directory and (path / "config.json").is_file()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    if has_config:
+        return str(path.absolute())
+    if is_directory:
+        raise PlanError(
+            f"model.name = {quote(name)}: that directory has no config.json", "model.name"
+        )
+    if not _HUB_ID.fullmatch(name):
+        return None
+    cached = _cached_snapshot(name)
+    if cached is None:
+        raise PlanError(
+            f"model.name = {quote(name)}: not in the local Hugging Face cache; download it with "
+            f"`hf download {name}`, or give the directory that holds it",
+            "model.name",
+        )
+    return str(cached)
+
+
+def _cached_snapshot(hub_id: str) -> Path | None:
+    """The main snapshot of a model in the hub's cache, or None.
+
+    Layout: huggingface_hub, "Understand caching": models--owner--name/{refs/main,snapshots/<commit>}.
+    """
+    folder = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
+    try:
+        commit = regular_file.read(folder / "refs" / "main", _REF_BYTES).decode("ascii").strip()
+        snapshot = folder / "snapshots" / commit
+        return snapshot if commit and (snapshot / "config.json").is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _hub_cache() -> Path:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser()
+    if os.environ.get("HF_HOME"):
+        return Path(os.environ["HF_HOME"]).expanduser() / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "huggingface" / "hub"
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, changed: int, size: int) -> Architecture:
+    config = msgspec.json.decode(regular_file.read(path, CONFIG_BYTES))
+    if not isinstance(config, dict):
+        raise ValueError("not a JSON object")
+    return architecture_from_config(config, str(path))
+
+
+def _gpt2(c: Config) -> Architecture:
+    hidden, heads = c.size("n_embd", 768), c.size("n_head", 12)
+    activation = c.text("activation_function", "gelu_new")
+    if activation not in _TANH_GELU:
+        raise refusal(c.where, "activation_function", activation, " or ".join(_TANH_GELU))
+    return Architecture(
+        family="gpt2",
+        vocab_size=c.size("vocab_size", 50_257),
+        hidden_size=hidden,
+        layers=c.size("n_layer", 12),
+        heads=heads,
+        kv_heads=heads,
+        head_size=c.quotient("n_embd", hidden, heads),
+        intermediate_size=c.size("n_inner", 4 * hidden),
+        max_positions=c.size("n_positions", 1024),
+        norm="layernorm",
+        norm_eps=c.number("layer_norm_epsilon", 1e-5),
+        activation="gelu_tanh",
+        gated_mlp=False,
+        biases=True,
+        positions="learned",
+        tied_embeddings=c.flag("tie_word_embeddings", True),
+        initializer_range=c.number("initializer_range", 0.02),
+    )
+
+
+def _rotary(
+    c: Config,
+    head_size: int | None = None,
+    max_positions: int = 2048,
+    tied_embeddings: bool = False,
+    **rest: Any,
+) -> Architecture:
+    """What Llama, Qwen3 and both Gemmas have in common; the named arguments are class defaults."""
+    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    if c.missing("head_dim") and head_size is None:
+        head_size = c.quotient("hidden_size", hidden, heads)
+    return Architecture(
+        vocab_size=c.size("vocab_size"),
+        hidden_size=hidden,
+        layers=c.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=c.size("num_key_value_heads", heads),
+        head_size=c.size("head_dim", head_size),
+        intermediate_size=c.size("intermediate_size"),
+        max_positions=c.size("max_position_embeddings", max_positions),
+        norm="rmsnorm",
+        norm_eps=c.number("rms_norm_eps", 1e-6),
+        tied_embeddings=c.flag("tie_word_embeddings", tied_embeddings),
+        initializer_range=c.number("initializer_range", 0.02),
+        **rest,
+    )
+
+
+def _llama(c: Config, **differences: Any) -> Architecture:
+    c.only("hidden_act", "silu", ("silu",))
+    for kind in c.layer_types():
+        if kind != "full_attention":
+            raise refusal(c.where, "layer_types", kind, "full_attention")
+    theta, scaling = _rope(c, "full_attention", 10_000.0)
+    return _rotary(c, family="llama", rope_theta=theta, rope_scaling=scaling, **differences)
+
+
+def _mistral(c: Config) -> Architecture:
+    c.only("sliding_window", None, (None,))
+    return _llama(c, max_positions=131_072)
+
+
+def _qwen3(c: Config) -> Architecture:
+    return _llama(c, query_key_norm=True, max_positions=32_768, head_size=128)
+
+
+def _gemma(c: Config) -> Architecture:
+    # Files from before transformers 4.39 say "gelu", but the model was trained with the tanh approximation.
+    if c.missing("hidden_activation"):
+        c.only("hidden_act", _TANH_GELU[1], (*_TANH_GELU, "gelu"))
+    else:
+        c.only("hidden_activation", None, _TANH_GELU)
+    theta, scaling = _rope(c, "full_attention", 10_000.0)
+    return _rotary(
+        c,
+        family="gemma",
+        activation="gelu_tanh",
+        norm_unit_offset=True,
+        scale_embeddings=True,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        head_size=256,
+        max_positions=8192,
+        tied_embeddings=True,
+    )
+
+
+def _gemma3(c: Config) -> Architecture:
+    c.only("hidden_activation", _TANH_GELU[1], _TANH_GELU)
+    theta, scaling = _rope(c, "full_attention", 1_000_000.0)
+    local_theta, local_scaling = _rope(c, "sliding_attention", 10_000.0)
+    if local_scaling is not None:
+        raise refusal(c.where, "rope_parameters", local_scaling.kind, "no scaling of local layers")
+    window, every = _window(c)
+    return _rotary(
+        c,
+        family="gemma3",
+        activation="gelu_tanh",
+        norm_unit_offset=True,
+        scale_embeddings=True,
+        query_key_norm=True,
+        post_norms=True,
+        attention_scale=c.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        rope_theta=theta,
+        rope_local_theta=local_theta,
+        rope_scaling=scaling,
+        sliding_window=window,
+        global_every=every,
+        head_size=256,
+        max_positions=131_072,
+        tied_embeddings=True,
+    )
+
+
+def _window(c: Config) -> tuple[int | None, int]:
+    """(sliding_window, global_every) of Gemma 3; (None, 1) if every layer is global."""
+    every = c.size("sliding_window_pattern", c.size("_sliding_window_pattern", 6))
+    layers = c.size("num_hidden_layers")
+    kinds = c.layer_types()
+    if kinds:
+        if len(kinds) != layers:
+            raise refusal(c.where, "layer_types", len(kinds), f"{layers} entries, one a layer")
+        full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+        every = full[0] + 1 if full else layers + 1
+        for i, kind in enumerate(kinds):
+            expected = "sliding_attention" if (i + 1) % every else "full_attention"
+            if kind != expected:
+                raise refusal(c.where, "layer_types", kind, f"{expected} in layer {i}")
+    if every == 1:
+        return None, 1
+    return c.size("sliding_window", 4096), every
+
+
+def _rope(c: Config, layer_type: str, default_theta: float) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling) of one kind of layer, from either spelling."""
+    parameters = c.table("rope_parameters")
+    if parameters:
+        nested = parameters.get(layer_type)
+        at = Config(nested if isinstance(nested, Mapping) else parameters, c.where)
+        theta = at.number("rope_theta", c.number("rope_theta", default_theta))
+        return theta, _scaling(at, c)
+    if layer_type == "sliding_attention":
+        return c.number("rope_local_base_freq", default_theta), None
+    return c.number("rope_theta", default_theta), _scaling(
+        Config(c.table("rope_scaling"), c.where), c
+    )
+
+
+def _scaling(at: Config, outer: Config) -> RopeScaling | None:
+    kind = at.text("rope_type", at.text("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=at.number("factor"))
+    if kind == "llama3":
+        return RopeScaling(
+            kind="llama3",
+            factor=at.number("factor"),
+            low_freq_factor=at.number("low_freq_factor"),
+            high_freq_factor=at.number("high_freq_factor"),
+            original_positions=at.size(
+                "original_max_position_embeddings", outer.size("max_position_embeddings", 2048)
+            ),
+        )
+    raise refusal(at.where, "rope_type", kind, "default, linear or llama3")
+
+
+_FAMILIES = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma3_text": _gemma3,
+}

@@ -1,0 +1,156 @@
+"""The template of a plan: a named one, the model's own, a file, or a text with fields."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from memconsole import regular_file, typed_json
+from memconsole.plan import catalog
+from memconsole.plan.models.huggingface import CONFIG_BYTES
+from memconsole.plan.models.tokenizer_file import END_OF_TEXT, control_tokens
+from memconsole.plan.plan import Plan, PlanError, nearest, quote
+
+if TYPE_CHECKING:
+    from memconsole.plan.templates.template import Template
+
+MODEL = "model"
+"""The name of the template that lies beside the model's weights."""
+KEY = "data.template"
+TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
+"""Suffixes of files that hold a template."""
+
+
+TEMPLATE_BYTES = 1 << 20
+"""A larger file is no template."""
+
+
+class NamedTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A template of the catalog."""
+
+    name: str
+    label: str
+    text: str
+    source: str
+
+
+@lru_cache(maxsize=1)
+def templates() -> Mapping[str, NamedTemplate]:
+    """Every named template."""
+    path = Path(catalog.__file__).with_name("templates.toml")
+    rows = tomllib.loads(_text(path))
+    return MappingProxyType(
+        {
+            name: typed_json.convert({"name": name, **row}, NamedTemplate)
+            for name, row in rows.items()
+        }
+    )
+
+
+def template_of(plan: Plan) -> Template | None:
+    """The plan's template; None for plain text. Raises `PlanError`."""
+    name = plan.data.template
+    if name is None:
+        return None
+    directory = catalog.model_directory(plan)
+    if name == MODEL:
+        if directory is None:
+            raise _error(name, f"{quote(plan.model.name)} has no template of its own")
+        source, variables = _of_model(Path(directory))
+    else:
+        source, variables = _source(name), {}
+    tokenizer = plan.data.tokenizer or (str(Path(directory, "tokenizer.json")) if directory else "")
+    guarded = control_tokens(tokenizer) or (END_OF_TEXT,)
+    return _compiled(source, tuple(variables.items()), guarded)
+
+
+def _source(name: str) -> str:
+    """The text of a named template, of a file, or `name` itself if it has fields."""
+    if name in templates():
+        return templates()[name].text
+    if "{{" in name or "{%" in name:
+        return name
+    path = Path(name).expanduser()
+    if path.suffix in TEMPLATE_SUFFIXES:
+        try:
+            return _text(path)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise _error(name, reason) from None
+    known = (*templates(), MODEL)
+    raise _error(
+        name,
+        f"expected {', '.join(known)}, a file {TEMPLATE_SUFFIXES[0]}, or a text with fields like "
+        f"{{{{ question }}}}{nearest(name, known)}",
+    )
+
+
+class _Special(msgspec.Struct):
+    content: str
+
+
+class _Named(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Config(msgspec.Struct):
+    chat_template: str | list[_Named] | None = None
+    bos_token: str | _Special | None = None
+    eos_token: str | _Special | None = None
+
+
+def _text(path: Path) -> str:
+    return regular_file.read(path, TEMPLATE_BYTES).decode("utf-8")
+
+
+def _of_model(directory: Path) -> tuple[str, dict[str, str]]:
+    """The chat template in a model's directory, and the tokens that it may name."""
+    path = directory / "tokenizer_config.json"
+    try:
+        config = _Config()
+        if path.is_file():
+            config = typed_json.decode(regular_file.read(path, CONFIG_BYTES), _Config)
+        own = directory / "chat_template.jinja"
+        source: Any = _text(own) if own.is_file() else config.chat_template
+    except (OSError, ValueError) as error:
+        raise _error(MODEL, f"{path}: cannot be read: {error}") from None
+    if isinstance(source, list):
+        source = next((one.template for one in source if one.name == "default"), None)
+    if not source:
+        raise _error(MODEL, f"{directory} holds no chat template; name one of {_names()}")
+    tokens = {"bos_token": config.bos_token, "eos_token": config.eos_token}
+    return source, {
+        name: token.content if isinstance(token, _Special) else token or ""
+        for name, token in tokens.items()
+    }
+
+
+@lru_cache(maxsize=8)
+def _compiled(
+    source: str, variables: tuple[tuple[str, str], ...], guarded: tuple[str, ...]
+) -> Template:
+    from memconsole.plan.templates.template import (  # Jinja takes 60 ms
+        Template,
+        TemplateSyntaxError,
+    )
+
+    try:
+        return Template(source, guarded, dict(variables))
+    except TemplateSyntaxError as error:
+        where = f" (line {error.lineno})" if error.lineno > 1 else ""
+        raise _error(source, f"not a template{where}: {error.message}") from None
+
+
+def _names() -> str:
+    return ", ".join(templates())
+
+
+def _error(name: str, reason: str) -> PlanError:
+    return PlanError(f"{KEY} = {quote(name)}: {reason}", KEY)

@@ -1,0 +1,253 @@
+"""A template: writes a record or a chat as text, and tells its answers from its questions.
+
+Templates are Jinja, rendered in a sandbox with the settings of Hugging Face's chat templates.
+`{% generation %}` and `{% endgeneration %}` enclose what is to be answered.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2 import TemplateSyntaxError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from memconsole.plan.templates.chat import CHAT_ANSWER, Message, RecordError, messages_of
+from memconsole.plan.templates.rendered import (
+    ANSWER,
+    ANSWERED,
+    CUT,
+    MARKS,
+    Rendered,
+    of_marked,
+)
+
+__all__ = ["Question", "Template", "TemplateSyntaxError"]
+
+SLOT = "\ufdd3"
+"""Encloses the number of an answer in a rendering that leaves the answers open."""
+_TAG = re.compile(r"<[^<>\s]{1,32}>")
+_SLOTS = re.compile(f"{SLOT}([0-9]+){SLOT}")
+
+
+class _Answers(Extension):
+    """`{% generation %}`: marks where an answer begins and ends."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's name)
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return f"{ANSWER}{caller()}{ANSWERED}"
+
+
+class _Missing(jinja2.StrictUndefined):
+    """A field that a record lacks: a condition may ask for it, and writing it is an error."""
+
+    def __bool__(self) -> bool:  # type: ignore[override]  # the base declares that it never returns
+        return False
+
+
+class Question(NamedTuple):
+    """A rendering up to its answer, and how its answers are told apart."""
+
+    prompt: Rendered
+    names: tuple[str, ...]
+    """The answers, in the order in which they are written."""
+    between: tuple[str, ...]
+    """The text before, between and after them: one more than there are answers."""
+
+    def parse(self, generated: str) -> dict[str, str]:
+        """The answers in a generated text, by name. An answer that is not there is empty."""
+        found = dict.fromkeys(self.names, "")
+        first, *ends = (words.strip().lower() for words in self.between)
+        rest = generated.lstrip()
+        if first and rest.lower().startswith(first):
+            rest = rest[len(first) :]
+        for name, end in zip(self.names, ends, strict=True):
+            at = rest.lower().find(end) if end else -1
+            value, rest = (rest, "") if at < 0 else (rest[:at], rest[at + len(end) :])
+            found[name] = value.strip()
+        return found
+
+
+class Template:
+    """Writes records. `guarded` are control tokens that the text of a record cannot produce."""
+
+    def __init__(
+        self, source: str, guarded: Iterable[str] = (), variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables` such as `bos_token` are known to the template. Raises
+        `TemplateSyntaxError`."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=_Missing,
+            extensions=[_Answers, "jinja2.ext.loopcontrols"],
+            finalize=_written,
+        )
+        environment.globals["raise_exception"] = _refuse
+        environment.filters["tojson"] = _json
+        self._variables = dict(variables or {})
+        tree = environment.parse(source)
+        self._template = environment.from_string(source)
+        known = {*self._variables, *environment.globals, "add_generation_prompt"}
+        names = meta.find_undeclared_variables(tree) - known
+        self.chat = "messages" in names
+        """Whether it writes chats; otherwise it writes records by the names of their fields."""
+        order = [n.name for n in tree.find_all(nodes.Name) if n.ctx == "load" and n.name in names]
+        self.fields: tuple[str, ...] = () if self.chat else tuple(dict.fromkeys(order))
+        self._blocks = [n for n in tree.find_all(nodes.CallBlock) if _is_answer(n)]
+        inside = [n.name for block in self._blocks for n in block.find_all(nodes.Name)]
+        self.answer_fields = tuple(name for name in self.fields if name in inside)
+        """Fields of a record that are answered, in the order of the template."""
+        literals = [n.data for n in tree.find_all(nodes.TemplateData)]
+        literals += [n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)]
+        self.tags = tuple(dict.fromkeys(tag for text in literals for tag in _TAG.findall(text)))
+        """Words like `<cause>` that the template writes: control tokens of a trained tokenizer."""
+        guards = sorted({*guarded, *self.tags}, key=len, reverse=True)
+        self._guarded = re.compile("|".join(map(re.escape, guards))) if guards else None
+
+    @property
+    def marks_answers(self) -> bool:
+        """Whether it says what is answered. A chat template need not: answers are the assistant's
+        messages."""
+        return self.chat or bool(self._blocks)
+
+    def render(self, record: Mapping[str, Any]) -> Rendered:
+        """The record as text. Raises `RecordError`."""
+        if not self.chat:
+            return of_marked(self._render(self._cleaned(record)))
+        messages, others = self._chat(record)
+        text = self._render({**others, "messages": messages})
+        found = of_marked(text)
+        if self._blocks:
+            return found
+        return Rendered(found, tuple(self._turns(messages, others, text)), found.cuts)
+
+    def question(self, record: Mapping[str, Any]) -> Question:
+        """What comes before the answers of `record`, which need not be there. Raises
+        `RecordError`."""
+        if not self.chat:
+            slots = {name: f"{SLOT}{i}{SLOT}" for i, name in enumerate(self.answer_fields)}
+            text = self._render({**self._cleaned(record), **slots})
+            return self._open(text.partition(ANSWER)[0], text, self.answer_fields)
+        messages, others = self._chat(record)
+        if messages[-1]["role"] == "assistant":
+            messages.pop()
+        answered = [*messages, {"role": "assistant", "content": f"{SLOT}0{SLOT}"}]
+        text = self._render({**others, "messages": answered})
+        before = self._render({**others, "messages": messages}, prompt=True)
+        if self._blocks:
+            before = text[: text.rindex(ANSWER)] if ANSWER in text else text
+        return self._open(before, text, (CHAT_ANSWER,))
+
+    def answers(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """The answers that `record` holds, by name; empty if it holds none. Raises
+        `RecordError`."""
+        if not self.chat:
+            found = {n: record[n] for n in self.answer_fields if record.get(n) is not None}
+            return {name: str(_written(value)) for name, value in found.items()}
+        last = messages_of(record)[-1]
+        return {CHAT_ANSWER: last["content"]} if last["role"] == "assistant" else {}
+
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """Fields without which a record cannot be written."""
+        return tuple(n for n in self.fields if not self._writes_without(n))
+
+    def _writes_without(self, name: str) -> bool:
+        try:
+            self._render({n: "x" for n in self.fields if n != name})
+        except RecordError:
+            return False
+        return True
+
+    def _open(self, before: str, text: str, names: tuple[str, ...]) -> Question:
+        prompt = of_marked(before)
+        rest = str(of_marked(_SLOTS.sub(lambda m: f"\0{m[1]}\0", text)))
+        rest = rest[len(prompt) :] if rest.startswith(prompt) else rest
+        parts = rest.split("\0")
+        order = tuple(names[int(number)] for number in parts[1::2])
+        return Question(prompt, order, tuple(parts[0::2]))
+
+    def _chat(self, record: Mapping[str, Any]) -> tuple[list[Message], dict[str, Any]]:
+        """The messages, and what else a chat template may ask for."""
+        others = {"documents": None, "tools": self._cleaned(record.get("tools"))}
+        return self._cleaned(messages_of(record)), others
+
+    def _turns(
+        self, messages: list[Message], others: Mapping[str, Any], text: str
+    ) -> Iterable[tuple[int, int]]:
+        """Places of the assistant's messages: each is what it adds to the chat before it."""
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            shown = {**others, "messages": messages[:number]}
+            before = self._render(shown, prompt=True) if number else ""
+            until = self._render({**others, "messages": messages[: number + 1]})
+            if not (until.startswith(before) and text.startswith(until)):
+                raise RecordError(
+                    "its template writes earlier messages anew for each message, so that answers "
+                    "cannot be told; use data.loss_on = all, or a template with {% generation %}"
+                )
+            yield len(MARKS.sub("", before)), len(MARKS.sub("", until))
+
+    def _render(self, values: Mapping[str, Any], prompt: bool = False) -> str:
+        try:
+            return self._template.render(
+                **{**self._variables, **values, "add_generation_prompt": prompt}
+            )
+        except jinja2.UndefinedError as error:
+            missing = re.match(r"'([^']+)' is undefined", str(error))
+            if missing:
+                raise RecordError(f'has no field "{missing[1]}"') from None
+            raise RecordError(f"does not fit the template: {error}") from None
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            if isinstance(error, RecordError):
+                raise
+            raise RecordError(f"does not fit the template: {error}") from None
+
+    def _cleaned(self, value: Any) -> Any:
+        """`value` without marks and None, and with its control tokens cut in two."""
+        if isinstance(value, str):
+            value = MARKS.sub("\ufffd", value)
+            if self._guarded is not None:
+                value = self._guarded.sub(lambda m: f"{m[0][0]}{CUT}{m[0][1:]}", value)
+            return value
+        if isinstance(value, Mapping):
+            return {str(k): self._cleaned(v) for k, v in value.items() if v is not None}
+        if isinstance(value, list | tuple):
+            return [self._cleaned(v) for v in value]
+        return value
+
+
+def _is_answer(block: nodes.CallBlock) -> bool:
+    method = getattr(block.call, "node", None)
+    return isinstance(method, nodes.ExtensionAttribute) and method.name == "_marked"
+
+
+def _written(value: Any) -> Any:
+    """How a value is written: a list by its values. Raises `RecordError` for an object."""
+    if isinstance(value, list | tuple):
+        return ", ".join(str(_written(one)) for one in value)
+    if isinstance(value, Mapping):
+        raise RecordError("has an object where the template writes text")
+    return value
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """JSON as the chat templates of transformers get it: without escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise RecordError(f"is refused by the template: {message}")
