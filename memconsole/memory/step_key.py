@@ -37,6 +37,7 @@ OUTSIDE_THE_STEP = frozenset(
         "data.lowercase",
         "data.code_field",
         "data.validation_fraction",
+        "data.cache_gib",
         "train.epochs",
         "train.max_steps",
         "train.learning_rate",

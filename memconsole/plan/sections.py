@@ -131,6 +131,10 @@ class DataChoice(Section, frozen=True, kw_only=True):
     validation_fraction: Annotated[float, about("share of documents held out", ge=0.0, le=0.5)] = (
         0.05
     )
+    cache_gib: Annotated[
+        int,
+        about("GiB of disk for tokens kept between epochs and runs; 0: none", ge=0, le=1_000_000),
+    ] = 20
 
 
 class DeviceChoice(Section, frozen=True, kw_only=True):

@@ -142,6 +142,7 @@ def fingerprint(plan: Plan, model: Model) -> str:
     }
     for key in free:
         counted["train"].pop(key, None)
+    counted["data"].pop("cache_gib", None)
     parts = (plan.backend, counted, model)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 

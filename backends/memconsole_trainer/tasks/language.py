@@ -59,7 +59,8 @@ def open_data(
         say.warning,
     )
     say.phase("data", "measuring")
-    found = prepare(plan, model, source, split, tokenizer, directory / "data.json", say.tick)
+    counts = directory / "data.json"
+    found = prepare(plan, model, source, split, tokenizer, counts, say.tick, say.warning)
     if plan.data.validation_fraction and not len(found.validation):
         say.warning("nothing is held out for validation: the data is a single document")
     for warning in found.warnings:

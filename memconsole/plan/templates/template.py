@@ -97,6 +97,8 @@ class Template:
         environment.globals["raise_exception"] = _refuse
         environment.filters["tojson"] = _json
         self._variables = dict(variables or {})
+        self.identity = (source, tuple(sorted(guarded)), tuple(sorted(self._variables.items())))
+        """Two templates of the same identity write the same."""
         tree = environment.parse(source)
         self._template = environment.from_string(source)
         known = {*self._variables, *environment.globals, "add_generation_prompt"}

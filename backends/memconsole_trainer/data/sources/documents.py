@@ -47,6 +47,11 @@ class Documents(Protocol):
     hashes: DataHashes
     """Hashes of everything that was read so far."""
 
+    @property
+    def block_hashes(self) -> BlockHashes | None:
+        """The hashes of the texts, by blocks of `block_size`; None for a stream."""
+        ...
+
     def read(self, start: int, stop: int) -> list[str]:
         """Read texts `start` to `stop`. Raises `DataError`."""
         ...
@@ -85,14 +90,15 @@ class FileDocuments:
         """Number of the file that each piece belongs to."""
         self.total_bytes: int | None = int(self.sizes.sum())
         self.fingerprint = digest.hexdigest()
-        self._read = BlockHashes(self.count, self._content)
-        self.hashes = DataHashes(files[: numbers[-1] + 1 if numbers else 0], {"text": self._read})
+        self.block_hashes = BlockHashes(self.count, self._content)
+        used = files[: numbers[-1] + 1 if numbers else 0]
+        self.hashes = DataHashes(used, {"text": self.block_hashes})
 
     def read(self, start: int, stop: int) -> list[str]:
         texts = []
         for index in range(start, stop):
             data = self._piece(index)
-            self._read.take(index, (data,))
+            self.block_hashes.take(index, (data,))
             texts.append(data.decode("utf-8", "replace"))
         return texts
 
@@ -130,14 +136,14 @@ class ColumnDocuments:
         for index in {0, self.count // 2, max(self.count - 1, 0)} if self.count else ():
             digest.update(self._texts(index, index + 1)[0].encode("utf-8", "replace"))
         self.fingerprint = digest.hexdigest()
-        self._read = BlockHashes(-(-self.count // self.block_size), self._block)
-        self.hashes = DataHashes(files, {column: self._read})
+        self.block_hashes = BlockHashes(-(-self.count // self.block_size), self._block)
+        self.hashes = DataHashes(files, {column: self.block_hashes})
 
     def read(self, start: int, stop: int) -> list[str]:
         texts = self._texts(start, stop)
         first, rest = divmod(start, self.block_size)
         if not rest and stop == min(start + self.block_size, self.count or 0):
-            self._read.take(first, text_content(texts))
+            self.block_hashes.take(first, text_content(texts))
         return texts
 
     def _block(self, index: int) -> Content:
@@ -161,6 +167,7 @@ class StreamDocuments:
     block_size = 64
     count: int | None = None
     total_bytes: int | None = None
+    block_hashes: BlockHashes | None = None
 
     def __init__(self, stream: Any, column: str, name: str, max_examples: int | None) -> None:
         self._stream = stream

@@ -38,6 +38,8 @@ class BlockHashes:
         self._content = content
         self._own = np.zeros(count, np.uint64)
         """The hashes of the blocks that this process has read; 0 for others."""
+        self._assumed = np.zeros(count, np.uint64)
+        """The hashes of blocks that were read when their tokens were kept."""
         self._earlier = np.zeros(count, np.bool_)
         self._groups = np.zeros(min(count, GROUPS), np.uint64)
         """For each group of neighbours, all hashes of earlier blocks combined by exclusive or."""
@@ -47,16 +49,26 @@ class BlockHashes:
     def take(self, block: int, content: Content) -> None:
         """Hash a block that was read."""
         found = _hash(block, content)
+        before = self._own[block] or self._assumed[block]
+        if before and before != found:
+            self.changed = True
         if not self._own[block]:
             self._own[block] = found
-        elif self._own[block] != found:
-            self.changed = True
+
+    def known(self, block: int) -> int:
+        """The hash of a block that this process has read; 0 if it has not."""
+        return int(self._own[block])
+
+    def assume(self, block: int, found: int) -> None:
+        """Take note of the hash of a block that need not be read, because its tokens were kept."""
+        self._assumed[block] = found
 
     def state(self) -> dict[str, Any]:
         """The hashes of all blocks read so far, for a checkpoint."""
-        new = np.flatnonzero((self._own != 0) & ~self._earlier)
+        known = np.where(self._own != 0, self._own, self._assumed)
+        new = np.flatnonzero((known != 0) & ~self._earlier)
         groups, read = self._groups.copy(), self._earlier.copy()
-        np.bitwise_xor.at(groups, new * len(groups) // max(self._count, 1), self._own[new])
+        np.bitwise_xor.at(groups, new * len(groups) // max(self._count, 1), known[new])
         read[new] = True
         return {
             "blocks": self._count,
@@ -102,6 +114,7 @@ class DataHashes:
     """What is known of the data of a run: its files, and what was read of each part."""
 
     def __init__(self, files: Sequence[Path], parts: Mapping[str, BlockHashes]) -> None:
+        self.files = files
         self._files = _stamps(files)
         self._parts = parts
 

@@ -55,8 +55,8 @@ class Hdf5Dataset:
         self.block_size = chunk * max(1, _BLOCK_BYTES // max(row_bytes * chunk, 1))
         self.block_size = max(1, min(self.block_size, rows))
         self._hashed_rows = hashed_rows or self.block_size
-        self.blocks = BlockHashes(-(-self.count // self._hashed_rows), self._content)
-        self.hashes = DataHashes([path], {name: self.blocks})
+        self.block_hashes = BlockHashes(-(-self.count // self._hashed_rows), self._content)
+        self.hashes = DataHashes([path], {name: self.block_hashes})
         digest = hashlib.sha256(f"{name}/{dataset.shape}/{dataset.dtype}".encode())
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         for start in {0, rows // 2, max(rows - 1, 0)}:
@@ -89,7 +89,7 @@ class Hdf5Dataset:
         for block in range(-(-start // size), -(-stop // size)):
             first, last = block * size, min((block + 1) * size, self.count or 0)
             if last <= stop:
-                self.blocks.take(block, array_content(values[first - start : last - start]))
+                self.block_hashes.take(block, array_content(values[first - start : last - start]))
 
     def _content(self, block: int) -> Content:
         start = block * self._hashed_rows

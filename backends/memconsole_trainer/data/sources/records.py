@@ -138,14 +138,14 @@ class RecordDocuments:
         self.count: int | None = records.count
         self.total_bytes = records.total_bytes
         self.fingerprint = records.fingerprint
-        self._read = BlockHashes(-(-records.count // self.block_size), self._block)
-        self.hashes = DataHashes(records.files, {"records": self._read})
+        self.block_hashes = BlockHashes(-(-records.count // self.block_size), self._block)
+        self.hashes = DataHashes(records.files, {"records": self.block_hashes})
 
     def read(self, start: int, stop: int) -> list[str]:
         texts = self._texts(start, stop)
         first, rest = divmod(start, self.block_size)
         if not rest and stop == min(start + self.block_size, self._records.count):
-            self._read.take(first, text_content(texts))
+            self.block_hashes.take(first, text_content(texts))
         return texts
 
     def _texts(self, start: int, stop: int) -> list[str]:

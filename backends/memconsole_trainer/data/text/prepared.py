@@ -32,6 +32,7 @@ from memconsole_trainer.data.text.record_blocks import (
     held_out_records,
 )
 from memconsole_trainer.data.text.text_blocks import TextBlocks
+from memconsole_trainer.data.text.token_key import open_cache
 from memconsole_trainer.data.text.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.text.tokens import RowBlocks, TokenBlocks, row_count
 from memconsole_trainer.data.text.validation import Validation
@@ -168,9 +169,10 @@ def prepare(
     tokenizer: Tokenizer | None,
     cache: Path,
     tick: Callable[[], None],
+    warn: Callable[[str], None] = lambda warning: None,
 ) -> Prepared:
     """Prepare blocks, validation rows and token counts. `tick` is called from time to time and may
-    raise.
+    raise. `cache` is the file of the run that keeps the counts.
 
     Raises `PlanError` for rows shorter than the plan's, and `DataError` if there is nothing to
     train on.
@@ -190,9 +192,11 @@ def prepare(
         assert tokenizer is not None
         answers_only, end = plan.data.loss_on == "answers", boundary(plan, tokenizer)
         blocks = RecordBlocks(source, split, tokenizer, length, answers_only, end)
+        blocks.cache = open_cache(plan, source, blocks, tokenizer, cache.parent, warn)
     else:
         assert tokenizer is not None
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)
+        blocks.cache = open_cache(plan, source, blocks, tokenizer, cache.parent, warn)
     kept = held_out(plan, architecture, source, split, tokenizer)
     tick()
     held = None

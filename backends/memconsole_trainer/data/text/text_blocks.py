@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from memconsole_trainer.data.sources.documents import Documents, FileDocuments, StreamDocuments
 from memconsole_trainer.data.sources.split import Split
+from memconsole_trainer.data.text.block import Facts, Made
 from memconsole_trainer.data.text.packing import Cuts
+from memconsole_trainer.data.text.token_cache import TokenCache
 from memconsole_trainer.data.text.tokenizer import Tokenizer, Tokens, threads
 
 THREAD_BYTES = 128 << 10
@@ -20,33 +21,8 @@ holds about 100 bytes for each token until they are copied."""
 MOST_TOGETHER = 256
 
 
-class Facts(NamedTuple):
-    """What blocks were made of."""
-
-    documents: int = 0
-    """Held-out ones too."""
-    train_bytes: int = 0
-    """UTF-8 bytes of the train documents."""
-    cuts: Cuts = Cuts()
-
-    def joined(self, other: Facts) -> Facts:
-        """Both together."""
-        return Facts(
-            self.documents + other.documents,
-            self.train_bytes + other.train_bytes,
-            self.cuts.joined(other.cuts),
-        )
-
-
-class Made(NamedTuple):
-    """A block's tokens, and what they were made of."""
-
-    tokens: Tokens
-    facts: Facts
-
-
 class TextBlocks:
-    """Documents tokenized on the fly. `seen` tells of the blocks that were handed out so far."""
+    """Documents tokenized on the fly, or read from a cache of what was tokenized before."""
 
     def __init__(
         self,
@@ -63,7 +39,9 @@ class TextBlocks:
         self.count = None if documents.count is None else -(-documents.count // self._size)
         self.row_tokens = sequence_length + 1
         self.stride = stride
+        self.cache: TokenCache | None = None
         self.seen = Facts()
+        """What the blocks were made of that were handed out so far."""
         self._blocks_seen = 0
 
     def train_bytes(self) -> int | None:
@@ -98,16 +76,44 @@ class TextBlocks:
             start = stop
 
     def _streamed(self, source: StreamDocuments, start: int) -> Iterator[Tokens]:
+        while (kept := self._kept(start)) is not None:
+            yield self._handed(kept)
+            start += 1
+        if self.cache is not None and self.cache.ended == start:
+            return
         texts = source.iterate(start * self._size)
         while batch := list(itertools.islice(texts, self._size * self.together)):
             groups = [batch[i : i + self._size] for i in range(0, len(batch), self._size)]
-            for made in self._made(list(enumerate(groups, start))):
+            for index, made in enumerate(self._made(list(enumerate(groups, start))), start):
+                self._keep(index, made)
                 yield self._handed(made)
             start += len(groups)
+        if self.cache is not None:
+            self.cache.end(start)
 
     def _of_source(self, indices: Sequence[int]) -> list[Made]:
         """Blocks of a source that is read anywhere."""
-        return self._made([(index, self._texts(index)) for index in indices])
+        found = {index: self._kept(index) for index in indices}
+        missing = [index for index, made in found.items() if made is None]
+        fresh = self._made([(index, self._texts(index)) for index in missing])
+        for index, made in zip(missing, fresh, strict=True):
+            self._keep(index, made)
+            found[index] = made
+        return [made for made in found.values() if made is not None]
+
+    def _kept(self, index: int) -> Made | None:
+        """A block from the cache. What it was made of counts as read."""
+        kept = self.cache.get(index) if self.cache is not None else None
+        if kept is None:
+            return None
+        if kept.source and self._source.block_hashes is not None:
+            self._source.block_hashes.assume(index, kept.source)
+        return kept.made
+
+    def _keep(self, index: int, made: Made) -> None:
+        if self.cache is not None:
+            hashes = self._source.block_hashes
+            self.cache.put(index, made, hashes.known(index) if hashes is not None else 0)
 
     def _texts(self, index: int) -> list[str]:
         start = index * self._size

@@ -101,7 +101,7 @@ class WindowFile:
         for part in everything:
             digest.update(part.fingerprint.encode())
         self.fingerprint = digest.hexdigest()
-        self.hashes = DataHashes([path], {part.name: part.blocks for part in everything})
+        self.hashes = DataHashes([path], {part.name: part.block_hashes for part in everything})
 
     @property
     def row_bytes(self) -> int:
