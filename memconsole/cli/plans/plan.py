@@ -13,10 +13,12 @@ from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
+from memconsole.cli.plans.disk import disk_lines
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.memory.estimate import estimate
+from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
@@ -148,6 +150,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "reserved_bytes": table.reserved_bytes,
         "device_bytes": table.device_bytes,
         "host_bytes": table.host_bytes,
+        "cache_bytes": cache_bytes(plan, catalog.model(plan)),
         "reserved_tier": str(table.reserved_tier),
         "device_tier": str(table.device_tier),
         "host_tier": str(table.host_tier),
@@ -215,6 +218,7 @@ def text(plan: Plan, found: Estimate) -> str:
         f"   (between {format_bytes(low)} and {format_bytes(high)})",
         *_about(table),
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
+        *disk_lines(plan),
         over,
         f"step {Tier.FORMULA}{format_step(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
         + (

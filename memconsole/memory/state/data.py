@@ -9,6 +9,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, Plan, PlanError
 from memconsole.plan.tasks import task_of_model
+from memconsole.units import GIB
 
 ROW_OVERHEAD_BYTES = 152
 """An array object and its place in the window, per row held."""
@@ -39,6 +40,24 @@ def data_bytes(plan: Plan, vocab_size: int) -> int:
         rows = min(rows, tokens // plan.stride + 1)
     row = token * (plan.data.sequence_length + 1)
     return batches + rows * (row + ROW_OVERHEAD_BYTES) + min(rows * row, AHEAD_BYTES)
+
+
+LEAST_CACHED_TOKENS = 1 << 18
+"""About the tokens of the smallest text whose tokens are kept: `memconsole_trainer.data.text.token_key.LEAST_BYTES`."""
+
+
+def cache_bytes(plan: Plan, model: Model) -> int | None:
+    """Bytes of disk for the tokens that are kept between epochs and runs; None if the size of the text is unknown."""
+    if not isinstance(model, Architecture) or not plan.data.cache_gib:
+        return 0
+    tokens = dataset_tokens(plan)
+    if tokens is None:
+        return None
+    if tokens < LEAST_CACHED_TOKENS:
+        return 0
+    wide = model.vocab_size > (32_767 if plan.data.template is not None else 65_536)
+    train = tokens * (1 - plan.data.validation_fraction)
+    return min(round((4 if wide else 2) * train), plan.data.cache_gib * GIB)
 
 
 def waiting_bytes(plan: Plan, model: Model) -> int:

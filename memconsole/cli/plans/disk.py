@@ -1,0 +1,32 @@
+"""The line of `memconsole plan` that tells which tokens a run keeps on disk."""
+
+from __future__ import annotations
+
+from memconsole.cache import cache_folder
+from memconsole.memory.state.data import cache_bytes
+from memconsole.memory.table import Tier
+from memconsole.plan import catalog
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.plan import Plan
+from memconsole.units import GIB, format_bytes
+
+
+def disk_lines(plan: Plan) -> list[str]:
+    """What a run keeps of its text on disk; nothing if it keeps nothing and loses nothing by it."""
+    model, entry = catalog.model(plan), catalog.dataset(plan)
+    if not isinstance(model, Architecture) or entry.format == "hdf5":
+        return []
+    size = cache_bytes(plan, model)
+    hub = entry.kind == "hub"
+    if not plan.data.cache_gib:
+        if hub and plan.data.streaming:
+            return [
+                "disk: data.cache_gib = 0 keeps no tokens: a resumed run reads again all of the stream before its place"
+            ]
+        return []
+    if size == 0:
+        return []
+    most = format_bytes(plan.data.cache_gib * GIB)
+    much = f"up to {most}" if size is None else f"{Tier.FORMULA}{format_bytes(size)}"
+    where = "the run's folder" if hub else str(cache_folder() / "data")
+    return [f"disk {much} for tokens, kept between epochs and attempts in {where}"]
