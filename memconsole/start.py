@@ -14,6 +14,7 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.origin import check_start
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.runs.act.launch import launch
@@ -30,6 +31,7 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     if dataset.kind == "made":
         raise not_made(dataset)
     check_trainable(plan)
+    check_start(plan)
     device = budget(plan, devices)
     if not device.local:
         raise PlanError(

@@ -18,6 +18,7 @@ NAMED_OTHERWISE = frozenset(
         "backend",
         "model.name",
         "model.target_params",
+        "model.weights",
         "data.vocab_size",
         "data.tokenizer",
         "device.name",

@@ -71,6 +71,10 @@ class ModelChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=100_000, le=2_000_000_000)] | None,
         about("parameters to aim for, for sized families"),
     ] = None
+    weights: Annotated[
+        str | None,
+        about("random: train from scratch; none: from the weights in the model's directory"),
+    ] = None
     decoder: Annotated[
         str | None,
         about("a recommender's decoder: catalog name, directory or hub id; none: its own"),

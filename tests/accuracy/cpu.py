@@ -69,6 +69,7 @@ def settings(seed: int, backend: str) -> dict[str, str]:
     drawn = {
         "backend": backend,
         "model.name": "stories",
+        "model.weights": "random",
         "model.target_params": rng.choice((1_000_000, 3_000_000, 8_000_000, 8_000_000, 16_000_000, 30_000_000)),
         "data.vocab_size": rng.choice((1024, 4096)),
         "data.sequence_length": rng.choice((64, 100, 128, 256, 384)),

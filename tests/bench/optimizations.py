@@ -63,7 +63,11 @@ PLAIN: Settings = {
 FULL: Settings = {"optimize.gradient_checkpointing": "full"}
 ATTENTION: Settings = {"optimize.gradient_checkpointing": "attention"}
 CHUNKED: Settings = {"optimize.fused_loss": True}
-ADAPTERS: Settings = {"optimize.lora_rank": 8, "optimize.freeze_base": True}
+ADAPTERS: Settings = {
+    "model.weights": "random",
+    "optimize.lora_rank": 8,
+    "optimize.freeze_base": True,
+}
 IN_BACKWARD: Settings = {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
 ROUNDED: Settings = {
     "optimize.precision": "bf16-sr",

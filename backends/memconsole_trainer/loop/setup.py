@@ -11,6 +11,7 @@ from typing import Any
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
+from memconsole.plan.origin import check_start, origin
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole.runs.act.attempt import Attempt
@@ -23,7 +24,7 @@ from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.control.controller import Controller, controller_of
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape, BatchStream
-from memconsole_trainer.engine import Engine
+from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
@@ -31,8 +32,8 @@ from memconsole_trainer.loop.schedule import warmup_steps
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
-from memconsole_trainer.weights.huggingface import has_weights
-from memconsole_trainer.weights.starting import check_format, starting_weights, weights_directory
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights
+from memconsole_trainer.weights.starting import starting_weights
 
 
 class StopRequestedError(Exception):
@@ -77,10 +78,8 @@ def set_up(attempt: Attempt) -> Job:
     say.phase("import")
     picked, plan = attempt.run.read_plan(), present_plan(attempt.run)
     check(plan)
+    check_start(plan)
     model = catalog.model(plan)
-    directory = weights_directory(plan)
-    if directory is not None:
-        check_format(directory)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
     checkpoints.sweep()
@@ -124,8 +123,6 @@ def set_up(attempt: Attempt) -> Job:
         # Fill before the model is built, so that memory of the data is not counted as the model's.
         stream.fill(say.tick)
         say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
-        if directory is not None and not has_weights(directory):
-            say.warning(f"{directory} holds no safetensors: training starts from new weights")
         weights = starting_weights(plan, model)
         attempt.reading = lambda: _held(engine)
         limit_build(plan, engine)
@@ -137,6 +134,7 @@ def set_up(attempt: Attempt) -> Job:
             "build",
             parameters=engine.parameters,
             trainable_parameters=engine.trainable_parameters,
+            weights=_origin(plan, weights),
         )
         print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
     except BaseException:
@@ -146,6 +144,12 @@ def set_up(attempt: Attempt) -> Job:
     return Job(
         plan, model, engine, data, shape, stream, checkpoints, control, state, fingerprints, path
     )
+
+
+def _origin(plan: Plan, weights: WeightSource) -> str:
+    """Where the weights came from, and what was read."""
+    words = origin(plan).words
+    return f"{words}: {weights.read}" if isinstance(weights, HuggingFaceWeights) else words
 
 
 def _newest(attempt: Attempt, checkpoints: Checkpoints, say: Announcer) -> LoadedCheckpoint | None:
@@ -236,6 +240,7 @@ class Announcer:
         trainable_parameters: int | None = None,
         total_steps: int | None = None,
         steps_per_epoch: int | None = None,
+        weights: str = "",
     ) -> None:
         """Enter a phase. Raises `StopRequestedError`."""
         self._phase = phase
@@ -247,6 +252,7 @@ class Announcer:
                 trainable_parameters=trainable_parameters,
                 total_steps=total_steps,
                 steps_per_epoch=steps_per_epoch,
+                weights=weights,
             )
         )
         self.tick()

@@ -23,6 +23,8 @@ from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
 
 INDEX_BYTES = 64 << 20
 """A larger file is no index."""
+NAMED = 3
+"""Tensors that a message names; it counts the others."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,12 @@ def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace |
 class HuggingFaceWeights:
     """A `WeightSource` over a directory of safetensors: one file, or several with an index.
 
-    Raises `WeightsError` if the directory has no safetensors, lacks a weight, has one of another
+    Raises `WeightsError` if the directory has no safetensors, lacks weights, has one of another
     shape, or has weights that the architecture does not use (its logits would be wrong).
     """
+
+    read: str
+    """How much was found, and which tensors are left out because they are no weights of their own."""
 
     def __init__(self, directory: Path, architecture: Architecture) -> None:
         self._directory = directory
@@ -114,21 +119,32 @@ class HuggingFaceWeights:
         self._named = _prefixes_removed(self._files, architecture)
         self._parameters = {p.name: p for p in parameters(architecture)}
         self._places: dict[str, ParameterPlace] = {}
-        used = set()
         for parameter in self._parameters.values():
             place = stored(parameter, architecture)
-            if place is None:
-                continue
-            self._check(parameter, place)
-            self._places[parameter.name] = place
-            used.add(place.name)
-        for name in self._named:
-            tied_copy = architecture.tied_embeddings and name == "lm_head.weight"
-            if name not in used and not tied_copy and not _BUFFER.search(name):
-                raise WeightsError(
-                    f"{directory}: {name} has no place in a {architecture.family} model "
-                    f"of this configuration"
-                )
+            if place is not None:
+                self._places[parameter.name] = place
+        used = {place.name for place in self._places.values()}
+        absent = [
+            name
+            for name in dict.fromkeys(p.name for p in self._places.values())
+            if name not in self._named
+        ]
+        if absent:
+            raise WeightsError(f"{directory}: no tensor {_listed(absent)}")
+        for name, place in self._places.items():
+            self._check(self._parameters[name], place)
+        spare = [name for name in self._named if name not in used]
+        copies = ("lm_head.weight",) if architecture.tied_embeddings else ()
+        unknown = [name for name in spare if name not in copies and not _BUFFER.search(name)]
+        if unknown:
+            raise WeightsError(
+                f"{directory}: {_listed(unknown)} has no place in a {architecture.family} model "
+                f"of this configuration"
+            )
+        count = sum(self._parameters[name].size for name in self._places)
+        files = f"{len(self._files)} file{'s' if len(self._files) > 1 else ''}"
+        left_out = f"; not used: {_listed(spare)}" if spare else ""
+        self.read = f"{count:,} parameters read from {files}{left_out}"
 
     def tensor(self, name: str) -> NDArray[np.generic]:
         """The tensor of a canonical name. Matrices are (out, in); bfloat16 is widened to
@@ -141,8 +157,6 @@ class HuggingFaceWeights:
         return taken(file.tensor(original, widen=True), place)
 
     def _check(self, parameter: Parameter, place: ParameterPlace) -> None:
-        if place.name not in self._named:
-            raise WeightsError(f"{self._directory}: no tensor {place.name}")
         file, original = self._named[place.name]
         shape = file.shape(original)
         wanted = (parameter.shape[0] * place.parts, *parameter.shape[1:])
@@ -154,19 +168,18 @@ class HuggingFaceWeights:
             )
 
 
+def _listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return printable(", ".join(names[:NAMED])) + more
+
+
 def taken(whole: NDArray[np.generic], place: ParameterPlace) -> NDArray[np.generic]:
     """Extract the canonical tensor at `place` from the stored tensor `whole`."""
     if place.transpose:
         whole = whole.T
     rows = whole.shape[0] // place.parts
     return np.ascontiguousarray(whole[place.part * rows : (place.part + 1) * rows])
-
-
-def has_weights(directory: Path) -> bool:
-    """Whether `directory` holds safetensors weights."""
-    return (directory / "model.safetensors.index.json").is_file() or any(
-        directory.glob("*.safetensors")
-    )
 
 
 def exported(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +9,14 @@ from numpy.typing import NDArray
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.files import has_weights
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.origin import RANDOM
+from memconsole.plan.plan import Plan
 from memconsole_trainer.engine import WeightSource
-from memconsole_trainer.weights.huggingface import HuggingFaceWeights, has_weights
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
-
-OTHER_FORMATS = (
-    "pytorch_model*.bin",
-    "model*.bin",
-    "*.ckpt",
-    "consolidated*.pth",
-    "*.gguf",
-    "tf_model*.h5",
-    "flax_model*.msgpack",
-)
-"""Weights in files that are not read. Most of them are pickles, which can run any code."""
 
 
 def weights_directory(plan: Plan) -> Path | None:
@@ -42,7 +32,7 @@ def starting_weights(plan: Plan, model: Model) -> WeightSource:
     """
     directory = weights_directory(plan)
     new = InitialWeights(model, plan.train.seed)
-    if directory is None or not has_weights(directory):
+    if directory is None or plan.model.weights == RANDOM or not has_weights(directory):
         return new
     if isinstance(model, Recommender):
         return _Around(model, HuggingFaceWeights(directory, model.decoder), new)
@@ -59,25 +49,3 @@ class _Around:
 
     def tensor(self, name: str) -> NDArray[np.generic]:
         return (self._decoder if name in self._loaded else self._new).tensor(name)
-
-
-def check_format(directory: Path) -> None:
-    """Raise `PlanError` if `directory` holds weights, but none that can be read."""
-    if has_weights(directory):
-        return
-    names = sorted(path.name for form in OTHER_FORMATS for path in directory.glob(form))
-    if names:
-        raise PlanError(
-            f"{directory} holds its weights as {names[0]}; only safetensors are read. Convert them "
-            f"with transformers: {conversion(directory)}",
-            "model.name",
-        )
-
-
-def conversion(directory: Path) -> str:
-    """The command that writes the weights of `directory` there as safetensors."""
-    program = (
-        "import sys, transformers as t; d = sys.argv[1]; "
-        "t.AutoModelForCausalLM.from_pretrained(d, dtype='auto').save_pretrained(d)"
-    )
-    return f'python -c "{program}" {shlex.quote(str(directory))}'

@@ -24,6 +24,7 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import BY_KEY
+from memconsole.plan.origin import origin
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.units import format_bytes, format_count, format_step
@@ -130,6 +131,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
             "usable_bytes": budget.usable_bytes,
             "usable_because": budget.why,
         },
+        "weights": origin(plan).words,
         "parameters": found.parameters,
         "trainable_parameters": found.trainable_parameters,
         "tier": str(table.tier),
@@ -194,6 +196,7 @@ def text(plan: Plan, found: Estimate) -> str:
         )
         + f"   {plan.backend} on {budget.name} ({format_bytes(budget.usable_bytes)} of "
         f"{format_bytes(budget.total_bytes)} {budget.memory_label} usable: {budget.why})",
+        origin(plan).words,
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step",
         "",

@@ -44,6 +44,8 @@ class ProgressLines:
             self._built = True
             trainable = facts.trainable_parameters or facts.parameters
             yield f"{format_count(facts.parameters)} parameters, {format_count(trainable)} trainable"
+            if facts.weights:
+                yield facts.weights
         if facts.phase != self._phase:
             self._phase = facts.phase
             if facts.phase not in ("train", "evaluate", "checkpoint", "sample", WAIT_DISK):
@@ -149,6 +151,8 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Peak memory", peak))
     if facts.started:
         rows.append(("Device", f"{facts.started.device_name} ({facts.started.device_id})"))
+    if facts.weights:
+        rows.append(("Weights", facts.weights))
     rows.append(("Run", run.id))
     if run.missing_records:
         rows.append(("Records", missing_words(run.missing_records)))

@@ -57,7 +57,13 @@ SIZED_POSITIONS = 2048
 _MIB = 2**20
 
 _MEANT_FOR = {
-    "model.name": ("model.target_params", "model.decoder", "model.items", "model.clusters"),
+    "model.name": (
+        "model.target_params",
+        "model.weights",
+        "model.decoder",
+        "model.items",
+        "model.clusters",
+    ),
     "data.source": ("data.max_examples",),
 }
 """Settings that are reset when another value is chosen for the key."""

@@ -15,6 +15,8 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     phase_detail: str = ""
     parameters: int | None = None
     trainable_parameters: int | None = None
+    weights: str = ""
+    """Where the model's first weights came from."""
     step: int = 0
     total_steps: int | None = None
     steps_per_epoch: int | None = None

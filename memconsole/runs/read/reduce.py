@@ -226,6 +226,8 @@ def _phase(state: RunState, record: events.Phase) -> None:
         state.warming = True
     if record.parameters is not None and _plausible(record.parameters):
         state.parameters = record.parameters
+    if record.weights:
+        state.weights = clean_line(record.weights)
     trainable = record.trainable_parameters
     if trainable is not None and _plausible(trainable):
         state.trainable_parameters = trainable

@@ -106,6 +106,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What is learned: the name of a task in `plan.tasks`."""
     unit: str = "token"
     """What `tokens_per_second` counts."""
+    weights: str = ""
+    """Where the model's first weights came from, and how many were read."""
     symptoms: tuple[Symptom, ...] = ()
     """What went wrong, with the settings that act on it."""
     missing_records: int = 0
@@ -205,6 +207,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         backend=started.backend if started else str(plan.get("backend", "")),
         device=started.device_name if started else str(plan.get("device", {}).get("name", "")),
         verdict=why,
+        weights=state.weights,
         plan=plan,
         steps=tuple(story.steps),
         evaluations=evaluations,

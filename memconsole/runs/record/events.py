@@ -41,6 +41,8 @@ class Phase(Event, frozen=True, kw_only=True):
     trainable_parameters: int | None = None
     total_steps: int | None = None
     steps_per_epoch: int | None = None
+    weights: str = ""
+    """Where the model's first weights came from, once they are read."""
 
 
 class Step(Event, frozen=True, kw_only=True):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from rich.cells import cell_len
 
+from memconsole.plan import catalog
+from memconsole.plan.origin import shortly
+from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.ink import Line, Span, fit, left
 from memconsole.tui.views.plan_view import PlanView
@@ -16,7 +19,8 @@ ROWS = 5
 def summary_lines(view: PlanView, width: int) -> list[Line]:
     """Five rows. Pure in `view`."""
     plan, found = view.plan, view.estimate
-    model = plan.model.name
+    weights = shortly(plan)
+    model = f"{_name(plan)} · {weights}" if weights else plan.model.name
     if found is not None:
         mark = "~" if view.stale else ""
         model += f" · {mark}{format_count(found.parameters)} parameters"
@@ -61,6 +65,12 @@ def summary_lines(view: PlanView, width: int) -> list[Line]:
         ]
         for key, (_, name, text) in zip(keys, rows, strict=True)
     ]
+
+
+def _name(plan: Plan) -> str:
+    """The model's name; of a directory the last part, which tells it apart where there is little room."""
+    name = plan.model.name
+    return name.rstrip("/").rpartition("/")[2] if catalog.model_directory(plan) else name
 
 
 class PlanSummary(Painted):

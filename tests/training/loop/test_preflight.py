@@ -83,7 +83,11 @@ def parts(said: Said) -> list[str]:
             {"optimize__optimizer_in_backward": True, "train__grad_clip": 0.0,
              "optimize__accumulation_steps": 1, "optimize__optimizer": "muon"},
         ),
-        ("torch", {"optimize__lora_rank": 4, "optimize__freeze_base": True, "train__ema_decay": 0.9}),
+        (
+            "torch",
+            {"optimize__lora_rank": 4, "optimize__freeze_base": True, "train__ema_decay": 0.9,
+             "model__weights": "random"},
+        ),
         ("jax", {}),
         ("jax", {"optimize__precision": "fp16", "optimize__optimizer": "adamw-8bit", "train__ema_decay": 0.9}),
         ("jax", {"optimize__precision": "bf16-sr", "optimize__optimizer": "muon"}),

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from memconsole.plan import catalog
+from memconsole.plan.models.files import check_format, conversion
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.failure import ExitCode
-from memconsole_trainer.weights.starting import check_format, conversion, starting_weights
+from memconsole_trainer.weights.starting import starting_weights
 from tests.training.harness.runs import attempt, plan, told
 
 torch = pytest.importorskip("torch")

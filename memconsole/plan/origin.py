@@ -1,0 +1,137 @@
+"""Where a plan's first weights come from, in words, and why training must not start from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from memconsole.plan import catalog
+from memconsole.plan.models.files import TOKENIZERS, check_format, has_weights, tokenizer_file
+from memconsole.plan.models.huggingface import find_model
+from memconsole.plan.models.recommender import Recommender, is_of_decoder
+from memconsole.plan.plan import Plan, PlanError, printable, quote
+
+RANDOM = "random"
+"""The value of `model.weights` that asks for random weights."""
+SCRATCH, FINE_TUNES, NOT_HERE = "from scratch", "fine-tunes", "weights not here"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where the first weights come from."""
+
+    words: str
+    """One phrase that names the directory, its weights and the tokenizer."""
+    directory: str | None = None
+    """The directory whose weights are loaded; None if all weights are random."""
+
+
+def origin(plan: Plan) -> Origin:
+    """Where the plan's weights come from. Raises `PlanError` if the model is not found."""
+    named = catalog.model_directory(plan)
+    if named is None:
+        return Origin(f"{SCRATCH}{_published(plan)}")
+    if plan.model.weights == RANDOM:
+        return Origin(f"{SCRATCH}: model.weights = {RANDOM}")
+    asked, directory = _asked(plan), Path(named)
+    if not has_weights(directory):
+        if _is_hub_id(asked):
+            return Origin(f"{NOT_HERE}: hf download {asked}")
+        return Origin(f"{SCRATCH}: {printable(named)} holds no weights")
+    model = catalog.model(plan)
+    loaded, rest = list(model.parameters()), ""
+    if isinstance(model, Recommender):
+        loaded, rest = [p for p in loaded if is_of_decoder(p)], "; the rest from scratch"
+    count = sum(p.size for p in loaded)
+    tokens = f", {_tokenizer(plan, directory)}" if _reads_text(plan) else ""
+    return Origin(f"{FINE_TUNES} {printable(named)} ({count:,} parameters{tokens}){rest}", named)
+
+
+def shortly(plan: Plan) -> str:
+    """A few words for a narrow place; empty if the model is not found."""
+    try:
+        named = catalog.model_directory(plan)
+    except PlanError:
+        return ""
+    if named is None or plan.model.weights == RANDOM:
+        return SCRATCH
+    if has_weights(Path(named)):
+        return FINE_TUNES
+    return NOT_HERE if _is_hub_id(_asked(plan)) else SCRATCH
+
+
+def check_start(plan: Plan) -> None:
+    """Raise `PlanError` if the plan can be priced, but its first weights or its tokenizer are not
+    what a person expects."""
+    named = catalog.model_directory(plan)
+    found = origin(plan)
+    if named is not None and plan.model.weights is None:
+        check_format(Path(named))
+    if found.directory is None:
+        _check_random(plan, found)
+    elif _reads_text(plan) and plan.data.tokenizer is None:
+        directory = Path(found.directory)
+        if tokenizer_file(directory) is None:
+            raise PlanError(
+                f"model.name = {quote(plan.model.name)}: {directory} holds weights, but no "
+                f"tokenizer: expected {TOKENIZERS}; put it there, or name one with data.tokenizer",
+                "model.name",
+            )
+
+
+def _check_random(plan: Plan, found: Origin) -> None:
+    """Refuse random weights where trained ones are expected, unless they are asked for by name."""
+    if plan.model.weights == RANDOM:
+        return
+    ask = f"model.weights = {RANDOM} trains from random ones"
+    key = "model.decoder" if plan.model.decoder else "model.name"
+    if catalog.model_directory(plan) is not None and _is_hub_id(_asked(plan)):
+        raise PlanError(f"{key} = {quote(_asked(plan))}: {found.words}; {ask}", key)
+    o = plan.optimize
+    if o.lora_rank or o.freeze_base:
+        frozen, value = ("lora_rank", o.lora_rank) if o.lora_rank else ("freeze_base", "true")
+        raise PlanError(
+            f"optimize.{frozen} = {value}: the frozen base would be random, because "
+            f"{quote(_asked(plan))} starts {found.words}; name a directory or a hub id with "
+            f"weights as {key}, or ask for it: {ask}",
+            f"optimize.{frozen}",
+        )
+
+
+def _published(plan: Plan) -> str:
+    """Where weights of a catalog model's shape are to be had."""
+    entry = catalog.models().get(plan.model.name)
+    hub_id = entry.hub_id if entry is not None else None
+    if hub_id is None or plan.model.weights == RANDOM:
+        return ""
+    try:
+        here = find_model(hub_id)
+    except PlanError:
+        here = None
+    if here is not None and has_weights(Path(here)):
+        return f"; to fine-tune: model.name = {hub_id}"
+    return f"; to fine-tune: hf download {hub_id}, then model.name = {hub_id}"
+
+
+def _asked(plan: Plan) -> str:
+    """The name of the model, or of a recommender's decoder, that weights are looked for."""
+    return plan.model.decoder or plan.model.name
+
+
+def _is_hub_id(name: str) -> bool:
+    return not Path(name).expanduser().is_dir()
+
+
+def _reads_text(plan: Plan) -> bool:
+    """Whether the run needs a tokenizer: not for rows of token ids, nor for another task."""
+    entry = catalog.models().get(plan.model.name)
+    if entry is not None and entry.task != "language":
+        return False
+    return catalog.dataset(plan).format != "hdf5"
+
+
+def _tokenizer(plan: Plan, directory: Path) -> str:
+    if plan.data.tokenizer is not None:
+        return f"tokenizer {printable(plan.data.tokenizer)}"
+    file = tokenizer_file(directory)
+    return "no tokenizer" if file is None else f"its {file.name}"

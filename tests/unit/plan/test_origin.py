@@ -1,0 +1,127 @@
+"""Where weights come from is said, and random ones are refused where trained ones are expected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from memconsole.cli.main import cli
+from memconsole.plan.origin import check_start, origin, shortly
+from memconsole.plan.plan import Plan, PlanError, replace
+
+LORA = {"optimize.lora_rank": 8, "optimize.freeze_base": True}
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "tie_word_embeddings": True,
+}
+PARAMETERS = 96 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32) + 32
+
+
+def model(folder: Path, *files: str) -> Path:
+    """A model's directory with a configuration and these files, which hold nothing."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for name in files:
+        (folder / name).touch()
+    return folder
+
+
+def plan(name: object, **changes: Any) -> Plan:
+    settings = {key.replace("__", "."): value for key, value in changes.items()}
+    return replace(Plan(), {"model.name": str(name), **settings})
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of `owner/tiny` in a hub cache, with a configuration alone."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--owner--tiny"
+    snapshot = model(folder / "snapshots" / "abc")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    return snapshot
+
+
+def test_a_catalog_model_says_where_its_trained_weights_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert origin(Plan()).words == shortly(Plan()) == "from scratch"
+    named = "openai-community/gpt2"
+    words = origin(plan("gpt2")).words
+    assert words == f"from scratch; to fine-tune: hf download {named}, then model.name = {named}"
+
+
+def test_a_directory_with_weights_names_them_and_its_tokenizer(tmp_path: Path) -> None:
+    folder = model(tmp_path / "tiny", "model.safetensors", "tokenizer.model")
+    found = origin(plan(folder))
+    assert found.words == f"fine-tunes {folder} ({PARAMETERS:,} parameters, its tokenizer.model)"
+    assert found.directory == str(folder)
+    assert shortly(plan(folder)) == "fine-tunes"
+    check_start(plan(folder, **{"optimize.lora_rank": 8, "optimize.freeze_base": True}))
+    scratch = plan(folder, model__weights="random")
+    assert origin(scratch).words == "from scratch: model.weights = random"
+    assert (origin(scratch).directory, shortly(scratch)) == (None, "from scratch")
+
+
+def test_weights_without_a_tokenizer_are_refused_unless_one_is_named(tmp_path: Path) -> None:
+    folder = model(tmp_path / "tiny", "model.safetensors", "vocab.json")
+    with pytest.raises(
+        PlanError, match=r"no tokenizer: expected tokenizer\.json, tokenizer\.model"
+    ):
+        check_start(plan(folder))
+    check_start(plan(folder, data__tokenizer="mine.json"))
+    (folder / "merges.txt").touch()
+    check_start(plan(folder))
+
+
+def test_a_frozen_random_base_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
+    folder = model(tmp_path / "tiny")
+    for name in ("stories", "gpt2", str(folder)):
+        with pytest.raises(
+            PlanError, match=r"lora_rank = 8: the frozen base would be random"
+        ) as no:
+            check_start(plan(name, **LORA))
+        assert str(no.value).endswith("model.weights = random trains from random ones")
+        check_start(plan(name, model__weights="random", **LORA))
+        check_start(plan(name))
+    frozen = {"model.name": "efficientids", "optimize.freeze_base": True}
+    with pytest.raises(PlanError, match="freeze_base = true: the frozen base would be random"):
+        check_start(replace(Plan(), frozen))
+
+
+def test_a_hub_model_without_weights_is_not_trained_from_scratch_by_mistake(hub: Path) -> None:
+    asked = plan("owner/tiny")
+    assert origin(asked).words == "weights not here: hf download owner/tiny"
+    assert shortly(asked) == "weights not here"
+    with pytest.raises(PlanError, match="weights not here: hf download owner/tiny"):
+        check_start(asked)
+    check_start(replace(asked, {"model.weights": "random"}))
+    (hub / "model.safetensors").touch()
+    (hub / "tokenizer.json").touch()
+    check_start(asked)
+
+
+def test_plan_and_its_json_say_it() -> None:
+    said = CliRunner().invoke(cli, ["plan", "--set", "device.name=rtx-3060-12gb"]).output
+    assert "\nfrom scratch\n" in said
+    words = [
+        "plan",
+        "--json",
+        "--set",
+        "device.name=rtx-3060-12gb",
+        "--set",
+        "model.weights=random",
+    ]
+    assert json.loads(CliRunner().invoke(cli, words).output)["weights"] == "from scratch"
+    refused = CliRunner().invoke(cli, ["plan", "--set", "model.weights=best"])
+    assert 'model.weights = "best": expected random' in str(refused.exception)
