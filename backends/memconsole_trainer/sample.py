@@ -52,21 +52,19 @@ def main() -> int:
         print(f"step {found.checkpoint.step:,}{found.note}", file=sys.stderr)
     if record is not None:
         return answer(found, engine, tokenizer, record, options)
-    end = tokenizer.end_of_text
-    prompt = [int(i) for i in tokenizer.encode([options.prompt])] if options.prompt else []
-    if prompt and end is not None:
-        prompt.pop()  # `encode` appends the end-of-text token; a prompt must stay open
-    room = found.architecture.max_positions - max(len(prompt), 1)
+    prompt = tokenizer.prompt(options.prompt)
+    room = found.architecture.max_positions - len(prompt)
     if room < 1:
         return _too_long(len(prompt), found.architecture.max_positions)
     new = engine.generate(
-        prompt or [end or 0],
+        prompt,
         min(options.tokens or TOKENS, room),
         TEMPERATURE if options.temperature is None else options.temperature,
         options.top_k,
         options.seed,
+        tokenizer.end_of_text,
     )
-    print(options.prompt + tokenizer.decode(new))
+    print(options.prompt + tokenizer.continuation(prompt, new))
     return 0
 
 

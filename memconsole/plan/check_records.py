@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.sources import folder
+from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.templates.chat import COLUMNS, RecordError, is_chat
 from memconsole.plan.templates.choice import KEY, template_of, templates
@@ -62,7 +63,7 @@ def _given_tokenizer(plan: Plan) -> str:
     if plan.data.tokenizer is not None:
         return "data.tokenizer"
     directory = catalog.model_directory(plan)
-    beside = directory is not None and Path(directory, "tokenizer.json").is_file()
+    beside = directory is not None and tokenizer_file(Path(directory)) is not None
     return "the model's own tokenizer" if beside else ""
 
 

@@ -89,7 +89,7 @@ class Answerer:
 def prompt_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
     """A question's tokens, open at the end."""
     one = encode(tokenizer, [question.prompt], False)[0]
-    return [int(i) for i in ids(one.tokens)[: len(one.offsets)]] or [tokenizer.end_of_text or 0]
+    return [int(i) for i in ids(one.tokens)[: len(one.offsets)]] or tokenizer.prompt("")
 
 
 @dataclass(frozen=True)

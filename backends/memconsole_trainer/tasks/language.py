@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
@@ -45,8 +46,7 @@ def open_data(
     source = open_source(plan, model.vocab_size)
     split = split_of(source, plan.data.validation_fraction)
     say.phase("tokenizer")
-    weights = weights_directory(plan)
-    beside = weights / "tokenizer.json" if weights else None
+    beside = weights_directory(plan)
     saved = directory / "tokenizer.json"
     tokenizer = make_tokenizer(
         plan,
@@ -54,7 +54,7 @@ def open_data(
         source,
         split,
         saved,
-        beside if beside and beside.is_file() else None,
+        None if beside is None else tokenizer_file(beside),
         known.get("tokenizer", ""),
         say.warning,
     )
@@ -159,13 +159,15 @@ class LanguageData:
             return None
         tokenizer, seed = self._prepared.tokenizer, self._plan.train.seed + step
         ids = engine.generate(prompt, tokens, SAMPLE_TEMPERATURE, SAMPLE_TOP_K, seed)
-        texts = [tokenizer.decode(i) if tokenizer else " ".join(map(str, i)) for i in (prompt, ids)]
-        return events.Sample(step=step, prompt=texts[0], text=texts[1])
+        if tokenizer is None:
+            words = [" ".join(map(str, part)) for part in (prompt, ids)]
+        else:
+            words = [tokenizer.decode(prompt), tokenizer.continuation(prompt, ids)]
+        return events.Sample(step=step, prompt=words[0], text=words[1])
 
     def _prompt(self) -> list[int]:
         tokenizer = self._prepared.tokenizer
-        end = tokenizer.end_of_text if tokenizer else None
-        return self._prepared.validation.prompt or [end or 0]
+        return self._prepared.validation.prompt or (tokenizer.prompt("") if tokenizer else [0])
 
     def _sample_tokens(self) -> int:
         room = self._architecture.max_positions - len(self._prompt()) - 1

@@ -1,4 +1,4 @@
-"""What a given tokenizer.json holds, without loading a tokenizer: entries and control tokens."""
+"""What the files of a given tokenizer hold, without loading a tokenizer: entries and control tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 
 from memconsole import regular_file, typed_json
+from memconsole.plan.models import sentencepiece, tokenizer_config
+from memconsole.plan.models.files import SENTENCEPIECE, TOKENIZERS, VOCABULARY, tokenizer_file
 from memconsole.plan.plan import PlanError, quote
 
 END_OF_TEXT = "<|endoftext|>"
@@ -32,44 +34,66 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_Added] = []
 
 
+class _Held(msgspec.Struct, frozen=True):
+    """What a tokenizer holds."""
+
+    entries: int
+    """One more than its largest token id."""
+    control: tuple[str, ...]
+
+
 def tokenizer_vocab_size(path: str) -> int:
-    """One more than the largest token id of a ``tokenizer.json``.
+    """One more than the largest token id of a tokenizer: its file, or the directory that holds it.
 
     The file is read again only if it changes. Raises `PlanError`.
     """
     try:
-        file = Path(path).expanduser()
-        status = file.stat()
-        return _vocab_size(file, status.st_mtime_ns, status.st_size)
+        return _of(path).entries
     except (OSError, ValueError, RuntimeError, RecursionError) as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else "not a tokenizer.json"
+        reason = "no such file" if isinstance(error, FileNotFoundError) else "not a tokenizer"
         raise PlanError(
-            f"data.tokenizer = {quote(path)}: {reason}; expected a file written by tokenizers",
+            f"data.tokenizer = {quote(path)}: {reason}; expected {TOKENIZERS}, or their directory",
             "data.tokenizer",
         ) from None
 
 
 def control_tokens(path: str) -> tuple[str, ...]:
-    """The special tokens of a ``tokenizer.json``; none if it cannot be read."""
+    """The special tokens of a tokenizer; none if it cannot be read."""
     try:
-        file = Path(path).expanduser()
-        return _control_tokens(file, file.stat().st_mtime_ns)
+        return _of(path).control
     except (OSError, ValueError, RuntimeError, RecursionError):
         return ()
 
 
-@lru_cache(maxsize=16)
-def _control_tokens(file: Path, changed: int) -> tuple[str, ...]:
-    tokenizer = typed_json.decode(regular_file.read(file, TOKENIZER_BYTES), _Tokenizer)
-    return tuple(t.content for t in tokenizer.added_tokens if t.special and t.content)
+def _of(path: str) -> _Held:
+    place = Path(path).expanduser()
+    file = tokenizer_file(place) if place.is_dir() else place
+    if file is None:
+        raise FileNotFoundError
+    status = file.stat()
+    return _read(file, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=16)
-def _vocab_size(file: Path, changed: int, size: int) -> int:
-    tokenizer = typed_json.decode(regular_file.read(file, TOKENIZER_BYTES), _Tokenizer)
-    vocab = tokenizer.model.vocab
-    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-    largest = max((*ids, *(token.id for token in tokenizer.added_tokens)), default=-1)
+def _read(file: Path, changed: int, size: int) -> _Held:
+    config = tokenizer_config.read(file.parent)
+    named = (config.token(name) for name in ("bos", "eos", "unk", "pad"))
+    control = [token for token in named if token is not None]
+    control += [t.content for t in config.added_tokens_decoder.values() if t.special]
+    largest = max((int(i) for i in config.added_tokens_decoder if i.isdecimal()), default=-1)
+    content = regular_file.read(file, TOKENIZER_BYTES)
+    if file.name.endswith(Path(SENTENCEPIECE).suffix):
+        pieces = sentencepiece.parse(content).pieces
+        control += [p.text for p in pieces if p.kind == sentencepiece.CONTROL]
+        largest = max(largest, len(pieces) - 1)
+    elif file.name == VOCABULARY:
+        largest = max(largest, *typed_json.decode(content, dict[str, int]).values())
+    else:
+        tokenizer = typed_json.decode(content, _Tokenizer)
+        vocab, added = tokenizer.model.vocab, tokenizer.added_tokens
+        ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        largest = max((*ids, *(token.id for token in added)), default=-1)
+        control = [t.content for t in added if t.special]
     if largest < 0:
         raise ValueError("empty vocabulary")
-    return largest + 1
+    return _Held(largest + 1, tuple(dict.fromkeys(token for token in control if token)))

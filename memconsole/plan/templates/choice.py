@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from memconsole import regular_file, typed_json
 from memconsole.plan import catalog
-from memconsole.plan.models.huggingface import CONFIG_BYTES
+from memconsole.plan.models import tokenizer_config
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, control_tokens
 from memconsole.plan.plan import Plan, PlanError, nearest, quote
 
@@ -65,8 +65,7 @@ def template_of(plan: Plan) -> Template | None:
         source, variables = _of_model(Path(directory))
     else:
         source, variables = _source(name), {}
-    tokenizer = plan.data.tokenizer or (str(Path(directory, "tokenizer.json")) if directory else "")
-    guarded = control_tokens(tokenizer) or (END_OF_TEXT,)
+    guarded = control_tokens(plan.data.tokenizer or directory or "") or (END_OF_TEXT,)
     return _compiled(source, tuple(variables.items()), guarded)
 
 
@@ -91,45 +90,20 @@ def _source(name: str) -> str:
     )
 
 
-class _Special(msgspec.Struct):
-    content: str
-
-
-class _Named(msgspec.Struct):
-    name: str
-    template: str
-
-
-class _Config(msgspec.Struct):
-    chat_template: str | list[_Named] | None = None
-    bos_token: str | _Special | None = None
-    eos_token: str | _Special | None = None
-
-
 def _text(path: Path) -> str:
     return regular_file.read(path, TEMPLATE_BYTES).decode("utf-8")
 
 
 def _of_model(directory: Path) -> tuple[str, dict[str, str]]:
     """The chat template in a model's directory, and the tokens that it may name."""
-    path = directory / "tokenizer_config.json"
     try:
-        config = _Config()
-        if path.is_file():
-            config = typed_json.decode(regular_file.read(path, CONFIG_BYTES), _Config)
-        own = directory / "chat_template.jinja"
-        source: Any = _text(own) if own.is_file() else config.chat_template
-    except (OSError, ValueError) as error:
-        raise _error(MODEL, f"{path}: cannot be read: {error}") from None
-    if isinstance(source, list):
-        source = next((one.template for one in source if one.name == "default"), None)
-    if not source:
+        config = tokenizer_config.read(directory)
+    except PlanError as error:
+        raise _error(MODEL, str(error)) from None
+    if not config.template:
         raise _error(MODEL, f"{directory} holds no chat template; name one of {_names()}")
-    tokens = {"bos_token": config.bos_token, "eos_token": config.eos_token}
-    return source, {
-        name: token.content if isinstance(token, _Special) else token or ""
-        for name, token in tokens.items()
-    }
+    tokens = {f"{name}_token": config.token(name) or "" for name in ("bos", "eos", "unk", "pad")}
+    return config.template, tokens
 
 
 @lru_cache(maxsize=8)

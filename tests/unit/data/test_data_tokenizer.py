@@ -59,7 +59,7 @@ def test_a_saved_tokenizer_is_loaded_and_refused_when_larger_than_the_model(tmp_
     assert tokenizers.load(tmp_path, 320).fingerprint == TRAINED.fingerprint
     with pytest.raises(PlanError, match=r"ids up to 299, the model's vocabulary holds 299"):
         tokenizers.load(tmp_path, 299)
-    with pytest.raises(PlanError, match=r"no such tokenizer\.json"):
+    with pytest.raises(PlanError, match=r"no such tokenizer"):
         tokenizers.load(tmp_path / "none.json", 320)
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(PlanError, match="not a tokenizer"):

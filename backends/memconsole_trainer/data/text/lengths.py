@@ -12,6 +12,7 @@ import numpy as np
 
 from memconsole.plan import catalog
 from memconsole.plan.lengths import Lengths, percentile
+from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.documents import (
     DataError,
@@ -74,8 +75,7 @@ def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:
     """The tokenizer that training would use, and a description of it."""
     architecture = catalog.architecture(plan)
     directory = catalog.model_directory(plan)
-    beside = Path(directory) / "tokenizer.json" if directory else None
-    beside = beside if beside is not None and beside.is_file() else None
+    beside = tokenizer_file(Path(directory)) if directory else None
     split = split_of(source, plan.data.validation_fraction)
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "tokenizer.json"
@@ -98,20 +98,20 @@ def _of_files(source: FileDocuments, tokenizer: Tokenizer, found: _Found) -> Non
     if (source.total_bytes or 0) <= MOST_BYTES:
         wanted = len(files)
     found.exact = wanted == len(files)
-    end = 0 if tokenizer.end_of_text is None else 1
+    around = len(tokenizer.begin) + (tokenizer.end_of_text is not None)
     for index in _spread(len(files), wanted):
         first, stop = files[index]
         read = tokens = 0
         size = int(source.sizes[first:stop].sum())
         for piece in range(first, stop):
-            tokens += len(tokenizer.encode(source.read(piece, piece + 1))) - end
+            tokens += len(tokenizer.encode(source.read(piece, piece + 1))) - around
             read += int(source.sizes[piece])
             if read >= MOST_FILE_BYTES:
                 break
         if read < size:
             found.exact = False
             tokens = round(tokens * size / read)
-        found.tokens.append(tokens + end)
+        found.tokens.append(tokens + around)
 
 
 def _texts(source: Documents, found: _Found) -> Iterator[list[str]]:

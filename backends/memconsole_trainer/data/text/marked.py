@@ -55,15 +55,20 @@ class Encoded(NamedTuple):
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], answers_only: bool, offsets: bool = True
 ) -> list[Encoded]:
-    """Each text's tokens, marked, with an end-of-text token. With `answers_only` just the tokens of
-    its answers are learned, and the end of a text that ends with one. Offsets that nobody asks for
-    are zeros: they cost as much as a tenth of the tokens."""
+    """Each text's tokens, marked, with the tokens that begin and end a text unless the template has
+    written them. With `answers_only` just the tokens of its answers are learned, and the end of a
+    text that ends with one. Offsets that nobody asks for are zeros: they cost as much as a tenth of
+    the tokens."""
     found = []
     dtype = marked_dtype(tokenizer.largest_id)
+    begin, end = list(tokenizer.begin), tokenizer.end_of_text
     encoded = _encoded(tokenizer, texts, offsets or answers_only)
     for text, (tokens, places) in zip(texts, encoded, strict=True):
-        end = tokenizer.end_of_text
-        ended = end is None or (len(tokens) > 0 and tokens[-1] == end)
+        if tokens[: len(begin)] != begin:
+            tokens = [*begin, *tokens]
+            places = np.concatenate([np.zeros((len(begin), 2), np.int64), places])
+        # Templates of chats often write a line break after the end of the last message.
+        ended = end is None or end in tokens[-2 if text[-1:].isspace() else -1 :]
         whole: Tokens = as_array(tokens if ended or end is None else [*tokens, end], dtype)
         if answers_only and isinstance(text, Rendered):
             mask = _in_answers(places, text.answers)
@@ -85,7 +90,7 @@ def _encoded(
         pairs = itertools.pairwise(cuts)
         parts += [str(text[a:b]) for a, b in pairs]
         starts.append(cuts[:-1])
-    encodings = iter(tokenizer.encodings(parts, wanted))
+    encodings = iter(tokenizer.encodings(parts, wanted, controls=True))
     found = []
     for own in starts:
         tokens: list[int] = []

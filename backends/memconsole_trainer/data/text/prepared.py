@@ -86,7 +86,7 @@ def make_tokenizer(
 ) -> Tokenizer | None:
     """The run's tokenizer; None for token rows without one.
 
-    It is, in this order: the one `saved` in the run, the plan's, the one beside the model's
+    It is, in this order: the one `saved` in the run, the plan's, the file beside the model's
     weights, or one trained on the data. A new one is written to `saved`.
 
     `known` is the hash of the run's file in its checkpoint, if there is one. A file that is damaged

@@ -10,13 +10,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.models import tokenizer_config
+from memconsole.plan.models.tokenizer_config import TokenizerConfig
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TOKENIZER_BYTES
 from memconsole.plan.plan import PlanError
 from memconsole.regular_file import read as read_regular
 from memconsole.runs.record.files import write_atomic
+from memconsole_trainer.data.text import tokenizer_files
 
 _END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[SEP]")
 """Names of the end-of-document token in common tokenizers, most specific first."""
@@ -26,15 +30,19 @@ Tokens = NDArray[Any]
 
 
 class Tokenizer:
-    """Converts text to token ids and back. `end_of_text` ends each document; None if there is no
-    such token.
+    """Converts text to token ids and back.
+
+    `begin` are the tokens that begin a document, and `end_of_text` the one that ends it; None if
+    there is no such token. A control token's name within a text stays text.
 
     A text always gives the same tokens: subword regularization, which samples among the ways to cut
     a word (BPE dropout, Provilkov et al. 2020; the Unigram model's `alpha`, Kudo 2018), is off.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, config: TokenizerConfig | None = None) -> None:
+        """`config` names the special tokens."""
         self._inner = inner
+        self.config = TokenizerConfig() if config is None else config
         self.sampled = ""
         """The setting of subword regularization that was switched off, with its value."""
         for name in ("dropout", "alpha"):
@@ -47,24 +55,38 @@ class Tokenizer:
         ids = inner.get_vocab(with_added_tokens=True)
         self.largest_id = max(ids.values(), default=0)
         self.dtype = token_dtype(self.largest_id + 1)
-        found = (inner.token_to_id(mark) for mark in _END_MARKS)
+        begin, end = tokenizer_files.around(inner)
+        self.begin: tuple[int, ...] = tuple(begin)
+        names = [self.config.token("eos"), *(inner.id_to_token(i) for i in end), *_END_MARKS]
+        found = (inner.token_to_id(name) for name in names if name is not None)
         self.end_of_text: int | None = next((i for i in found if i is not None), None)
+        inner.encode_special_tokens = True
 
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256(self._inner.to_str().encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """Encode `texts` into one array (tokens,), with an end-of-text token after each."""
+        """Encode `texts` into one array (tokens,), each with its begin and end-of-text tokens."""
         parts = self.encode_each(texts)
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
 
     def encode_each(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each text, with an end-of-text token. The library's threads share the texts
-        of one call."""
+        """The tokens of each text, with its begin and end-of-text tokens. The library's threads
+        share the texts of one call."""
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        end = [] if self.end_of_text is None else [self.end_of_text]
-        return [as_array(e.ids + end, self.dtype) for e in encodings]
+        begin, end = list(self.begin), self._end
+        return [as_array(begin + e.ids + end, self.dtype) for e in encodings]
+
+    @property
+    def _end(self) -> list[int]:
+        return [] if self.end_of_text is None else [self.end_of_text]
+
+    def prompt(self, text: str) -> list[int]:
+        """A text that is to be continued: with its begin tokens, and open at its end. No text gives
+        the tokens before which a document begins."""
+        ids = [int(i) for i in self._inner.encode(text, add_special_tokens=False).ids]
+        return [*self.begin, *ids] or self._end or [0]
 
     def encode_measured(self, text: str) -> tuple[Tokens, NDArray[np.int32]]:
         """Encode one document, and count the UTF-8 bytes of `text` that each token covers.
@@ -75,19 +97,19 @@ class Tokenizer:
         first of them.
         """
         ids = self.encode([text])
-        ends = 0 if self.end_of_text is None else 1
-        body = ids[: len(ids) - ends]
+        begins, ends = len(self.begin), len(self._end)
+        body = ids[begins : len(ids) - ends]
         size = len(text.encode("utf-8", "replace"))
         table = self.id_bytes
         found = np.zeros(len(body), np.int32) if table is None else table[body]
         if int(found.sum()) != size:
             found = bytes_by_offsets(text, self.encodings([text])[0].offsets)
-        return ids, np.append(found, np.zeros(ends, np.int32))
+        return ids, np.concatenate([np.zeros(begins, np.int32), found, np.zeros(ends, np.int32)])
 
     @functools.cached_property
     def id_bytes(self) -> NDArray[np.int32] | None:
-        """Bytes that each token id represents, if the tokenizer is byte-level, else None. A special
-        token has the bytes of its name, because a text may contain it."""
+        """Bytes that each token id represents, if the tokenizer is byte-level, else None. An added
+        token has the bytes of its name."""
         from tokenizers import pre_tokenizers
 
         alphabet = set(pre_tokenizers.ByteLevel.alphabet())
@@ -108,11 +130,29 @@ class Tokenizer:
         tokens = self._inner.get_added_tokens_decoder()
         return [i for i, token in tokens.items() if token.special]
 
-    def encodings(self, texts: Sequence[str], offsets: bool = True) -> list[Any]:
-        """Each text's ids and, if wanted, offsets in characters, without an end-of-text token."""
-        encode = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
+    def encodings(
+        self, texts: Sequence[str], offsets: bool = True, *, controls: bool = False
+    ) -> list[Any]:
+        """Each text's ids and, if wanted, offsets in characters, without the tokens around it. With
+        `controls` the names of control tokens become these tokens."""
+        inner = self._with_controls if controls else self._inner
+        encode = inner.encode_batch if offsets else inner.encode_batch_fast
         found: list[Any] = encode(list(texts), add_special_tokens=False)
         return found
+
+    @functools.cached_property
+    def _with_controls(self) -> Any:
+        """The same tokenizer, which reads the names of control tokens as what they stand for."""
+        import tokenizers
+
+        return tokenizers.Tokenizer.from_str(self._inner.to_str())
+
+    def continuation(self, prompt: Sequence[int], new: Sequence[int]) -> str:
+        """The text that `new` tokens add to a prompt, without an end-of-text token at its end."""
+        new = new[:-1] if len(new) and int(new[-1]) == self.end_of_text else new
+        before = self.decode(prompt)
+        whole = self.decode([*prompt, *new])
+        return whole[len(before) :] if whole.startswith(before) else self.decode(new)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode `ids` to text; invalid UTF-8 becomes the replacement character."""
@@ -120,7 +160,9 @@ class Tokenizer:
         return text
 
     def save(self, path: Path) -> None:
-        """Write `tokenizer.json` atomically."""
+        """Write `tokenizer.json` atomically, and beside it what names its special tokens."""
+        beside = path.with_name(tokenizer_config.CONFIG)
+        write_atomic(beside, msgspec.json.format(msgspec.json.encode(self.config)))
         write_atomic(path, self._inner.to_str().encode())
 
 
@@ -165,27 +207,18 @@ def train(
     )
     inner.train_from_iterator(texts, trainer)
     inner.add_tokens([tokenizers.AddedToken(code, single_word=True) for code in codes])
-    return Tokenizer(inner)
+    return Tokenizer(inner, TokenizerConfig(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT))
 
 
 def load(path: Path, vocab_size: int) -> Tokenizer:
-    """Load a tokenizer from a `tokenizer.json` or a directory that holds one.
+    """Load a tokenizer from its file, or from the directory that holds it.
 
     Raises `PlanError` if there is none, or if it has ids outside the model's vocabulary.
     """
-    import tokenizers
-
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise PlanError(f'data.tokenizer = "{path}": no such tokenizer.json', "data.tokenizer")
-    try:
-        content = read_regular(file, TOKENIZER_BYTES)
-        tokenizer = Tokenizer(tokenizers.Tokenizer.from_buffer(content))
-    except Exception as error:  # noqa: BLE001 (the library raises plain exceptions)
-        raise PlanError(f"{file}: not a tokenizer: {error}", "data.tokenizer") from None
+    tokenizer = Tokenizer(*tokenizer_files.read(path))
     if tokenizer.largest_id >= vocab_size:
         raise PlanError(
-            f"{file}: has token ids up to {tokenizer.largest_id:,}, "
+            f"{path}: has token ids up to {tokenizer.largest_id:,}, "
             f"the model's vocabulary holds {vocab_size:,}",
             "data.tokenizer",
         )
