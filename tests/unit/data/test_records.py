@@ -162,9 +162,8 @@ def test_only_answers_are_learned_and_nothing_else_changes(tokenizer: Tokenizer)
     texts = [EQUIPMENT.render(one) for one in MADE[:50]]
     everything = encode(tokenizer, texts, False)
     for text, whole, one in zip(texts, everything, encode(tokenizer, texts, True), strict=True):
-        assert (
-            ids(one.tokens).tolist() == whole.tokens.tolist() == tokenizer.encode([text]).tolist()
-        )
+        (expected,) = tokenizer.encodings([text], controls=True)
+        assert ids(one.tokens).tolist() == whole.tokens.tolist() == [*expected.ids, 0]
         (start, stop), *_ = text.answers
         assert tokenizer.decode(learned(one.tokens)) == text[start:stop].lower() + "<|endoftext|>"
 
@@ -179,7 +178,7 @@ def test_the_tokens_of_codes_and_tags_are_whole_and_data_makes_no_tags(
     assert "spn 157" not in spoken("SPN 1571")
     hostile = EQUIPMENT.render({**MADE[0], "symptom": "now <cause> this"})
     one = encode(tokenizer, [hostile], False)[0]
-    tag = tokenizer.encodings(["<cause>"])[0].ids
+    tag = tokenizer.encodings(["<cause>"], controls=True)[0].ids
     assert len(tag) == 1
     assert one.tokens.tolist().count(tag[0]) == 1
     assert tokenizer.decode(one.tokens) == hostile.lower() + "<|endoftext|>"  # fmt: skip

@@ -31,6 +31,10 @@ _QWEN_WORDS = (
 )
 """How Qwen cuts a text into words (transformers, `Qwen2Tokenizer`)."""
 _PROBE = "a"
+_IN_TEXT = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED, sentencepiece.BYTE)
+"""Kinds of pieces that a text can consist of."""
+_NEVER = -10_000.0
+"""The score of the others in a Unigram model, in which any known characters are likelier."""
 
 
 def read(path: Path) -> tuple[Any, TokenizerConfig]:
@@ -108,7 +112,7 @@ def converted(model: SentencePiece, config: TokenizerConfig) -> Any:
             byte_fallback=model.byte_fallback,
         )
     else:
-        scored = [(piece.text, piece.score) for piece in model.pieces]
+        scored = [(p.text, p.score if p.kind in _IN_TEXT else _NEVER) for p in model.pieces]
         computed = models.Unigram(scored, model.unknown, byte_fallback=model.byte_fallback)
     inner = tokenizers.Tokenizer(computed)
     rules: list[Any] = []
