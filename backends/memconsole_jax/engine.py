@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -222,13 +222,14 @@ class JaxEngine:
         temperature: float,
         top_k: int,
         seed: int,
-        stop: int | None = None,
+        stop: Collection[int] = (),
+        top_p: float = 1.0,
     ) -> list[int]:
         self._need("weights")
         if self._sampler is None:
             raise ValueError("this model cannot generate text")
         weights = self._evaluated | self._kept
-        return self._sampler(weights, prompt, tokens, temperature, top_k, seed, stop)
+        return self._sampler(weights, prompt, tokens, temperature, top_k, seed, stop, top_p)
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         yield STEP, np.array(self._step, np.int64)

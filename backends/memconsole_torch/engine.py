@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -278,9 +278,9 @@ class TorchEngine:
         temperature: float,
         top_k: int,
         seed: int,
-        stop: int | None = None,
+        stop: Collection[int] = (),
+        top_p: float = 1.0,
     ) -> list[int]:
-        """`tokens` sampled continuations of `prompt`; the model sees at most a training row."""
         self._held.need("weights")
         if not isinstance(self.module, Decoder):
             raise ValueError("this model continues no text")
@@ -296,7 +296,7 @@ class TorchEngine:
                 temperature=temperature,
                 top_k=top_k,
                 seed=seed,
-                context=self._plan.data.sequence_length,
+                top_p=top_p,
                 stop=stop,
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -187,10 +187,12 @@ class Engine(Protocol):
         temperature: float,
         top_k: int,
         seed: int,
-        stop: int | None = None,
+        stop: Collection[int] = (),
+        top_p: float = 1.0,
     ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first `stop`.
-        Only for the language task."""
+        """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
+        `stop`. Draws from the `top_k` likeliest (0: all), and of these from the fewest whose shares
+        add up to `top_p`. Only for the language task."""
         ...
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:

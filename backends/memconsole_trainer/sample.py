@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int, default=50)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", default="last")
     options = parser.parse_args()
@@ -62,7 +63,8 @@ def main() -> int:
         TEMPERATURE if options.temperature is None else options.temperature,
         options.top_k,
         options.seed,
-        tokenizer.end_of_text,
+        tokenizer.stops(),
+        options.top_p,
     )
     print(options.prompt + tokenizer.continuation(prompt, new))
     return 0
@@ -109,7 +111,7 @@ def answer(
     """Print the answers to a record, one line each. Returns the exit code."""
     template = template_of(found.plan)
     assert template is not None
-    positions = min(found.architecture.max_positions, found.plan.data.sequence_length)
+    positions = found.architecture.max_positions
     answerer = Answerer(template, tokenizer, options.tokens or MOST_ANSWER_TOKENS, positions)
     said = answerer.answer(
         engine,
@@ -117,6 +119,7 @@ def answer(
         options.temperature or 0.0,
         options.top_k,
         options.seed,
+        options.top_p,
     )
     if said.room < 1:
         return _too_long(said.prompt_tokens, positions)

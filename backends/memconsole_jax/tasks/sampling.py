@@ -3,6 +3,7 @@ length."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.lora import assembled
 from memconsole_trainer.data.text.validation import PROMPT_TOKENS
 
+STOPS = 8
+"""Tokens that may end a sample."""
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""
 
@@ -44,10 +47,11 @@ class TokenSampler:
         temperature: float,
         top_k: int,
         seed: int,
-        stop: int | None = None,
+        stop: Collection[int] = (),
+        top_p: float = 1.0,
     ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`, or fewer that end with `stop`. With learned positions, only the end of
-        `prompt` that fits is used."""
+        """Sample `tokens` tokens that continue `prompt`, or fewer that end with one of `stop`. With
+        learned positions, only the end of `prompt` that fits is used."""
         a = self._architecture
         if a.positions == "learned":
             if tokens >= a.max_positions:
@@ -64,7 +68,8 @@ class TokenSampler:
             np.float32(temperature),
             np.int32(top_k),
             np.uint32(seed % 2**32),
-            np.int32(-1 if stop is None else stop),
+            np.array(sorted(stop)[:STOPS] + [-1] * (STOPS - len(stop)), np.int32),
+            np.float32(top_p),
         )
         filled, filled_to = self._program(len(row))(
             weights, *jax.device_put(arguments, self._place)
@@ -74,7 +79,9 @@ class TokenSampler:
     def _program(self, positions: int) -> Any:
         if positions not in self._programs:
             row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
-            more = count, count, self._shape(jnp.float32), count, self._shape(jnp.uint32), count
+            number = self._shape(jnp.float32)
+            stops = self._shape(jnp.int32, STOPS)
+            more = count, count, number, count, self._shape(jnp.uint32), stops, number
             step = jax.jit(sample, static_argnums=0)
             lowered = step.lower(self._architecture, self._weights, row, *more)
             self._programs[positions] = lowered.compile()
@@ -99,11 +106,12 @@ def sample(
     top_k: Array,
     seed: Array,
     stop: Array | int = -1,
+    top_p: Array | float = 1.0,
 ) -> tuple[Array, Array]:
-    """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling, up to a `stop` token.
-    Also returns how many positions are filled. Jit with `a` static.
+    """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling, up to a token in
+    `stop`. Also returns how many positions are filled. Jit with `a` static.
 
-    `temperature` 0 takes the most likely token; `top_k` 0 means all tokens. The token at a position
+    `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 mean all tokens. The token at a position
     depends only on the seed, the position and the tokens before it.
     """
     decoder = assembled(a, weights)
@@ -113,13 +121,13 @@ def sample(
 
     def going_on(carry: tuple[Array, Array, Cache]) -> Array:
         position, tokens, _ = carry
-        stopped = (position >= prompt_length) & (tokens[position] == stop)
+        stopped = (position >= prompt_length) & jnp.any(tokens[position] == stop)
         return (position < length - 1) & ~stopped
 
     def body(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
         position, tokens, cache = carry
         logits, cache = _next_logits(decoder, tokens[position], position, cache)
-        drawn = _draw(logits, temperature, top_k, jax.random.fold_in(key, position))
+        drawn = _draw(logits, temperature, top_k, top_p, jax.random.fold_in(key, position))
         following = jnp.where(position + 1 < prompt_length, tokens[position + 1], drawn)
         return position + 1, tokens.at[position + 1].set(following), cache
 
@@ -161,10 +169,18 @@ def _next_logits(
     return decoder.logits(decoder.norm(x))[0, 0], cache
 
 
-def _draw(logits: Array, temperature: Array, top_k: Array, key: Array) -> Array:
+def _draw(
+    logits: Array, temperature: Array, top_k: Array, top_p: Array | float, key: Array
+) -> Array:
+    """One token of the `top_k` likeliest, and of these of the fewest whose shares add up to
+    `top_p`."""
     vocab = logits.shape[0]
     kept = jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab))
-    threshold = jnp.sort(logits)[vocab - kept]
-    logits = jnp.where(logits >= threshold, logits, -jnp.inf)
-    drawn = jax.random.categorical(key, logits / jnp.maximum(temperature, 1e-6))
+    falling = jnp.sort(logits)[::-1]
+    falling = jnp.where(jnp.arange(vocab) < kept, falling, -jnp.inf)
+    scale = jnp.maximum(temperature, 1e-6)
+    shares = jax.nn.softmax(falling / scale)
+    inside = (jnp.cumsum(shares) - shares < top_p) & (falling > -jnp.inf)
+    threshold = jnp.min(jnp.where(inside, falling, jnp.inf))
+    drawn = jax.random.categorical(key, jnp.where(logits >= threshold, logits, -jnp.inf) / scale)
     return jnp.where(temperature <= 0, jnp.argmax(logits), drawn).astype(jnp.int32)

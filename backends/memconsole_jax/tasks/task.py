@@ -3,7 +3,7 @@ sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from jax import Array
@@ -44,7 +44,8 @@ class Sampler(Protocol):
         temperature: float,
         top_k: int,
         seed: int,
-        stop: int | None = None,
+        stop: Collection[int] = (),
+        top_p: float = 1.0,
     ) -> list[int]:
         """See `Engine.generate`."""
         ...

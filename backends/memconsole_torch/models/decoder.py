@@ -62,8 +62,8 @@ class Decoder(nn.Module):
             through(self.architecture, self.layers, self.embed(tokens, documents), documents)
         )
 
-    def embed(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Input of the first block, fp32 (B, T, H)."""
+    def embed(self, tokens: Tensor, documents: Tensor | None = None, start: int = 0) -> Tensor:
+        """Input of the first block, fp32 (B, T, H). `start` is the position of the first token."""
         a = self.architecture
         x = self.embedding(tokens).float()  # (B, T, H)
         if a.scale_embeddings:
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
             x = x + (
                 self.positions(restarted(documents))
                 if own
-                else self.positions.weight[: tokens.shape[1]]
+                else self.positions.weight[start : start + tokens.shape[1]]
             )
         return x
 
@@ -117,7 +117,10 @@ class Block(nn.Module):
             self.mlp_post_norm = Norm(a, a.hidden_size)
 
     def forward(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
-        attended = self.attention(self.attention_norm(x), positions, mask)
+        return self.feed(x, self.attention(self.attention_norm(x), positions, mask))
+
+    def feed(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add the attention's output to the stream (B, T, H), and what the MLP makes of both."""
         x = x + self.attention_post_norm(attended)  # (B, T, H)
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
 
@@ -141,6 +144,11 @@ class Attention(nn.Module):
             self.key_norm = Norm(a, a.head_size, of_heads=True)
 
     def forward(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
+        q, k, v = self.project(x, positions)
+        return self.joined(attend(q, k, v, mask, self.scale))
+
+    def project(self, x: Tensor, positions: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries (B, A, T, D) and keys, and values (B, K, T, D), of x (B, T, H)."""
         batch, length, _ = x.shape
         heads = (batch, length, -1, self.head_size)
         q = self.query_norm(self.query(x).view(heads)).transpose(1, 2)  # (B, A, T, D)
@@ -148,7 +156,11 @@ class Attention(nn.Module):
         v = self.value(x).view(heads).transpose(1, 2)  # (B, K, T, D)
         if positions is not None:
             q, k = rotate(q, positions), rotate(k, positions)
-        attended = attend(q, k, v, mask, self.scale)  # (B, A, T, D)
+        return q, k, v
+
+    def joined(self, attended: Tensor) -> Tensor:
+        """The output (B, T, H) of all heads (B, A, T, D)."""
+        batch, _, length, _ = attended.shape
         return self.output(attended.transpose(1, 2).reshape(batch, length, -1))
 
 

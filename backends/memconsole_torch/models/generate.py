@@ -1,16 +1,27 @@
-"""Samples text from a decoder token by token. The random numbers depend only on the seed."""
+"""Samples text from a decoder with a key-value cache. The random numbers depend only on the seed."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
-from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.models.decoder import (
+    Decoder,
+    Rotation,
+    attend,
+    compute_dtype,
+    rotation,
+    sliding_window_mask,
+)
 
 ROW_TOKENS = 64
-"""Rows are padded at the end to a multiple of this, because oneDNN caches a kernel for each shape
+"""A prompt is padded at its end to a multiple of this, because oneDNN caches a kernel for each shape
 of a 16-bit product. Attention is causal, so the padding does not change the result."""
 
 
@@ -23,36 +34,104 @@ def generate(
     temperature: float,
     top_k: int,
     seed: int,
-    context: int,
-    stop: int | None = None,
+    top_p: float = 1.0,
+    stop: Collection[int] = (),
 ) -> list[int]:
-    """Sample `tokens` tokens that continue `prompt`, each predicted from the last `context` tokens.
-    Ends early after a `stop` token.
+    """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
+    `stop`.
 
-    Temperature 0 takes the most likely token; `top_k` 0 draws from all. Raises ValueError for an
-    empty prompt.
+    Temperature 0 takes the most likely token; `top_k` 0 and `top_p` 1 draw from all. With learned
+    positions, only the end of `prompt` that fits is used. Raises ValueError for an empty prompt, and
+    for more tokens than there are positions.
     """
+    a = decoder.architecture
+    if a.positions == "learned":
+        if tokens >= a.max_positions:
+            raise ValueError(f"{tokens} tokens, but the model has {a.max_positions} positions")
+        prompt = prompt[-(a.max_positions - tokens) :]
     if not prompt:
         raise ValueError("a prompt needs at least one token")
     random = np.random.Generator(np.random.Philox(seed))
-    device = decoder.embedding.weight.device
-    sequence = list(prompt)
+    cached = Cached(decoder, len(prompt) + tokens)
+    found: list[int] = []
+    seen = prompt
     for _ in range(tokens):
-        seen = sequence[-context:]
-        length = min(context, -(-len(seen) // ROW_TOKENS) * ROW_TOKENS)
-        row = torch.tensor([seen + [0] * (length - len(seen))], device=device)  # (1, T)
-        hidden = decoder(row)[0, len(seen) - 1]  # (H,)
-        logits = F.linear(hidden, decoder.head_weight).float().cpu().numpy()  # (V,)
-        sequence.append(choose(logits, temperature, top_k, random))
-        if sequence[-1] == stop:
+        logits = cached.logits(seen).float().cpu().numpy()  # (V,)
+        found.append(choose(logits, temperature, top_k, random, top_p))
+        if found[-1] in stop:
             break
-    return sequence[len(prompt) :]
+        seen = found[-1:]
+    return found
+
+
+class Cached:
+    """A decoder with the keys and values of the tokens it has read: of each layer (1, K, S, D)."""
+
+    def __init__(self, decoder: Decoder, most: int) -> None:
+        """`most` is how many tokens it will read in all."""
+        a = decoder.architecture
+        self._decoder, self._most = decoder, most
+        self._device = decoder.embedding.weight.device
+        self._wide = rotation(a, most, local=False, device=self._device)
+        self._near = rotation(a, most, local=True, device=self._device)
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._read = 0
+
+    def logits(self, tokens: list[int]) -> Tensor:
+        """Logits (V,) of what follows after `tokens`: the prompt first, then one token at a time."""
+        decoder, begin, count = self._decoder, self._read, len(tokens)
+        room = count if begin else min(self._most, -(-count // ROW_TOKENS) * ROW_TOKENS)
+        row = torch.tensor([tokens + [0] * (room - count)], device=self._device)  # (1, T)
+        x = decoder.embed(row, start=begin)
+        mask = sliding_window_mask(decoder.architecture, room, compute_dtype(x), self._device)
+        for index, block in enumerate(decoder.layers):
+            local = decoder.architecture.is_local(index)
+            x = self._through(block, index, x, local, mask, count)
+        self._read += count
+        return F.linear(decoder.norm(x)[0, count - 1], decoder.head_weight)
+
+    def _through(
+        self, block: Any, index: int, x: Tensor, local: bool, mask: Tensor | None, count: int
+    ) -> Tensor:
+        """One block (1, T, H), of whose tokens the first `count` are kept."""
+        begin, length = self._read, x.shape[1]
+        angles = _part(self._near if local else self._wide, begin, length)
+        q, k, v = block.attention.project(block.attention_norm(x), angles)
+        if not begin:
+            places = (1, k.shape[1], self._most, k.shape[3])
+            self._kept.append((k.new_empty(places), v.new_empty(places)))
+        keys, values = self._kept[index]
+        keys[:, :, begin : begin + count] = k[:, :, :count]
+        values[:, :, begin : begin + count] = v[:, :, :count]
+        if begin:
+            window = self._decoder.architecture.sliding_window
+            first = max(0, begin + 1 - window) if local and window is not None else 0
+            k, v = keys[:, :, first : begin + 1], values[:, :, first : begin + 1]
+            everything = q.new_zeros(1, k.shape[2])  # causal attention would align the first keys
+            attended = attend(q, k, v, everything, block.attention.scale)
+        else:
+            attended = attend(q, k, v, mask if local else None, block.attention.scale)
+        return block.feed(x, block.attention.joined(attended))  # type: ignore[no-any-return,unused-ignore]
+
+
+def _part(angles: Rotation | None, start: int, length: int) -> Rotation | None:
+    """The angles of `length` positions from `start` on. Padding beyond the last one has none of its
+    own."""
+    if angles is None:
+        return None
+    index = torch.arange(start, start + length).clamp(max=len(angles[0]) - 1)
+    return angles[0][index], angles[1][index]
 
 
 def choose(
-    logits: NDArray[np.float32], temperature: float, top_k: int, random: np.random.Generator
+    logits: NDArray[np.float32],
+    temperature: float,
+    top_k: int,
+    random: np.random.Generator,
+    top_p: float = 1.0,
 ) -> int:
-    """Draw one token from softmax(logits / temperature) over the `top_k` most likely ones."""
+    """Draw one token from softmax(logits / temperature) over the `top_k` most likely ones, and of
+    these over the fewest whose shares add up to `top_p` (Holtzman et al. 2020, §3.1)."""
     if temperature <= 0.0:
         return int(logits.argmax())
     scores = logits.astype(np.float64) / temperature
@@ -60,5 +139,9 @@ def choose(
         floor = np.partition(scores, -top_k)[-top_k]
         scores[scores < floor] = -np.inf
     weights = np.exp(scores - scores.max())
+    if top_p < 1.0:
+        falling = np.sort(weights)[::-1]
+        before = np.cumsum(falling) - falling
+        weights[weights < falling[before < top_p * falling.sum()].min()] = 0.0
     edges = np.cumsum(weights)
     return int(np.searchsorted(edges, random.random() * edges[-1], side="right"))

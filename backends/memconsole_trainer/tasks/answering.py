@@ -69,19 +69,18 @@ class Answerer:
         temperature: float = 0.0,
         top_k: int = 0,
         seed: int = 0,
+        top_p: float = 1.0,
     ) -> Answered:
         """The answers to one record, which need not hold any. Raises `RecordError`."""
         question = self.template.question(record.fields)
         prompt = prompt_ids(self.tokenizer, question)
-        end = self.tokenizer.end_of_text
         room = min(self.most_tokens, self.positions - len(prompt) - 1)
         if room < 1:
             nothing = dict.fromkeys(question.names, "")
             return Answered(str(question.prompt), "", nothing, len(prompt), room)
-        new = engine.generate(prompt, room, temperature, top_k, seed, end)
-        if end in new:
-            new = new[: new.index(end)]
-        text = self.tokenizer.decode(new)
+        stops = self.tokenizer.stops(question.between[-1])
+        new = engine.generate(prompt, room, temperature, top_k, seed, stops, top_p)
+        text = self.tokenizer.continuation(prompt, new)
         answers = question.parse(text)
         return Answered(str(question.prompt), text, answers, len(prompt), room)
 

@@ -158,7 +158,8 @@ class LanguageData:
         if tokens <= 0:
             return None
         tokenizer, seed = self._prepared.tokenizer, self._plan.train.seed + step
-        ids = engine.generate(prompt, tokens, SAMPLE_TEMPERATURE, SAMPLE_TOP_K, seed)
+        stops = tokenizer.stops() if tokenizer is not None else ()
+        ids = engine.generate(prompt, tokens, SAMPLE_TEMPERATURE, SAMPLE_TOP_K, seed, stops)
         if tokenizer is None:
             words = [" ".join(map(str, part)) for part in (prompt, ids)]
         else:

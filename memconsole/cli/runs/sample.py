@@ -28,6 +28,13 @@ from memconsole.sanitize import clean
     "--temperature", type=click.FloatRange(0.0, 10.0), help="0.8; of an answer 0, the likeliest."
 )
 @click.option("--top-k", default=50, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    help="Draw from the fewest tokens that are together this likely.",
+)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @checkpoint_option
 @click.pass_context
@@ -40,6 +47,7 @@ def command(
     tokens: int | None,
     temperature: float | None,
     top_k: int,
+    top_p: float,
     seed: int,
     checkpoint: str,
 ) -> None:
@@ -53,6 +61,7 @@ def command(
         "--tokens": tokens,
         "--temperature": temperature,
         "--top-k": top_k,
+        "--top-p": top_p,
         "--seed": seed,
         "--checkpoint": checkpoint,
     }

@@ -228,7 +228,15 @@ def test_sampling_repeats_with_its_seed_and_stays_within_top_k(accumulating: Jax
     assert sample(3, 0) == sample(3, 0) != sample(4, 0)
     greedy = accumulating.generate([1, 2], 12, temperature=0.0, top_k=0, seed=0)
     assert sample(3, 1) == greedy
-    assert len(sample(3, 50)) == 12
+    free = sample(3, 50)
+    assert len(free) == 12
+
+    def bounded(stop: tuple[int, ...] = (), top_p: float = 1.0) -> list[int]:
+        return accumulating.generate([1, 2], 12, 1.5, 50, 3, stop, top_p)
+
+    last = next(i for i, token in enumerate(free) if i > 2 and token not in free[:i])
+    assert bounded((95, free[last])) == free[: min(last, (*free, 95).index(95)) + 1]
+    assert bounded(top_p=1e-6) == greedy
 
 
 def test_local_layers_and_learned_positions_sample_as_they_train() -> None:

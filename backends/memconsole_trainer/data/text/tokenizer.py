@@ -88,6 +88,12 @@ class Tokenizer:
         ids = [int(i) for i in self._inner.encode(text, add_special_tokens=False).ids]
         return [*self.begin, *ids] or self._end or [0]
 
+    def stops(self, after: str = "") -> tuple[int, ...]:
+        """The tokens that end what is generated: the end of a text, and the control token with which
+        the text that follows an answer begins."""
+        first = self.encodings([after.lstrip()], controls=True)[0].ids[:1]
+        return tuple(dict.fromkeys([*self._end, *(i for i in first if i in self.special_ids)]))
+
     def encode_measured(self, text: str) -> tuple[Tokens, NDArray[np.int32]]:
         """Encode one document, and count the UTF-8 bytes of `text` that each token covers.
 

@@ -82,7 +82,7 @@ def _of_merges(file: Path, vocabulary: dict[str, int], config: TokenizerConfig) 
         )
     lines = regular_file.read(file.with_name(MERGES), TOKENIZER_BYTES).decode("utf-8").split("\n")
     rules = [line for line in lines if line and not line.startswith("#version")]
-    merges = [tuple(rule.split(" ")) for rule in rules]
+    merges = [(a, b) for a, _, b in (rule.partition(" ") for rule in rules)]
     inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     inner.decoder = decoders.ByteLevel()
     if kind.startswith("qwen"):
@@ -190,9 +190,9 @@ def _add_special(inner: Any, config: TokenizerConfig) -> None:
             )
     named = [config.token(name) for name in ("bos", "eos", "unk", "pad")]
     special = {t.content for t in inner.get_added_tokens_decoder().values() if t.special}
-    for token in named:
-        if token is not None and token not in special and inner.token_to_id(token) is not None:
-            inner.add_special_tokens([tokenizers.AddedToken(token, normalized=False)])
+    for name in named:
+        if name is not None and name not in special and inner.token_to_id(name) is not None:
+            inner.add_special_tokens([tokenizers.AddedToken(name, normalized=False)])
 
 
 def around(inner: Any) -> tuple[list[int], list[int]]:
