@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+import warm_trainer
+from warm_trainer import Death, Order
 
-from memconsole.runs.act import launch
+from memconsole.plan.plan import Plan
+from memconsole.runs.act import launch, restart
+from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.liveness import liveness, settled
 from memconsole.runs.read.report import report
+from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.eventlog import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.manifest import step_of, verify
-from tests.training.harness.runs import attempt, plan, state_hashes
+from tests.training.harness.runs import plan, state_hashes
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("MEMCONSOLE_KILLS", "100"))
-"""For each backend."""
-KILLS_OF_A_RUN = 10
-STEPS, EVERY = 400, 5
+"""For each backend, of trainers in a process that has imported its framework already."""
+LAUNCHED_KILLS = max(KILLS // 20, 1)
+"""For each backend, of trainers started as a user starts them, with a supervisor."""
+SETTINGS = {
+    "model__target_params": 100_000,
+    "train__max_steps": 500,
+    "train__epochs": 10_000,
+    "train__checkpoint_every": 2,
+    "train__evaluate_every": 7,
+    "train__sample_tokens": 0,
+    "train__log_every": 5,
+}
+MOST = {"seconds": 2.0, "steps": 8, "bytes": 6e6, "operations": 150, "deletions": 20, "saves": 4}
+"""How long a trainer lives at most, in each way of counting. A save writes 1.2 MB."""
+OPERATIONS_OF_A_SAVE = 30
 SHOWN_SECONDS = 5.0
-"""Until a kill is shown; one second on an idle machine."""
+"""Until the kill of a launched trainer is shown; one second on an idle machine."""
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +61,104 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class Trainers:
+    """Trainers forked from one warm process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def train(self, run: RunDirectory, death: Death | None = None) -> int:
+        """The exit status of the run's next attempt; minus the signal that ended it."""
+        order = Order(run=str(run.path), attempt=run.new_attempt(), death=death)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+@contextmanager
+def trainers(wanted: Plan) -> Iterator[Trainers]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", warm_trainer.__file__, wanted.backend],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=trainer_environment(wanted, os.environ),
+    )
+    with process:
+        try:
+            yield Trainers(process)
+        except BaseException:
+            process.kill()
+            raise
+
+
+def some_death(chance: random.Random) -> Death:
+    way = chance.choice(list(MOST))
+    after = chance.uniform(0, MOST[way])
+    if way == "saves":
+        return Death(way, int(after), chance.randrange(OPERATIONS_OF_A_SAVE))
+    return Death(way, after if way == "seconds" else int(after))
+
+
 def committed(run: RunDirectory) -> int:
     found = run.committed_checkpoints()
     return step_of(found[-1]) if found else 0
+
+
+def resumed_step(run: RunDirectory) -> int | None:
+    """The step from which the newest attempt went on; None if it did not come so far."""
+    number = run.newest_attempt()
+    assert number is not None
+    records = EventReader(run.attempt_path(number)).read()
+    return next((one.resumed_step for one in records if isinstance(one, events.Started)), None)
+
+
+def check_equal(run: RunDirectory, whole: RunDirectory) -> None:
+    """Raise unless both runs ended with the same bits and the same losses, and left nothing else."""
+    assert state_hashes(run) == state_hashes(whole)
+    told, expected = ({s.step: s.loss for s in report(one).steps} for one in (run, whole))
+    assert {step: told[step] for step in expected} == expected
+    assert [verify(path) for path in run.committed_checkpoints()] == [None] * len(
+        whole.committed_checkpoints()
+    )
+    assert sorted(os.listdir(run.checkpoints_path)) == sorted(os.listdir(whole.checkpoints_path))
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_kills_at_random_moments_change_no_bit(backend: str, text: Path) -> None:
+    pytest.importorskip(backend)
+    began, chance = time.monotonic(), random.Random(26)
+    wanted = plan(text, backend, **SETTINGS)
+    done: collections.Counter[str] = collections.Counter()
+    runs = 0
+    with trainers(wanted) as warm:
+        whole = create_run(wanted)
+        assert warm.train(whole) == 0
+        while done.total() < KILLS:
+            run, code = create_run(wanted), -signal.SIGKILL
+            runs += 1
+            while code == -signal.SIGKILL:
+                restart.check_checkpoint(run)
+                saved = committed(run)
+                death = some_death(chance) if done.total() < KILLS else None
+                code = warm.train(run, death)
+                assert resumed_step(run) in (saved, None), "no committed checkpoint is lost"
+                if code == -signal.SIGKILL and death is not None:
+                    done[death.way] += 1
+                    now = liveness(run)
+                    assert (now.live, now.gang_held) == (False, False)
+                    Follower(run).poll()
+            assert code == 0
+            check_equal(run, whole)
+    minutes = (time.monotonic() - began) / 60
+    print(f"{backend}: {done.total()} kills of {runs} runs in {minutes:.0f} minutes: {dict(done)}")
 
 
 def wait_running(run: RunDirectory, set_up: bool) -> None:
@@ -55,7 +174,7 @@ def wait_running(run: RunDirectory, set_up: bool) -> None:
 
 
 def kill(run: RunDirectory, chance: random.Random) -> bool:
-    """Kill the trainer at a random moment; False if it had finished."""
+    """Kill the trainer of a launched run at a random moment; False if it had finished."""
     set_up = chance.random() < 0.15
     wait_running(run, set_up)
     time.sleep(chance.random() * (2.0 if set_up else 0.7))
@@ -70,48 +189,26 @@ def kill(run: RunDirectory, chance: random.Random) -> bool:
     return settled(run).state == "failed"
 
 
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_kills_at_random_moments_change_no_bit(
-    backend: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kills_of_launched_trainers_are_shown_and_change_no_bit(backend: str, text: Path) -> None:
     pytest.importorskip(backend)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    settings = {
-        "train__max_steps": STEPS,
-        "train__epochs": 10_000,
-        "train__checkpoint_every": EVERY,
-        "train__sample_tokens": 0,
-        "train__log_every": 5,
-    }
-    whole = create_run(plan(text, backend, **settings))
-    assert attempt(whole) == 0
-    expected = state_hashes(whole)
-    losses = {line.step: line.loss for line in report(whole).steps}
-    chance, done, runs = random.Random(26), 0, 0
-    while done < KILLS:
-        run = create_run(plan(text, backend, **settings))
-        runs += 1
-        launch.start_supervisor(run, "--start")
-        for _ in range(min(KILLS_OF_A_RUN, KILLS - done)):
-            if not kill(run, chance):
-                break
-            done += 1
-            saved = committed(run)
-            Follower(run).poll()
-            launch.resume(run)
-            wait_running(run, set_up=False)
-            resumed = Follower(run).poll().facts.started
-            assert resumed is not None
-            assert resumed.resumed_step == saved, "no committed checkpoint is lost"
-        deadline = time.monotonic() + 300
-        while liveness(run).live:
+    chance, done = random.Random(27), 0
+    wanted = plan(text, backend, **SETTINGS)
+    whole = launch.launch(wanted)
+    run = launch.launch(wanted)
+    while done < LAUNCHED_KILLS and kill(run, chance):
+        done += 1
+        saved = committed(run)
+        Follower(run).poll()
+        launch.resume(run)
+        wait_running(run, set_up=False)
+        assert resumed_step(run) == saved, "no committed checkpoint is lost"
+    for one in (whole, run):
+        deadline = time.monotonic() + 600
+        while liveness(one).live:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert settled(run).state == "finished", liveness(run)
-        assert state_hashes(run) == expected
-        told = {line.step: line.loss for line in report(run).steps}
-        assert {step: told[step] for step in losses} == losses
-        assert [verify(path) for path in run.committed_checkpoints()] == [None, None]
-        assert not list(run.checkpoints_path.glob("*.BAD"))
-    print(f"{backend}: {done} kills of {runs} runs")
+        assert settled(one).state == "finished", liveness(one)
+    check_equal(run, whole)
+    print(f"{backend}: {done} kills of launched trainers")
