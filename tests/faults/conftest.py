@@ -22,3 +22,13 @@ def story(runs_folder: Path) -> Iterator[Story]:
     made = Story(runs_folder)
     yield made
     end(made.run)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dozen small documents."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(12):
+        words = f"the cat {number} sat on the mat while dogs ran over green hills "
+        (folder / f"{number:02d}.txt").write_text(words * 40)
+    return folder

@@ -52,15 +52,6 @@ SHOWN_SECONDS = 5.0
 """Until the kill of a launched trainer is shown; one second on an idle machine."""
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(12):
-        words = f"the cat {number} sat on the mat while dogs ran over green hills "
-        (folder / f"{number:02d}.txt").write_text(words * 40)
-    return folder
-
-
 @pytest.fixture(autouse=True)
 def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -89,12 +80,13 @@ def trainers(wanted: Plan) -> Iterator[Trainers]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=trainer_environment(wanted, os.environ),
+        start_new_session=True,
     )
     with process:
         try:
             yield Trainers(process)
         except BaseException:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             raise
 
 

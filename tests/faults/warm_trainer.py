@@ -126,7 +126,6 @@ def train(order: Order) -> NoReturn:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
-    os.setsid()
     if order.death is not None and order.death.way != "seconds":
         Fate(order.death).install()
     sys.argv = ["memconsole_trainer", order.run, str(order.attempt)]

@@ -182,8 +182,11 @@ def runs_root() -> Path:
 def make_runs_root() -> Path:
     """`runs_root`, made if it is missing. Raises `RunError`."""
     root = runs_root()
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         private_folder(root)
+        for folder in missing:
+            files.sync_directory(folder.parent)
     except OSError as error:
         raise RunError(f"{root}: cannot be made: {error.strerror}") from None
     check_private(root)
@@ -242,8 +245,10 @@ def create_run(
     try:
         for folder in ("attempts", "checkpoints", "control", "control/cmd", "control/ack"):
             (path / folder).mkdir(mode=0o700)
+        files.sync_directory(run.control_path)
         files.write_struct(run.record_path, record)
         files.write_atomic(run.plan_path, plans.dumps(plan, full=True).encode())
+        files.sync_directory(root)
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
         raise RunError(f"{path}: cannot be written: {error.strerror}") from None

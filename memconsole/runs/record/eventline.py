@@ -12,6 +12,7 @@ import msgspec
 from memconsole import typed_json
 from memconsole.runs.record import events
 from memconsole.runs.record.events import Event, Record
+from memconsole.runs.record.redaction import redact
 
 RECORD_BYTES = 64 << 10
 """The longest line written. Texts of longer records are cut in the middle."""
@@ -31,6 +32,10 @@ _encoder = msgspec.json.Encoder()
 def encode_line(event: Event, secrets: Collection[bytes] = ()) -> bytes:
     """One line of the log: at most `RECORD_BYTES`, and always decodable."""
     payload = _encode(event)
+    text = payload.decode()
+    if redact(text) != text:
+        event = _map_texts(event, redact)
+        payload = _encode(event)
     for secret in secrets:
         payload = payload.replace(secret, b"[redacted]")
     longest = RECORD_BYTES

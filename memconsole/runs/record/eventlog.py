@@ -21,6 +21,7 @@ from memconsole.regular_file import open_descriptor
 from memconsole.runs.record import events
 from memconsole.runs.record.eventline import RECORD_BYTES, Gap, decode_line, encode_line
 from memconsole.runs.record.events import Event, Record
+from memconsole.runs.record.files import sync_directory
 from memconsole.runs.record.identity import boot_seconds
 from memconsole.runs.record.spares import FULL
 
@@ -172,6 +173,7 @@ class EventWriter:
         self._segment += 1
         self._size = 0
         self._broken_line = False
+        sync_directory(self._directory)
 
 
 class EventReader:

@@ -15,12 +15,28 @@ _SECRET_NAME = re.compile(
     r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH|COOKIE)(?:S)?$|(?:^|_)PASS$", re.I
 )
 _SECRET_SHAPE = re.compile(
-    r"hf_[A-Za-z0-9]{16,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}"
-    r"|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"(?<![A-Za-z0-9])(?:"
+    r"hf_[A-Za-z0-9]{16,}"  # Hugging Face
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
+    r"|glpat-[A-Za-z0-9_-]{16,}"  # GitLab
+    # Providers of models, payments; a name such as sk-learn-compatible-estimators has no digit.
+    r"|(?:sk|rk|pk)[-_](?=[A-Za-z_-]{0,50}\d)[A-Za-z0-9_-]{20,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}"  # Amazon
+    r"|AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}"  # Google
+    r"|xox[a-z]-[A-Za-z0-9-]{10,}"  # Slack
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}|dckr_pat_[A-Za-z0-9_-]{20,}"
+    r"|wandb_v\d_[A-Za-z0-9_-]{20,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"  # JSON web tokens
+    r")"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"
-    r"|(?<=://)[^/\s@:]+:[^/\s@]+(?=@)"
+    r"|(?<=://)[^/\s@:\"]+:[^/\s@\"]+(?=@)"
 )
+_HEX_KEY = re.compile(
+    r"((?:key|token|secret|passw(?:or)?d|wandb|login)[\"']?\s{0,3}(?:[:=]\s{0,3})?[\"']?)"
+    r"(?:local-)?[0-9a-f]{40}(?![0-9a-f])",
+    re.I,
+)
+"""Forty hexadecimal digits are a key of Weights & Biases after such a word, and a commit elsewhere."""
 
 _RECORDED = re.compile(
     r"(?:CUDA|JAX|XLA|TORCH|PYTORCH|TRITON|OMP|MKL|OPENBLAS|MALLOC|NCCL|HIP|HSA|ROCR|LIBTPU|TPU|MEMCONSOLE|"
@@ -43,7 +59,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """`text` without the given secrets and without anything that looks like a well-known token."""
     for secret in secrets:
         text = text.replace(secret, REDACTED)
-    return _SECRET_SHAPE.sub(REDACTED, text)
+    return _HEX_KEY.sub(rf"\1{REDACTED}", _SECRET_SHAPE.sub(REDACTED, text))
 
 
 class OutputStream:
@@ -63,7 +79,7 @@ class OutputStream:
             if self._lost:
                 self._stream.write(f"[{self._lost:,} characters could not be written]\n")
                 self._lost = 0
-            self._stream.write(redact(text, self._secrets) if self._secrets else text)
+            self._stream.write(redact(text, self._secrets))
         except OSError:
             self._lost += len(text)
         return len(text)

@@ -16,7 +16,6 @@ from memconsole.runs.record.failure import ExitCode, cause_of, exit_code_of, wor
 from memconsole.runs.record.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
 from memconsole.runs.record.oom import oom_kills
 from memconsole.runs.record.records import ErrorRecord, FinalRecord, OomCounts
-from memconsole.runs.record.redaction import recorded_environment, redact, secret_values
 
 KILL, BUS, TERM = signal.SIGKILL, signal.SIGBUS, signal.SIGTERM
 DONE = FinalRecord(exit_code=0, step=10, reason="finished")
@@ -291,35 +290,6 @@ def test_the_kind_of_device_is_told_without_a_driver(
         (tmp_path / file).touch()
     plan = plans.replace(Plan(), {"device.name": name})
     assert device_kind(plan, tmp_path, platform) == kind
-
-
-def test_secrets_are_neither_recorded_nor_shown() -> None:
-    environment = {
-        "HF_TOKEN": "hf_" + "a" * 30,
-        "WANDB_API_KEY": "0123456789abcdef" * 2,
-        "MY_SECRET": "longenough",
-        "DB_PASSWORD": "hunter22",
-        "SHORT_KEY": "abc",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-        "HF_HUB_TOKEN": "anothersecret",
-        "JAX_PLATFORMS": "cpu",
-        "HF_HOME": "https://user:pass1234@host/x",
-        "AWS_ACCESS_KEY_ID": "AKIA" + "A" * 16,
-        "HOME": "/home/me",
-    }
-    recorded = recorded_environment(environment)
-    assert recorded["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert recorded["JAX_PLATFORMS"] == "cpu"
-    assert "HOME" not in recorded
-    values = secret_values(environment)
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "DB_PASSWORD", "HF_HUB_TOKEN"):
-        assert environment[name] in values
-        assert environment[name] not in str(recorded)
-        assert environment[name] not in redact(f"x {environment[name]} y", values)
-    assert "abc" not in values
-    assert "pass1234" not in str(recorded)
-    text = f"Authorization: Bearer abcdefgh12345 {environment['AWS_ACCESS_KEY_ID']} ghp_{'b' * 36}"
-    assert redact(text) == "Authorization: Bearer [redacted] [redacted] [redacted]"
 
 
 @pytest.mark.parametrize(
