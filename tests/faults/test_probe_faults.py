@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from fake_driver import build
@@ -83,6 +84,36 @@ def test_a_working_driver_is_read(library: Path) -> None:
     assert process.used_bytes == 1024 << 20
     assert process.name.startswith("python")
     assert reading.power_watts == Missing("not supported by this device [NVML 3]")
+
+
+WATCHED = """
+import os, sys
+from memconsole.devices.sampler import main
+
+ACTS = ("os.exec", "os.fork", "os.posix_spawn", "os.system", "subprocess.Popen", "socket.connect",
+    "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.kill")
+
+def heard(event, arguments):
+    writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    if writes or event in ACTS:
+        os.write(1, f"{event} {arguments}".encode())
+        os._exit(1)
+
+sys.addaudithook(heard)
+main(["--once", "--until=" + sys.argv[1]])
+"""
+
+
+def test_the_probe_of_a_read_only_console_only_reads(library: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-B", "-c", WATCHED, str(time.monotonic() + 20)],
+        env=faulty(library, "ok", "init"),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert gpu(msgspec.json.decode(done.stdout, type=Devices)) is not None
 
 
 @pytest.mark.parametrize(

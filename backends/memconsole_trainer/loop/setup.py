@@ -17,7 +17,7 @@ from memconsole.plan.processor import missing_instructions
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
-from memconsole.runs.record import events
+from memconsole.runs.record import events, verified
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.manifest import damaged, step_of
 from memconsole_trainer.backends import engine_factory
@@ -163,7 +163,7 @@ def _newest(attempt: Attempt, checkpoints: Checkpoints, say: Announcer) -> Loade
         problems.append(message)
         say.warning(message)
 
-    stored = checkpoints.newest(problem, say.tick)
+    stored = checkpoints.newest(problem, say.tick, verified=verified.take(attempt.run))
     problems += [f"{path.name} was damaged" for path in damaged(attempt.run.checkpoints_path)]
     if stored is None and problems:
         raise NoCheckpointError(

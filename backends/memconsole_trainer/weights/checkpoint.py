@@ -132,9 +132,14 @@ class Checkpoints:
         return []
 
     def newest(
-        self, say: Callable[[str], None], beat: Callable[[], None], *, owned: bool = True
+        self,
+        say: Callable[[str], None],
+        beat: Callable[[], None],
+        *,
+        owned: bool = True,
+        verified: Callable[[Path], bool] = lambda path: False,
     ) -> LoadedCheckpoint | None:
-        """The newest checkpoint that is intact, or None.
+        """The newest checkpoint that is intact, or None. One that is `verified` is not hashed.
 
         One that is damaged or cannot be read is reported through `say` and skipped. If the caller
         holds the run's lock (`owned`), a damaged one is renamed to ``step-N.BAD``. `beat` is called
@@ -142,7 +147,7 @@ class Checkpoints:
         """
         for path in self.committed():
             try:
-                problem = verify(path, beat)
+                problem = None if verified(path) else verify(path, beat)
             except OSError as error:
                 say(
                     f"{path.name} cannot be read ({error.strerror}); using the checkpoint before it"

@@ -7,7 +7,7 @@ import os
 import secrets
 
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.record import manifest
+from memconsole.runs.record import manifest, verified
 from memconsole.runs.record.directory import RunDirectory, RunError
 
 ROOM_BYTES = 1 << 20
@@ -37,14 +37,19 @@ def check_room(run: RunDirectory) -> None:
 
 
 def check_checkpoint(run: RunDirectory) -> None:
-    """Raise `RunError` if the run has saved checkpoints and none of them is intact."""
+    """Raise `RunError` if the run has saved checkpoints and none of them is intact.
+
+    The trainer that is started next need not hash the intact one again.
+    """
     problems = []
     for path in reversed(run.committed_checkpoints()):
         try:
+            seen = verified.look(path)
             problem = manifest.verify(path)
         except OSError as error:
             problem = str(error.strerror)
         if problem is None:
+            verified.note(run, seen)
             return
         problems.append(f"{path.name} is damaged ({problem})")
     if any(run.checkpoints_path.glob(f"{manifest.REPLACED}step-*")):

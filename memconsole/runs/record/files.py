@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -45,10 +46,13 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o600, durable: bool = 
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside `path` survive a power loss."""
+    """Make renames inside `path` survive a power loss, where the file system offers that."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 

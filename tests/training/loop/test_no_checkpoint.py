@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memconsole.runs.act import launch, restart
-from memconsole.runs.record import events
+from memconsole.runs.record import events, manifest, verified
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole_trainer.weights.checkpoint import Checkpoints
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
 
@@ -72,3 +74,35 @@ def test_checkpoints_that_are_gone_are_missed(text: Path) -> None:
     shutil.rmtree(run.checkpoints_path)
     with pytest.raises(RunError, match="that of step 2 is not there"):
         launch.resume(run)
+
+
+def test_a_resume_hashes_a_checkpoint_once_and_again_if_it_was_touched_since(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, hashed = create_run(plan(text)), list[str]()
+    assert attempt(run, lambda phase, step: step >= 2) == 75
+    newest, real = run.committed_checkpoints()[-1], manifest._sha256
+
+    def counted(path: Path, beat: Callable[[], None] | None) -> str:
+        hashed.append(path.name)
+        return real(path, beat)
+
+    monkeypatch.setattr(manifest, "_sha256", counted)
+    monkeypatch.setattr(launch, "start_supervisor", lambda run, mode: 2)
+    launch.resume(run)
+    files = ["model-00001.safetensors", "optimizer-00001.safetensors", "state.json"]
+    assert sorted(hashed) == files
+    assert Checkpoints(run.checkpoints_path, 2).newest(
+        pytest.fail, lambda: None, verified=verified.take(run)
+    )
+    assert sorted(hashed) == files
+
+    launch.resume(run)
+    hashed.clear()
+    (newest / files[0]).touch()
+    unchanged = verified.take(run)
+    assert not unchanged(newest)
+    assert not verified.take(run)(newest), "a note is used once"
+    launch.resume(run)
+    damage(run)
+    assert attempt(run) == 77, "what is damaged after the note is found"
