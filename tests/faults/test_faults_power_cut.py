@@ -179,7 +179,7 @@ def test_a_trainer_that_goes_on_after_a_power_cut_ends_with_the_same_bits(
     expected, resumed = runs.state_hashes(whole), set()
     chance = random.Random(26)
     for state, name, where in cuts(recorder, folder, few=True):
-        if name is not None and chance.random() < 0.1:
+        if name is not None and chance.random() < 0.05:
             run = RunDirectory(state / "memconsole/runs" / name)
             restart.check_checkpoint(run)
             assert runs.attempt(run) == 0, where

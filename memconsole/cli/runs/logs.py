@@ -40,6 +40,11 @@ def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
         raise RunError(f"{found.id}: attempt {number} has no output") from None
     except NotRegularError as error:
         raise RunError(f"{found.id}: attempt {number}: out.log is {error.strerror}") from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        problem = f"out.log cannot be read: {error.strerror}"
+        raise RunError(f"{found.id}: attempt {number}: {problem}") from None
 
 
 def texts(source: BinaryIO, live: RunDirectory | None, *, raw: bool) -> Iterator[str]:

@@ -83,7 +83,12 @@ def resume(run: RunDirectory, *, changed_data: bool = False, from_scratch: bool 
     else:
         restart.check_checkpoint(run)
     if changed_data:
-        consent.agree(run, user_name())
+        try:
+            consent.agree(run, user_name())
+        except OSError as error:
+            raise RunError(
+                f"run {run.id}: {run.control_path} cannot be written: {error.strerror}"
+            ) from None
     return start_supervisor(run, "--resume")
 
 
