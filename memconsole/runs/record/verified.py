@@ -30,7 +30,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 def look(path: Path) -> Verified:
     """How the files of a checkpoint look. Raises `OSError`."""
-    stamps = {}
+    stamps: dict[str, tuple[int, ...]] = {}
     for entry in os.scandir(path):
         found = entry.stat(follow_symlinks=False)
         stamps[entry.name] = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
