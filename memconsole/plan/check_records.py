@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.compression import first_line
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.sources import folder
 from memconsole.plan.models.files import tokenizer_file
@@ -130,7 +131,7 @@ def advice(columns: Mapping[str, Any]) -> str:
 def _first_record(path: Path, changed: int, size: int) -> dict[str, Any] | None:
     """The first line of a file, if it is a JSON object; None if not."""
     with open_regular(path) as file:
-        line = file.readline(MOST_BYTES)
+        line = first_line(file, path.suffix.lower(), MOST_BYTES)
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

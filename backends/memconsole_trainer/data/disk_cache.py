@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -21,6 +22,11 @@ FLAGS = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def root() -> Path:
     """The folder of all that is kept of data."""
     return cache_folder() / "data"
+
+
+def key(*parts: object) -> str:
+    """The name of the folder for what is made from `parts`."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def lock(folder: Path, *, shared: bool = False) -> int | None:

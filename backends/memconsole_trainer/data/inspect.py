@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog.sources import ROWS, TABLES, folder
+from memconsole.plan.catalog.sources import ROWS, TABLES, folder, plain_suffix
 from memconsole.plan.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks.regression import DATASETS
@@ -52,7 +52,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
     path = Path(entry.where).expanduser() if entry.kind == "file" else None
     if path is not None and path.is_file() and looks_like_ratings(path):
         return _ratings(plan.data.source, path)
-    columns = _columns(path) if path is not None else ()
+    columns = _columns(path, plan) if path is not None else ()
     size = _size(path) if path is not None else entry.bytes
     if path is not None and {column.partition(" ")[0] for column in columns} >= set(DATASETS):
         return _windows(plan.data.source, path, columns, size)
@@ -149,12 +149,12 @@ def _first_text(documents: Documents) -> str:
     return texts[0][:SAMPLE_CHARACTERS] if texts else ""
 
 
-def _columns(path: Path) -> tuple[str, ...]:
-    suffix = path.suffix.lower()
+def _columns(path: Path, plan: Plan) -> tuple[str, ...]:
+    suffix = plain_suffix(path.name)
     if path.is_file() and suffix in ROWS:
         return tuple(hdf5.describe(path))
     if path.is_file() and suffix in TABLES:
-        features = sources.load_table(TABLES[suffix], [path]).features
+        features = sources.open_table(TABLES[suffix], [path], plan.data).features
         return tuple(f"{name} {kind}" for name, kind in sources.column_types(features).items())
     return ()
 

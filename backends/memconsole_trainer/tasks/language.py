@@ -43,7 +43,7 @@ def open_data(
     `DataError`."""
     assert isinstance(model, Architecture)
     say.phase("data", plan.data.source)
-    source = open_source(plan, model.vocab_size)
+    source = open_source(plan, model.vocab_size, say.tick)
     split = split_of(source, plan.data.validation_fraction)
     say.phase("tokenizer")
     beside = weights_directory(plan)

@@ -25,6 +25,8 @@ TABLES: dict[str, DatasetFormat] = {
     ".parquet": "parquet",
 }
 """Tables with a text column, by suffix in lower case."""
+PACKED = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.0}
+"""Compressions of tables, such as rows.jsonl.gz, with an assumed ratio of the text's size to the file's."""
 ROWS: dict[str, DatasetFormat] = {".h5": "hdf5", ".hdf5": "hdf5"}
 # fmt: off
 TEXT = frozenset((
@@ -141,18 +143,37 @@ def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
         if found is None:
             return _file(source, path, "directory", None, None)
         entry = _file(source, path, "directory", found.bytes, len(found.files))
-        return msgspec.structs.replace(entry, bytes_per_token=BYTES_PER_TOKEN[found.format])
+        entry = msgspec.structs.replace(entry, bytes_per_token=BYTES_PER_TOKEN[found.format])
+        return _packed(entry, PACKED.get(found.files[0].suffix.lower(), 1.0))
     if not stat.S_ISREG(status.st_mode):
         raise _error(source, "neither a file nor a folder")
-    suffix = path.suffix.lower()
+    suffix = plain_suffix(path.name)
     if suffix in BINARY:
         raise _error(
-            source, f"{suffix} is not text; expected a text file or {' '.join({**TABLES, **ROWS})}"
+            source,
+            f"{suffix} is not text; expected a text file or {' '.join({**TABLES, **ROWS})}; tables may be "
+            f"compressed ({' '.join(PACKED)})",
         )
     form = TABLES.get(suffix) or ROWS.get(suffix) or "text"
     if status.st_size == 0:
         raise _error(source, "the file is empty")
-    return _file(source, path, form, status.st_size, None)
+    found = _file(source, path, form, status.st_size, None)
+    return _packed(found, PACKED.get(path.suffix.lower(), 1.0))
+
+
+def plain_suffix(name: str) -> str:
+    """The suffix of a file in lower case; that of a compressed table without its compression: .jsonl of
+    rows.jsonl.gz."""
+    stem, suffix = os.path.splitext(name.lower())
+    inner = os.path.splitext(stem)[1]
+    return inner if suffix in PACKED and inner in TABLES and inner != ".parquet" else suffix
+
+
+def _packed(entry: DatasetEntry, ratio: float) -> DatasetEntry:
+    """The entry of files that hold `ratio` times as much text as they are large."""
+    if ratio == 1.0 or not entry.bytes_per_token:
+        return entry
+    return msgspec.structs.replace(entry, bytes_per_token=entry.bytes_per_token / ratio)
 
 
 def _file(
@@ -221,7 +242,9 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
     if kind in ROWS:
         raise _error(str(path), f"holds {len(files):,} {kind} files: give one of them")
     if not files:
-        raise _error(str(path), f"holds no text files and no {' '.join(TABLES)} files")
+        raise _error(
+            str(path), f"holds no text files and no {' '.join(TABLES)} files, plain or compressed"
+        )
     form: DatasetFormat = TABLES.get(kind, "text")
     return Folder(form, tuple(file for file, _ in files), sum(size for _, size in files))
 
@@ -229,7 +252,8 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
 def _kind(name: str) -> str | None:
     """The kind of a file in a folder: "text", "beside" or "configuration" (ignored next to tables), or the suffix of a
     table or row file. None for other files."""
-    stem, suffix = os.path.splitext(name.lower())
+    suffix = plain_suffix(name)
+    stem = os.path.splitext(name.lower())[0]
     if suffix in (".yml", ".yaml") or (suffix in (".md", ".txt") and _BESIDE.match(stem)):
         return "beside"
     if suffix == ".json" and _CONFIGURATION.match(stem):

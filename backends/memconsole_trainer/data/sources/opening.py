@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memconsole.plan import catalog, stdlib
 from memconsole.plan.catalog.entries import DatasetEntry
-from memconsole.plan.catalog.sources import ROWS, TABLES, folder, not_made
+from memconsole.plan.catalog.sources import ROWS, TABLES, folder, not_made, plain_suffix
 from memconsole.plan.check_records import advice
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
 from memconsole.plan.templates.choice import template_of
 from memconsole.regular_file import check_regular, open_regular
+from memconsole.units import GIB
 from memconsole_trainer.data.sources import json_lines
 from memconsole_trainer.data.sources.documents import (
     ColumnDocuments,
@@ -30,13 +31,16 @@ from memconsole_trainer.data.sources.records import (
     StreamRecords,
     TableRecords,
 )
+from memconsole_trainer.data.sources.unpacked import unpacked
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
 
 
-def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
-    """Open what `plan.data.source` names.
+def open_source(
+    plan: Plan, vocab_size: int, tick: Callable[[], None] = lambda: None
+) -> Documents | TokenRows:
+    """Open what `plan.data.source` names. `tick` is called while a file is unpacked; it may raise.
 
     Raises `PlanError` if it does not exist, and `DataError` if it exists but cannot be read.
     """
@@ -46,7 +50,7 @@ def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
         raise not_made(entry)
     template = template_of(plan)
     if template is not None:
-        return _records(entry, template, data)
+        return _records(entry, template, data, tick)
     if entry.kind == "stdlib":
         return _nonempty(FileDocuments(stdlib.files(), data.max_examples), data.source)
     column = data.text_column
@@ -54,24 +58,30 @@ def open_source(plan: Plan, vocab_size: int) -> Documents | TokenRows:
         column = entry.text_column
     if entry.kind == "hub":
         return _hub(entry, column, data)
-    return open_path(Path(entry.where).expanduser(), column, vocab_size, data)
+    return open_path(Path(entry.where).expanduser(), column, vocab_size, data, tick)
 
 
-def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Documents | TokenRows:
+def open_path(
+    path: Path,
+    column: str,
+    vocab_size: int,
+    data: DataChoice,
+    tick: Callable[[], None] = lambda: None,
+) -> Documents | TokenRows:
     """Open a file or directory. Raises what `open_source` raises."""
     if path.is_dir():
         found = folder(path)
         assert found is not None
         if found.format == "text":
             return _nonempty(FileDocuments(found.files, data.max_examples), str(path))
-        return _table(found.format, list(found.files), column, data)
+        return _table(found.format, list(found.files), column, data, tick)
     if not path.is_file():
         raise PlanError(f'data.source = "{path}": no such file or directory', "data.source")
-    suffix = path.suffix.lower()
+    suffix = plain_suffix(path.name)
     if suffix in ROWS:
         return open_hdf5(path, column, vocab_size, data.max_examples)
     if suffix in TABLES:
-        return _table(TABLES[suffix], [path], column, data)
+        return _table(TABLES[suffix], [path], column, data, tick)
     try:
         with open_regular(path) as file:
             head = file.read(4096)
@@ -82,7 +92,9 @@ def open_path(path: Path, column: str, vocab_size: int, data: DataChoice) -> Doc
     return _nonempty(FileDocuments([path], data.max_examples), str(path))
 
 
-def _records(entry: DatasetEntry, template: Template, data: DataChoice) -> Documents:
+def _records(
+    entry: DatasetEntry, template: Template, data: DataChoice, tick: Callable[[], None]
+) -> Documents:
     """The entry's records as texts of a template."""
     most = data.max_examples
     if entry.kind == "hub":
@@ -93,13 +105,36 @@ def _records(entry: DatasetEntry, template: Template, data: DataChoice) -> Docum
     else:
         path = Path(entry.where).expanduser()
         inside = folder(path) if path.is_dir() else None
-        kind = inside.format if inside is not None else TABLES[path.suffix.lower()]
+        kind = inside.format if inside is not None else TABLES[plain_suffix(path.name)]
         files = list(inside.files) if inside is not None else [path]
         if kind == "jsonl":
-            found = JsonLines(files, most)
+            found = JsonLines(files, most, _plain(files, data, tick))
         else:
-            found = TableRecords(load_table(kind, files), str(files[0]), most, files)
+            table = open_table(kind, files, data, tick)
+            found = TableRecords(table, str(files[0]), most, files)
     return _nonempty(RecordDocuments(found, template), data.source)
+
+
+def _plain(files: Sequence[Path], data: DataChoice, tick: Callable[[], None]) -> list[Path]:
+    """The files unpacked, where they are compressed. Raises `DataError`."""
+    return [unpacked(path, data.cache_gib * GIB, tick) for path in files]
+
+
+def open_table(
+    kind: str,
+    files: Sequence[Path],
+    data: DataChoice,
+    tick: Callable[[], None] = lambda: None,
+) -> Any:
+    """`load_table` of files that may be compressed; its errors name them and not what was unpacked."""
+    plain = _plain(files, data, tick)
+    try:
+        return load_table(kind, plain)
+    except DataError as error:
+        words = str(error)
+        for path, inside in zip(files, plain, strict=True):
+            words = words.replace(str(inside), str(path))
+        raise DataError(words) from error
 
 
 def load_table(kind: str, files: list[Path]) -> Any:
@@ -162,8 +197,10 @@ def column_types(features: Any) -> dict[str, str]:
     return {name: str(getattr(feature, "dtype", "nested")) for name, feature in features.items()}
 
 
-def _table(kind: str, files: list[Path], column: str, data: DataChoice) -> Documents:
-    return _columns(load_table(kind, files), column, data, str(files[0]), files)
+def _table(
+    kind: str, files: list[Path], column: str, data: DataChoice, tick: Callable[[], None]
+) -> Documents:
+    return _columns(open_table(kind, files, data, tick), column, data, str(files[0]), files)
 
 
 def _columns(

@@ -54,15 +54,22 @@ class JsonLines:
     """The lines of JSON Lines files. The place of each line is kept, so that any one is read
     directly; empty lines are left out."""
 
-    def __init__(self, files: Sequence[Path], max_examples: int | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        max_examples: int | None = None,
+        plain: Sequence[Path] | None = None,
+    ) -> None:
+        """`plain` are the files to read if `files` are compressed."""
         digest = hashlib.sha256()
         self.files = files
+        self._plain = files if plain is None else plain
         self._files: list[tuple[Path, Any, Any]] = []
         """Path, bytes where the lines begin and end (n, 2), and line numbers from 1 (n,)."""
         self.count = 0
-        for path in files:
+        for path, inside in zip(files, self._plain, strict=True):
             try:
-                bounds, numbers = _lines(path)
+                bounds, numbers = _lines(inside)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
             digest.update(f"{path.name}\0".encode("utf-8", "surrogateescape") + bounds.tobytes())
@@ -88,7 +95,7 @@ class JsonLines:
         path, bounds, numbers = self._files[number]
         begin, end = int(bounds[start, 0]), int(bounds[stop - 1, 1])
         try:
-            with open_regular(path) as file:
+            with open_regular(self._plain[number]) as file:
                 file.seek(begin)
                 data = file.read(end - begin)
         except OSError as error:

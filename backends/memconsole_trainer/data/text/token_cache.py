@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,11 +54,6 @@ class Kept(NamedTuple):
 
     made: Made
     source: int
-
-
-def key(*parts: object) -> str:
-    """The name of the folder of everything that the tokens depend on."""
-    return hashlib.sha256(repr((VERSION, *parts)).encode("utf-8", "replace")).hexdigest()[:32]
 
 
 class TokenCache:

@@ -12,10 +12,9 @@ from memconsole.plan.templates.choice import template_of
 from memconsole.units import GIB
 from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.sources.documents import Documents
-from memconsole_trainer.data.text import token_cache
 from memconsole_trainer.data.text.marked import marked_dtype
 from memconsole_trainer.data.text.text_blocks import TextBlocks
-from memconsole_trainer.data.text.token_cache import TokenCache
+from memconsole_trainer.data.text.token_cache import VERSION, TokenCache
 from memconsole_trainer.data.text.tokenizer import Tokenizer
 
 LEAST_BYTES = 1 << 20
@@ -43,7 +42,9 @@ def open_cache(
     marked = plan.data.template is not None
     dtype = marked_dtype(tokenizer.largest_id) if marked else tokenizer.dtype
     try:
-        folder = base / token_cache.key(*_identity(plan, source, tokenizer), *_states(files))
+        folder = base / disk_cache.key(
+            VERSION, *_identity(plan, source, tokenizer), *_states(files)
+        )
         return TokenCache(folder, dtype, blocks.count, most, _log)
     except OSError as error:
         warn(f"tokens are not kept on disk: {base}: {error.strerror or error}")

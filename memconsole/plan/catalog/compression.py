@@ -1,0 +1,36 @@
+"""Reads compressed files as they were before, as far as the standard library can."""
+
+from __future__ import annotations
+
+from typing import IO
+
+
+def decompressed(raw: IO[bytes], suffix: str) -> IO[bytes] | None:
+    """The content of an open file with this suffix; `raw` itself if it is not compressed, None for Zstandard."""
+    if suffix == ".gz":
+        import gzip
+
+        return gzip.GzipFile(fileobj=raw)
+    if suffix == ".bz2":
+        import bz2
+
+        return bz2.BZ2File(raw)
+    if suffix == ".xz":
+        import lzma
+
+        return lzma.LZMAFile(raw)
+    return None if suffix == ".zst" else raw
+
+
+def first_line(raw: IO[bytes], suffix: str, most: int) -> bytes:
+    """At most `most` bytes of the first line; none of a damaged file, or of one that only the trainer can read."""
+    file = decompressed(raw, suffix)
+    if file is raw:
+        return raw.readline(most)
+    import lzma
+    import zlib
+
+    try:
+        return file.readline(most) if file is not None else b""
+    except (OSError, EOFError, zlib.error, lzma.LZMAError):
+        return b""
