@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import IO
+from io import BufferedIOBase
 
 
-def decompressed(raw: IO[bytes], suffix: str) -> IO[bytes] | None:
+def decompressed(raw: BufferedIOBase, suffix: str) -> BufferedIOBase | None:
     """The content of an open file with this suffix; `raw` itself if it is not compressed, None for Zstandard."""
     if suffix == ".gz":
         import gzip
@@ -22,7 +22,7 @@ def decompressed(raw: IO[bytes], suffix: str) -> IO[bytes] | None:
     return None if suffix == ".zst" else raw
 
 
-def first_line(raw: IO[bytes], suffix: str, most: int) -> bytes:
+def first_line(raw: BufferedIOBase, suffix: str, most: int) -> bytes:
     """At most `most` bytes of the first line; none of a damaged file, or of one that only the trainer can read."""
     file = decompressed(raw, suffix)
     if file is raw:

@@ -157,8 +157,8 @@ def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
     form = TABLES.get(suffix) or ROWS.get(suffix) or "text"
     if status.st_size == 0:
         raise _error(source, "the file is empty")
-    found = _file(source, path, form, status.st_size, None)
-    return _packed(found, PACKED.get(path.suffix.lower(), 1.0))
+    file = _file(source, path, form, status.st_size, None)
+    return _packed(file, PACKED.get(path.suffix.lower(), 1.0))
 
 
 def plain_suffix(name: str) -> str:
