@@ -38,6 +38,8 @@ OUTSIDE_THE_STEP = frozenset(
         "data.lowercase",
         "data.code_field",
         "data.validation_fraction",
+        "data.validation",
+        "data.mix",
         "data.cache_gib",
         "train.epochs",
         "train.max_steps",

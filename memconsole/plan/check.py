@@ -10,6 +10,7 @@ import re
 
 from memconsole.plan import catalog
 from memconsole.plan.check_records import check_records
+from memconsole.plan.mixture import MIX, VALIDATION, check_mixture, parts, validation_plan
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.optimizations import check_conflicts
@@ -43,7 +44,12 @@ def check(plan: Plan) -> None:
     if isinstance(model, Architecture):
         _check_positions(plan, model)
         _check_vocabulary(plan, model)
-        check_records(plan)
+        check_mixture(plan)
+        for part in (*(part.plan for part in parts(plan)), validation_plan(plan)):
+            if part is not None:
+                check_records(part)
+    else:
+        _check_text_alone(plan)
     _check_rows(plan)
     _check_validation(plan)
     check_conflicts(plan)
@@ -115,6 +121,15 @@ def _check_vocabulary(plan: Plan, architecture: Architecture) -> None:
         )
 
 
+def _check_text_alone(plan: Plan) -> None:
+    for key, value in ((MIX, plan.data.mix), (VALIDATION, plan.data.validation)):
+        if value is not None:
+            reason = (
+                f"is for text; {plan.model.name} learns from one source and holds out a share of it"
+            )
+            raise _error(key, quote(value), reason)
+
+
 def _check_rows(plan: Plan) -> None:
     stride, length = plan.data.stride, plan.data.sequence_length
     if stride is not None and stride > length:
@@ -126,11 +141,12 @@ def _check_rows(plan: Plan) -> None:
 
 
 def _check_validation(plan: Plan) -> None:
-    if plan.train.early_stopping_patience and not plan.data.validation_fraction:
+    held = plan.data.validation or plan.data.validation_fraction
+    if plan.train.early_stopping_patience and not held:
         raise _error(
             "train.early_stopping_patience",
             f"{plan.train.early_stopping_patience:,}",
-            "there is no validation loss to watch; set data.validation_fraction above 0",
+            "there is no validation loss to watch; set data.validation, or data.validation_fraction above 0",
         )
 
 

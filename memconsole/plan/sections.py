@@ -135,6 +135,14 @@ class DataChoice(Section, frozen=True, kw_only=True):
     validation_fraction: Annotated[float, about("share of documents held out", ge=0.0, le=0.5)] = (
         0.05
     )
+    validation: Annotated[
+        str | None,
+        about("what to validate on: a path, catalog name, hub dataset, or a split of a hub source"),
+    ] = None
+    mix: Annotated[
+        str | None,
+        about("other sources and their shares of the rows: code.jsonl=0.2, hf://owner/name=0.1"),
+    ] = None
     cache_gib: Annotated[
         int,
         about("GiB of disk for tokens kept between epochs and runs; 0: none", ge=0, le=1_000_000),

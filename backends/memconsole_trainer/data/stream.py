@@ -62,6 +62,11 @@ class Rows(Protocol):
         """The rows of an epoch; epochs are counted from 1."""
         ...
 
+    def after(self, iterator: RowIterator) -> Any:
+        """The state in which the epoch after this ended one begins; None: the beginning of its
+        rows."""
+        ...
+
     def join(self, rows: list[Any]) -> Any:
         """Pack rows into the compact form in which they wait in the queue."""
         ...
@@ -154,14 +159,15 @@ class BatchStream:
 
     def _produce(self) -> None:
         try:
-            epoch, rows_state = _position(self._state)
-            while self._epoch(epoch, rows_state):
-                epoch, rows_state = epoch + 1, None
+            state: dict[str, Any] | None = self._state
+            while state is not None:
+                state = self._epoch(*_position(state))
         except BaseException as error:  # noqa: BLE001 (`next` raises it)
             self._put(error)
 
-    def _epoch(self, epoch: int, rows_state: Any) -> bool:
-        """Produce the rest of one epoch. Returns False if the stream is closing."""
+    def _epoch(self, epoch: int, rows_state: Any) -> dict[str, Any] | None:
+        """Produce the rest of one epoch. Returns the state of the next one; None if the stream is
+        closing."""
         iterator = self._rows.epoch(epoch)
         if rows_state is not None:
             _go_to(iterator, rows_state)
@@ -175,12 +181,13 @@ class BatchStream:
                     exhausted = True
                     break
             if self._closing.is_set():
-                return False
+                return None
             if rows:
                 state = {"epoch": epoch, "rows": iterator.get_state()}
                 if not self._put(_Ahead(epoch, self._rows.join(rows), state)):
-                    return False
-        return self._put(_Ahead(epoch, None, {"epoch": epoch + 1, "rows": None}))
+                    return None
+        after = {"epoch": epoch + 1, "rows": self._rows.after(iterator)}
+        return after if self._put(_Ahead(epoch, None, after)) else None
 
     def _put(self, ahead: _Ahead | BaseException) -> bool:
         while not self._closing.is_set():

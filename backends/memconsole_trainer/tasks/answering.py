@@ -20,8 +20,8 @@ from memconsole_trainer.data.sources.records import (
     StreamRecords,
     rendered,
 )
-from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.text.marked import encode, ids
+from memconsole_trainer.data.text.opened import TextSources
 from memconsole_trainer.data.text.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from memconsole.plan.templates.template import Question, Template
 
 MOST_ANSWER_TOKENS = 256
+Recorded = RecordDocuments | StreamRecords
+
 BASELINE_RECORDS = 5_000
 """Train records that the baselines look at."""
 
@@ -129,17 +131,21 @@ class Asked:
 def asked_records(
     plan: Plan,
     model: Architecture,
-    source: RecordDocuments | StreamRecords,
-    split: Split,
+    opened: TextSources,
     tokenizer: Tokenizer,
 ) -> Asked | None:
-    """The first held-out records, scored beside baselines that know the first train records."""
-    looked_at = min(BASELINE_RECORDS, source.count or BASELINE_RECORDS)
-    out = split.held_out(0, min(HELD_AMONG, source.count or HELD_AMONG))
+    """The first held-out records, scored beside baselines that know the first train records; None if
+    the data are no records, or none is asked."""
+    source, kept = opened.first.source, opened.held[0].source
+    if not isinstance(source, Recorded) or not isinstance(kept, Recorded):
+        return None
+    out = opened.held[0].split.held_out(0, min(HELD_AMONG, kept.count or HELD_AMONG))
     if not plan.train.answered_records or not out.any():
         return None
-    held = list(source.records(np.flatnonzero(out)[: plan.train.answered_records].tolist()))
-    train = list(source.records(np.flatnonzero(~out[:looked_at]).tolist()))
+    looked_at = min(BASELINE_RECORDS, source.count or BASELINE_RECORDS)
+    known = ~opened.first.split.held_out(0, looked_at)
+    held = list(kept.records(np.flatnonzero(out)[: plan.train.answered_records].tolist()))
+    train = list(source.records(np.flatnonzero(known).tolist()))
     found = held_records(source.template, held, train)
     if not found.records:
         return None

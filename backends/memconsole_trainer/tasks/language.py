@@ -15,12 +15,13 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.record import events
 from memconsole_trainer.data.sources.hdf5 import TokenRows
-from memconsole_trainer.data.sources.opening import open_source
-from memconsole_trainer.data.sources.records import RecordDocuments, StreamRecords
-from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.batches import TextRows, language_batch
-from memconsole_trainer.data.text.prepared import Prepared, boundary, make_tokenizer, prepare
+from memconsole_trainer.data.text.opened import open_text
+from memconsole_trainer.data.text.portion import boundary
+from memconsole_trainer.data.text.prepared import Prepared, prepare
+from memconsole_trainer.data.text.rows import Other, Source
+from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokenizer import file_fingerprint
 from memconsole_trainer.engine import Array, Batch, Engine, LossSum
 from memconsole_trainer.tasks.answering import (
@@ -42,17 +43,16 @@ def open_data(
     """Open source, tokenizer, train rows and held-out rows of a run. Raises `PlanError` and
     `DataError`."""
     assert isinstance(model, Architecture)
-    say.phase("data", plan.data.source)
-    source = open_source(plan, model.vocab_size, say.tick)
-    split = split_of(source, plan.data.validation_fraction)
+    mixed = f", mixed with {plan.data.mix}" if plan.data.mix else ""
+    say.phase("data", plan.data.source + mixed)
+    opened = open_text(plan, model.vocab_size, say.tick)
     say.phase("tokenizer")
     beside = weights_directory(plan)
     saved = directory / "tokenizer.json"
     tokenizer = make_tokenizer(
         plan,
         model,
-        source,
-        split,
+        opened,
         saved,
         None if beside is None else tokenizer_file(beside),
         known.get("tokenizer", ""),
@@ -60,16 +60,16 @@ def open_data(
     )
     say.phase("data", "measuring")
     counts = directory / "data.json"
-    found = prepare(plan, model, source, split, tokenizer, counts, say.tick, say.warning)
-    if plan.data.validation_fraction and not len(found.validation):
+    found = prepare(plan, model, opened, tokenizer, counts, say.tick, say.warning)
+    if opened.own_validation and not len(found.validation):
+        say.warning(f"data.validation = {plan.data.validation}: holds nothing to validate on")
+    elif plan.data.validation_fraction and not len(found.validation):
         say.warning("nothing is held out for validation: the data is a single document")
     for warning in found.warnings:
         say.warning(warning)
-    if isinstance(source, TokenRows) and tokenizer is None:
+    if isinstance(opened.first.source, TokenRows) and tokenizer is None:
         say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
-    asked = None
-    if isinstance(source, RecordDocuments | StreamRecords) and tokenizer is not None:
-        asked = asked_records(plan, model, source, split, tokenizer)
+    asked = asked_records(plan, model, opened, tokenizer) if tokenizer is not None else None
     return LanguageData(plan, model, found, file_fingerprint(saved) if tokenizer else "", asked)
 
 
@@ -100,8 +100,11 @@ class LanguageData:
         self.validation_rows = len(prepared.validation)
 
     def rows(self) -> TextRows:
-        p, plan = self._prepared, self._plan
-        return TextRows(p.blocks, plan.train.seed, plan.data.shuffle_buffer, p.held, self._boundary)
+        plan = self._plan
+        first, *others = self._prepared.portions
+        mixed = [Other(Source(portion.blocks, portion.held), portion.share) for portion in others]
+        buffer, seed = plan.data.shuffle_buffer, plan.train.seed
+        return TextRows(first.blocks, seed, buffer, first.held, self._boundary, mixed)
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
         return self._prepared.steps_per_epoch(shape)

@@ -175,6 +175,9 @@ class WindowRows:
     def epoch(self, epoch: int) -> WindowOrder:
         return WindowOrder(self._file, self._split, self._seed, epoch, self.shuffle_buffer)
 
+    def after(self, iterator: object) -> None:
+        return None
+
     def join(self, rows: list[Row]) -> Windows:
         return gathered(rows)
 

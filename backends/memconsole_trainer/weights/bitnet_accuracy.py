@@ -12,9 +12,8 @@ from memconsole.plan.optimizations import only_evaluating
 from memconsole.plan.plan import PlanError, replace
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.sources.documents import DataError
-from memconsole_trainer.data.sources.opening import open_source
-from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.prepared import held_out
 from memconsole_trainer.data.text.validation import Validation
 from memconsole_trainer.engine import LossSum, WeightSource
@@ -64,12 +63,11 @@ def compared(found: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
     """Validation loss of the trained weights and of `quantized`. Raises `NotMeasuredError`,
     `DataError`, `PlanError`."""
     plan = found.plan
-    source = open_source(plan, found.architecture.vocab_size)
-    if source.fingerprint != found.checkpoint.fingerprints.get("data"):
+    opened = open_text(plan, found.architecture.vocab_size)
+    if opened.fingerprint != found.checkpoint.fingerprints.get("data"):
         raise NotMeasuredError(f"{plan.data.source} has changed since the run")
-    split = split_of(source, plan.data.validation_fraction)
     tokenizer = found.tokenizer() if found.tokenizer_file.is_file() else None
-    validation = held_out(plan, found.architecture, source, split, tokenizer)
+    validation = held_out(plan, found.architecture, opened, tokenizer)
     if not len(validation):
         raise NotMeasuredError("the run has no held-out data")
     shape = BatchShape(1, plan.evaluation_batch, plan.data.sequence_length)

@@ -14,6 +14,7 @@ from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.disk import disk_lines
+from memconsole.cli.plans.sources import source_lines
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
@@ -199,6 +200,7 @@ def text(plan: Plan, found: Estimate) -> str:
         origin(plan).words,
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step",
+        *source_lines(plan),
         "",
     ]
     phases = list(table.phases)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memconsole.plan import catalog
+from memconsole.plan.mixture import parts
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, Plan, PlanError
@@ -56,8 +57,7 @@ def cache_bytes(plan: Plan, model: Model) -> int | None:
     if tokens < LEAST_CACHED_TOKENS:
         return 0
     wide = model.vocab_size > (32_767 if plan.data.template is not None else 65_536)
-    train = tokens * (1 - plan.data.validation_fraction)
-    return min(round((4 if wide else 2) * train), plan.data.cache_gib * GIB)
+    return min(round((4 if wide else 2) * _train_share(plan) * tokens), plan.data.cache_gib * GIB)
 
 
 def waiting_bytes(plan: Plan, model: Model) -> int:
@@ -86,12 +86,18 @@ def _file_bytes(data: DataChoice) -> int | None:
 
 
 def training_tokens(plan: Plan) -> int | None:
-    """Tokens of one epoch, repeated ones of overlapping rows included; None where unknown."""
-    tokens = dataset_tokens(plan)
+    """Tokens of one epoch, repeated ones of overlapping rows included; None where unknown. An epoch is a pass over
+    `data.source`, and takes as much of other sources as their shares say."""
+    tokens = _source_tokens(plan.data)
     if tokens is None:
         return None
-    rows = tokens * (1 - plan.data.validation_fraction) / plan.stride
+    rows = _train_share(plan) * tokens / plan.stride / parts(plan)[0].share
     return max(1, int(rows)) * plan.data.sequence_length
+
+
+def _train_share(plan: Plan) -> float:
+    """The share of a source's documents that is trained on."""
+    return 1.0 if plan.data.validation else 1.0 - plan.data.validation_fraction
 
 
 def units_per_step(plan: Plan, model: Model) -> int:
@@ -105,12 +111,15 @@ def training_units(plan: Plan, model: Model) -> int | None:
 
 
 def dataset_tokens(plan: Plan) -> int | None:
-    """Tokens of the whole dataset, or None."""
-    return _dataset_tokens(plan.data)
+    """Tokens of everything that is trained on, or None."""
+    found = [_source_tokens(part.plan.data) for part in parts(plan)]
+    known = [tokens for tokens in found if tokens is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 @lru_cache(maxsize=256)
-def _dataset_tokens(data: DataChoice) -> int | None:
+def _source_tokens(data: DataChoice) -> int | None:
+    """Tokens of `data.source`, or None."""
     try:
         entry = catalog.dataset(Plan(data=data))
     except PlanError:

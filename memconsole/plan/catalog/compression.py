@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BufferedIOBase
+from typing import IO, cast
 
 
 def decompressed(raw: BufferedIOBase, suffix: str) -> BufferedIOBase | None:
@@ -18,7 +19,7 @@ def decompressed(raw: BufferedIOBase, suffix: str) -> BufferedIOBase | None:
     if suffix == ".xz":
         import lzma
 
-        return lzma.LZMAFile(raw)
+        return lzma.LZMAFile(cast(IO[bytes], raw))
     return None if suffix == ".zst" else raw
 
 

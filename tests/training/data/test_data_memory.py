@@ -27,7 +27,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data.text.prepared import prepare
 from memconsole_trainer.data.sources.opening import open_source
-from memconsole_trainer.data.sources.split import split_of
+from memconsole_trainer.data.text.opened import alone
 from memconsole_trainer.data.text.batches import TextRows
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.host.host_memory import HostMemory
@@ -43,10 +43,10 @@ source = open_source(plan, model.vocab_size)
 source.rows(0, 1)
 memory = HostMemory()
 memory.start()
-split = split_of(source, plan.data.validation_fraction)
-data = prepare(plan, model, source, split, None, Path(sys.argv[3]) / "data.json", lambda: None)
+data = prepare(plan, model, alone(plan, source), None, Path(sys.argv[3]) / "data.json", lambda: None)
+first = data.portions[0]
 shape = BatchShape(1, plan.train.batch_size, plan.data.sequence_length)
-stream = BatchStream(TextRows(data.blocks, 0, plan.data.shuffle_buffer, data.held), shape)
+stream = BatchStream(TextRows(first.blocks, 0, plan.data.shuffle_buffer, first.held), shape)
 full = stream._queue.maxsize
 while stream._queue.qsize() < full:
     time.sleep(0.01)

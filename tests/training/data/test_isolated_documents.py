@@ -23,7 +23,7 @@ from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.batches import language_batch, make_batch
-from memconsole_trainer.data.text.prepared import boundary
+from memconsole_trainer.data.text.portion import boundary
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.checkpoint import weights_digest
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -25,9 +25,8 @@ from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.pretrained import load
-from memconsole_trainer.data.sources.opening import open_source
-from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.prepared import held_out
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.randomness import generator
@@ -116,9 +115,8 @@ def test_an_export_holds_codes_for_matrices_alone_and_reads_back_as_they_say(
 def loss_of(run: Any, weights: Any) -> float:
     """Mean nats per held-out token, in plain torch operations."""
     found = trained.read(run.path)
-    source = open_source(found.plan, found.architecture.vocab_size)
-    split = split_of(source, found.plan.data.validation_fraction)
-    rows = held_out(found.plan, found.architecture, source, split, found.tokenizer())
+    opened = open_text(found.plan, found.architecture.vocab_size)
+    rows = held_out(found.plan, found.architecture, opened, found.tokenizer())
     make = partial(Decoder, found.architecture)
     decoder = load(found.architecture, make, weights, torch.device("cpu"))
     nats = tokens = 0.0

@@ -19,7 +19,9 @@ from memconsole_trainer.data.sources.documents import FileDocuments
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text import tokenizer as tokenizers
-from memconsole_trainer.data.text.prepared import make_tokenizer, prepare
+from memconsole_trainer.data.text.opened import alone
+from memconsole_trainer.data.text.prepared import prepare
+from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokenizer import END_OF_TEXT
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 20, "def f(x):\n    return x + 1\n" * 30]
@@ -82,18 +84,23 @@ def test_counts_bytes_and_the_unigram_model_agree_with_counting_by_hand(
     plan = replace(Plan(), {"data.streaming": streaming, "data.sequence_length": 16})
     split = Split(source.count, 0.1)
     saved = tmp_path / "tokenizer.json"
-    tokenizer = make_tokenizer(plan, architecture, source, split, saved, None)
+    tokenizer = make_tokenizer(plan, architecture, alone(plan, source, split), saved, None)
     assert tokenizer is not None
     data = prepare(
-        plan, architecture, source, split, tokenizer, tmp_path / "data.json", lambda: None
+        plan,
+        architecture,
+        alone(plan, source, split),
+        tokenizer,
+        tmp_path / "data.json",
+        lambda: None,
     )
     held = split.held_out(0, 40)
     texts = source.read(0, 40)
     train_ids = tokenizer.encode([t for t, h in zip(texts, held, strict=True) if not h])
     validation_texts = [t for t, h in zip(texts, held, strict=True) if h]
     validation_ids = tokenizer.encode(validation_texts)
-    assert data.exact
-    assert data.train_tokens == len(train_ids)
+    assert data.portions[0].exact
+    assert data.portions[0].train_tokens == len(train_ids)
     np.testing.assert_array_equal(data.counts, np.bincount(train_ids, minlength=300))
     shape = BatchShape(1, 4, 16)
     targets = np.concatenate(
@@ -119,7 +126,9 @@ def test_the_measure_is_remembered_for_the_same_data_and_redone_for_other_data(
     cache = tmp_path / "data.json"
 
     def prepared(source: FileDocuments) -> int:
-        return prepare(plan, architecture, source, split, TRAINED, cache, lambda: None).train_tokens
+        opened = alone(plan, source, split)
+        found = prepare(plan, architecture, opened, TRAINED, cache, lambda: None)
+        return found.portions[0].train_tokens
 
     first = prepared(source)
     before = cache.read_bytes()
@@ -138,7 +147,11 @@ def test_the_runs_own_tokenizer_is_never_replaced(tmp_path: Path) -> None:
     TRAINED.save(saved)
     source = corpus(tmp_path)
     tokenizer = make_tokenizer(
-        Plan(), size(200_000, 300, 64), source, Split(source.count, 0.1), saved, None
+        Plan(),
+        size(200_000, 300, 64),
+        alone(Plan(), source, Split(source.count, 0.1)),
+        saved,
+        None,
     )
     assert tokenizer is not None
     assert tokenizer.fingerprint == TRAINED.fingerprint
@@ -149,5 +162,9 @@ def test_a_vocabulary_too_small_for_bytes_is_refused(tmp_path: Path) -> None:
     source = corpus(tmp_path)
     with pytest.raises(PlanError, match="at least 257"):
         make_tokenizer(
-            Plan(), size(200_000, 100, 64), source, Split(40, 0.1), tmp_path / "t.json", None
+            Plan(),
+            size(200_000, 100, 64),
+            alone(Plan(), source, Split(40, 0.1)),
+            tmp_path / "t.json",
+            None,
         )

@@ -14,7 +14,8 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.sources.documents import FileDocuments
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.text import tokenizer as tokenizers
-from memconsole_trainer.data.text.prepared import make_tokenizer
+from memconsole_trainer.data.text.opened import alone
+from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 20, "def f(x):\n    return x + 1\n" * 30]
 TRAINED = tokenizers.train(TEXTS, 300)
@@ -32,8 +33,7 @@ def kept(
     found = make_tokenizer(
         plan,
         size(200_000, 300, 64),
-        source,
-        Split(source.count, 0.1),
+        alone(plan, source, Split(source.count, 0.1)),
         folder / "tokenizer.json",
         None,
         known,

@@ -124,6 +124,9 @@ class NoRows:
     def epoch(self, epoch: int) -> Any:
         raise ValueError("there are no rows")
 
+    def after(self, iterator: Any) -> Any:
+        raise NotImplementedError
+
     def join(self, rows: list[Any]) -> Any:
         raise NotImplementedError
 

@@ -81,6 +81,9 @@ class HistoryRows:
         order = generator(self._seed, f"histories/{epoch}").permutation(len(self.bounds))
         return RowOrder(self._histories.items, self.bounds[order])
 
+    def after(self, iterator: object) -> None:
+        return None
+
     def join(self, rows: list[Int32]) -> list[Int32]:
         return rows
 

@@ -118,6 +118,13 @@ class DataHashes:
         self._files = _stamps(files)
         self._parts = parts
 
+    @classmethod
+    def of(cls, several: Sequence[DataHashes]) -> DataHashes:
+        """The hashes of several sources together."""
+        files = [path for one in several for path in one.files]
+        named = enumerate(several)
+        return cls(files, {f"{i}/{name}": h for i, one in named for name, h in one._parts.items()})
+
     @property
     def changed(self) -> bool:
         """Whether data that this process read twice had changed meanwhile."""
@@ -153,6 +160,11 @@ def text_content(texts: Iterable[str | bytes]) -> Content:
         data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
         yield b"%d:" % len(data)
         yield data
+
+
+def text_hash(text: str) -> int:
+    """A hash that no two texts share."""
+    return xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
 def array_content(values: NDArray[Any]) -> Content:

@@ -80,6 +80,17 @@ class Split:
         return value < self._limit()
 
 
+class Everything(Split):
+    """Holds out all documents: those of a source that is there for validation."""
+
+    def __init__(self, count: int | None) -> None:
+        super().__init__(count, 0.0)
+        self.fraction = 1.0
+
+    def held_out(self, start: int, stop: int) -> NDArray[np.bool_]:
+        return np.ones(stop - start, dtype=np.bool_)
+
+
 def split_of(source: Any, fraction: float) -> Split:
     """The split of a source of documents or token rows."""
     files = source.files if isinstance(source, FileDocuments) else None

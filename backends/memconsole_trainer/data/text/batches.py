@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.stream import BatchShape, RowIterator
 from memconsole_trainer.data.text.marked import ids, trimmed
-from memconsole_trainer.data.text.rows import array_rows, streamed_rows
+from memconsole_trainer.data.text.rows import Other, Source, epoch_rows, next_epoch
 from memconsole_trainer.data.text.tokenizer import Tokens
 from memconsole_trainer.data.text.tokens import TokenBlocks
 from memconsole_trainer.engine import Array, Batch
@@ -71,9 +72,12 @@ class TextRows:
         shuffle_buffer: int,
         held: Tokens | None = None,
         boundary: int | None = None,
+        others: Sequence[Other] = (),
     ) -> None:
-        """`held` holds all train tokens if they are kept in memory instead of streamed."""
+        """`held` holds all train tokens if they are kept in memory instead of streamed. `others` are
+        mixed with these rows."""
         self._blocks = blocks
+        self._others = others
         self._seed = seed
         self._buffer = shuffle_buffer
         self._tokens = held
@@ -82,14 +86,13 @@ class TextRows:
         self.row_bytes = 2 * blocks.row_tokens
 
     def epoch(self, epoch: int) -> RowIterator:
-        b = self._blocks
-        found: Any
-        if self._tokens is not None:
-            found = array_rows(self._tokens, b.row_tokens, b.stride, self._seed, epoch)
-        else:
-            found = streamed_rows(b, self._seed, epoch, self._buffer)
+        source = Source(self._blocks, self._tokens)
+        found: Any = epoch_rows(source, self._others, self._seed, epoch, self._buffer)
         iterator: RowIterator = found.__iter__()
         return iterator
+
+    def after(self, iterator: RowIterator) -> Any:
+        return next_epoch(iterator.get_state()) if self._others else None
 
     def join(self, rows: list[Tokens]) -> _Joined:
         return _Joined(np.concatenate(rows), tuple(map(len, rows)))

@@ -15,6 +15,8 @@ class Facts(NamedTuple):
     """Held-out ones too."""
     train_bytes: int = 0
     """UTF-8 bytes of the train documents."""
+    left_out: int = 0
+    """Train documents that are also in `data.validation`."""
     cuts: Cuts = Cuts()
 
     def joined(self, other: Facts) -> Facts:
@@ -22,6 +24,7 @@ class Facts(NamedTuple):
         return Facts(
             self.documents + other.documents,
             self.train_bytes + other.train_bytes,
+            self.left_out + other.left_out,
             self.cuts.joined(other.cuts),
         )
 

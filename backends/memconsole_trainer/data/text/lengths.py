@@ -21,8 +21,8 @@ from memconsole_trainer.data.sources.documents import (
     StreamDocuments,
 )
 from memconsole_trainer.data.sources.hdf5 import TokenRows
-from memconsole_trainer.data.sources.split import split_of
-from memconsole_trainer.data.text.prepared import make_tokenizer
+from memconsole_trainer.data.text.opened import alone
+from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokenizer import Tokenizer
 
 MOST_BYTES = 2 << 20
@@ -76,10 +76,9 @@ def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:
     architecture = catalog.architecture(plan)
     directory = catalog.model_directory(plan)
     beside = tokenizer_file(Path(directory)) if directory else None
-    split = split_of(source, plan.data.validation_fraction)
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "tokenizer.json"
-        tokenizer = make_tokenizer(plan, architecture, source, split, saved, beside)
+        tokenizer = make_tokenizer(plan, architecture, alone(plan, source), saved, beside)
     assert tokenizer is not None
     entries = f"{tokenizer.vocab_size:,} entries"
     if plan.data.tokenizer is not None or beside is not None:

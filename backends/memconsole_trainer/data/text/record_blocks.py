@@ -63,7 +63,12 @@ class RecordBlocks(TextBlocks):
 
 
 def held_out_records(
-    source: Documents, split: Split, tokenizer: Tokenizer, length: int, answers_only: bool
+    source: Documents,
+    split: Split,
+    tokenizer: Tokenizer,
+    length: int,
+    answers_only: bool,
+    most: int = MOST_TOKENS,
 ) -> Validation:
     """The held-out records in rows, packed as those that are trained on."""
     documents: list[Tokens] = []
@@ -76,7 +81,7 @@ def held_out_records(
         documents.append(one.tokens)
         sizes.append(covered)
         total += len(one.tokens)
-        if total >= MOST_TOKENS:
+        if total >= most:
             break
     rows = packing.placed([len(d) for d in documents], length + 1)
     tokens = packing.laid(documents, rows, length + 1)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memconsole_trainer.data.sources.documents import Documents, FileDocuments, StreamDocuments
+from memconsole_trainer.data.sources.hashes import text_hash
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.text.block import Facts, Made
 from memconsole_trainer.data.text.packing import Cuts
@@ -40,9 +41,16 @@ class TextBlocks:
         self.row_tokens = sequence_length + 1
         self.stride = stride
         self.cache: TokenCache | None = None
+        self.left_out: frozenset[int] = frozenset()
+        """Hashes of texts that are not trained on, because they are validated on."""
         self.seen = Facts()
         """What the blocks were made of that were handed out so far."""
         self._blocks_seen = 0
+
+    @property
+    def fraction(self) -> float:
+        """Share of the documents that the split holds out."""
+        return self._split.fraction
 
     def train_bytes(self) -> int | None:
         """UTF-8 bytes of the train documents, if the source is files, else None."""
@@ -122,18 +130,25 @@ class TextBlocks:
 
     def _made(self, groups: Sequence[tuple[int, list[str]]]) -> list[Made]:
         """The blocks of these numbers and texts, tokenized in one call."""
-        train = [self._train_texts(index * self._size, texts) for index, texts in groups]
+        chosen = [self._train_texts(index * self._size, texts) for index, texts in groups]
+        train = [self._other_texts(texts) for texts in chosen]
         encoded = iter(self._encoded(list(itertools.chain.from_iterable(train))))
         found = []
-        for (_, texts), kept in zip(groups, train, strict=True):
+        for (_, texts), own, kept in zip(groups, chosen, train, strict=True):
             tokens, cuts = self._joined(list(itertools.islice(encoded, len(kept))))
             size = sum(len(text.encode("utf-8", "replace")) for text in kept)
-            found.append(Made(tokens, Facts(len(texts), size, cuts)))
+            found.append(Made(tokens, Facts(len(texts), size, len(own) - len(kept), cuts)))
         return found
 
     def _train_texts(self, start: int, texts: list[str]) -> list[str]:
         held = self._split.held_out(start, start + len(texts))
         return [text for text, out in zip(texts, held, strict=True) if not out]
+
+    def _other_texts(self, texts: list[str]) -> list[str]:
+        """The texts that are not also validated on."""
+        if not self.left_out:
+            return texts
+        return [text for text in texts if text_hash(text) not in self.left_out]
 
     def _handed(self, made: Made) -> Tokens:
         self.seen = self.seen.joined(made.facts)

@@ -24,7 +24,7 @@ from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.text.block import Facts, Made
 from memconsole_trainer.data.text.packing import Cuts
 
-VERSION = 1
+VERSION = 2
 """Part of every key: another way to make tokens from text is another version."""
 RECORD = np.dtype(
     [
@@ -33,6 +33,7 @@ RECORD = np.dtype(
         ("tokens", "<u4"),
         ("documents", "<u4"),
         ("train_bytes", "<u8"),
+        ("left_out", "<u4"),
         ("packed", "<u4"),
         ("cut", "<u4"),
         ("answers_cut", "<u4"),
@@ -131,7 +132,9 @@ class TokenCache:
             self._place[block] = 0
             return None
         cuts = Cuts(*(int(record[name]) for name in ("packed", "cut", "answers_cut", "longest")))
-        facts = Facts(int(record["documents"]), int(record["train_bytes"]), cuts)
+        facts = Facts(
+            int(record["documents"]), int(record["train_bytes"]), int(record["left_out"]), cuts
+        )
         return Kept(Made(np.frombuffer(data, self._dtype), facts), int(record["source"]))
 
     def put(self, block: int, made: Made, source: int = 0) -> None:
@@ -143,14 +146,14 @@ class TokenCache:
             return
         facts = made.facts
         record = np.array(
-            (block, self._end, len(tokens), *facts[:2], *facts.cuts, source, 0), RECORD
+            (block, self._end, len(tokens), *facts[:3], *facts.cuts, source, 0), RECORD
         )
         self._append(record, tokens.tobytes())
 
     def end(self, count: int) -> None:
         """Remember that a stream has `count` blocks."""
         if self._writing and self.ended is None:
-            self._append(np.array((count, _END, *[0] * 9), RECORD), b"")
+            self._append(np.array((count, _END, *[0] * (len(RECORD.names or ()) - 2)), RECORD), b"")
 
     def _append(self, record: Any, data: bytes) -> None:
         record["hash"] = _hash(record, data)

@@ -43,7 +43,7 @@ def open_cache(
     dtype = marked_dtype(tokenizer.largest_id) if marked else tokenizer.dtype
     try:
         folder = base / disk_cache.key(
-            VERSION, *_identity(plan, source, tokenizer), *_states(files)
+            VERSION, *_identity(plan, source, blocks, tokenizer), *_states(files)
         )
         return TokenCache(folder, dtype, blocks.count, most, _log)
     except OSError as error:
@@ -51,18 +51,22 @@ def open_cache(
         return None
 
 
-def _identity(plan: Plan, source: Documents, tokenizer: Tokenizer) -> tuple[object, ...]:
+def _identity(
+    plan: Plan, source: Documents, blocks: TextBlocks, tokenizer: Tokenizer
+) -> tuple[object, ...]:
     """Everything but the files that decides which tokens the blocks hold."""
     data, template = plan.data, template_of(plan)
     rows = () if template is None else (template.identity, data.sequence_length)
     return (
         metadata.version("tokenizers"),
         tokenizer.fingerprint,
+        (tokenizer.begin, tokenizer.end_of_text),
         source.fingerprint,
         type(source).__name__,
         data.text_column,
         data.max_examples,
-        data.validation_fraction,
+        blocks.fraction,
+        sorted(blocks.left_out),
         data.loss_on,
         data.isolate_documents,
         rows,

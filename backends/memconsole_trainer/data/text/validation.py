@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.sources.documents import Documents, StreamDocuments
 from memconsole_trainer.data.sources.hdf5 import TokenRows
-from memconsole_trainer.data.sources.split import Split
+from memconsole_trainer.data.sources.split import Everything, Split
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.batches import make_batch
 from memconsole_trainer.data.text.tokenizer import Tokenizer, Tokens, token_dtype
@@ -29,13 +30,20 @@ STREAM_PROBE = 20_000
 """Documents of a stream that are searched for held-out ones."""
 
 
+class HeldRows(Protocol):
+    """Rows by number."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Tokens: ...
+
+
 @dataclass(frozen=True)
 class Validation:
     """The held-out documents, cut into rows without overlapping targets."""
 
-    rows: ArrayRows
+    rows: HeldRows
     tokens: int
-    token_bytes: ArrayRows | None
+    token_bytes: HeldRows | None
     """The same rows with the number of text bytes of each token in its place; None if unknown."""
     prompt: list[int]
     """Beginning of the first held-out document."""
@@ -79,8 +87,43 @@ class Validation:
         return sum(int(b["targets"][a["targets"] != MASKED].sum()) for a, b in both)
 
 
-def from_texts(source: Documents, split: Split, tokenizer: Tokenizer, length: int) -> Validation:
-    """Tokenize the held-out documents. The result is empty if there are none."""
+class JoinedRows:
+    """The rows of several sources, one source after another."""
+
+    def __init__(self, parts: Sequence[HeldRows]) -> None:
+        self._parts = parts
+        self._firsts = np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def __getitem__(self, index: int) -> Tokens:
+        part = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return self._parts[part][index - int(self._firsts[part])]
+
+
+def joined(parts: Sequence[Validation]) -> Validation:
+    """The held-out rows of several sources together."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [part.token_bytes for part in parts if part.token_bytes is not None]
+    return Validation(
+        rows=JoinedRows([part.rows for part in parts]),
+        tokens=sum(part.tokens for part in parts),
+        token_bytes=JoinedRows(sizes) if len(sizes) == len(parts) else None,
+        prompt=parts[0].prompt,
+    )
+
+
+def from_texts(
+    source: Documents,
+    split: Split,
+    tokenizer: Tokenizer,
+    length: int,
+    most: int = MOST_TOKENS,
+) -> Validation:
+    """Tokenize the held-out documents, about `most` tokens of them. The result is empty if there are
+    none."""
     parts: list[Tokens] = []
     sizes: list[NDArray[np.int32]] = []
     tokens = 0
@@ -89,7 +132,7 @@ def from_texts(source: Documents, split: Split, tokenizer: Tokenizer, length: in
         parts.append(ids)
         sizes.append(covered)
         tokens += len(ids)
-        if tokens >= MOST_TOKENS:
+        if tokens >= most:
             break
     joined = np.concatenate(parts) if parts else np.empty(0, dtype=tokenizer.dtype)
     covered = np.concatenate(sizes) if sizes else np.empty(0, dtype=np.int32)
@@ -107,6 +150,7 @@ def from_rows(
     vocab_size: int,
     row_tokens: int,
     tokenizer: Tokenizer | None = None,
+    most: int = MOST_TOKENS,
 ) -> Validation:
     """The held-out rows of a file of token rows, in windows of `row_tokens`. `tokenizer` is the one
     that made the tokens, if known."""
@@ -118,7 +162,7 @@ def from_rows(
             rows = source.rows(start, stop)[held].astype(token_dtype(vocab_size))
             parts.append(windows(rows, row_tokens, row_tokens - 1).reshape(-1))
             total += rows.size
-        if total >= MOST_TOKENS:
+        if total >= most:
             break
     joined = np.concatenate(parts) if parts else np.empty(0, dtype=token_dtype(vocab_size))
     table = tokenizer.id_bytes if tokenizer is not None else None
@@ -140,6 +184,9 @@ def held_out_texts(source: Documents, split: Split) -> Iterator[str]:
     if split.fraction == 0.0:
         return
     if isinstance(source, StreamDocuments):
+        if isinstance(split, Everything):
+            yield from source.iterate()
+            return
         found = 0
         for index, text in enumerate(source.iterate()):
             if split.held_out(index, index + 1)[0]:

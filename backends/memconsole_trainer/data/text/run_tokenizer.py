@@ -1,0 +1,124 @@
+"""The tokenizer of a run: the saved one, the plan's, the one beside the model, or one that is
+trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.templates.choice import template_of
+from memconsole_trainer.data.sources.documents import Documents, StreamDocuments
+from memconsole_trainer.data.sources.hdf5 import TokenRows
+from memconsole_trainer.data.text import tokenizer as tokenizers
+from memconsole_trainer.data.text.opened import TextPart, TextSources
+from memconsole_trainer.data.text.record_blocks import frequent_codes
+from memconsole_trainer.data.text.tokenizer import Tokenizer
+
+CODES_SHARE = 4
+"""At most this part of a vocabulary are codes that are kept whole."""
+TOKENIZER_BYTES = 4 << 20
+"""The tokenizer is trained on at most this much text, even if `data.tokenizer_examples` allows
+more."""
+
+
+def make_tokenizer(
+    plan: Plan,
+    architecture: Architecture,
+    opened: TextSources,
+    saved: Path,
+    beside_model: Path | None,
+    known: str = "",
+    warn: Callable[[str], None] = lambda warning: None,
+) -> Tokenizer | None:
+    """The run's tokenizer; None for token rows without one.
+
+    It is, in this order: the one `saved` in the run, the plan's, the file beside the model's
+    weights, or one trained on the data. A new one is written to `saved`.
+
+    `known` is the hash of the run's file in its checkpoint, if there is one. A file that is damaged
+    is made again from where it came from. Raises `PlanError` and `DataError`.
+    """
+    kept = _intact(saved, architecture, known, warn) if saved.is_file() else None
+    if kept is not None:
+        _tell_sampled(kept, warn)
+        return kept
+    chosen = Path(plan.data.tokenizer).expanduser() if plan.data.tokenizer else beside_model
+    if chosen is not None:
+        tokenizer = tokenizers.load(chosen, architecture.vocab_size)
+    elif isinstance(opened.first.source, TokenRows):
+        return None
+    else:
+        size = min(plan.data.vocab_size or architecture.vocab_size, architecture.vocab_size)
+        if size < 257:
+            raise PlanError(
+                f"the model's vocabulary holds {size}; a byte-level tokenizer needs at least 257",
+                "data.vocab_size",
+            )
+        template = template_of(plan)
+        tokenizer = tokenizers.train(
+            _first_texts(plan, opened),
+            size,
+            lowercase=plan.data.lowercase,
+            tags=template.tags if template is not None else (),
+            codes=frequent_codes(
+                opened.first.source, opened.first.split, plan.data.code_field, size // CODES_SHARE
+            ),
+        )
+    if known in ("", tokenizer.fingerprint):
+        tokenizer.save(saved)
+    _tell_sampled(tokenizer, warn)
+    return tokenizer
+
+
+def _intact(
+    saved: Path, architecture: Architecture, known: str, warn: Callable[[str], None]
+) -> Tokenizer | None:
+    """The tokenizer in `saved`; None if the file is damaged, which is told."""
+    if not known or tokenizers.file_fingerprint(saved) == known:
+        try:
+            return tokenizers.load(saved, architecture.vocab_size)
+        except PlanError as error:
+            problem = str(error)
+    else:
+        problem = f"{saved}: not the tokenizer of the run's checkpoint"
+    warn(f"{problem}; it is damaged, and is made again")
+    return None
+
+
+def _tell_sampled(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:
+    if tokenizer.sampled:
+        warn(
+            f"the tokenizer cuts words at random ({tokenizer.sampled}); training switches that off, "
+            "so that a text always gives the same tokens"
+        )
+
+
+def _first_texts(plan: Plan, opened: TextSources) -> Iterator[str]:
+    """Yield the first train documents of each source, by its share."""
+    for part in opened.trained:
+        examples = max(1, round(plan.data.tokenizer_examples * part.share))
+        yield from _of_part(part, examples, int(TOKENIZER_BYTES * part.share))
+
+
+def _of_part(part: TextPart, examples: int, most_size: int) -> Iterator[str]:
+    assert not isinstance(part.source, TokenRows)
+    size = 0
+    for index, text in enumerate(_texts(part.source)):
+        if part.split.held_out(index, index + 1)[0]:
+            continue
+        yield text
+        examples -= 1
+        size += len(text)
+        if examples <= 0 or size >= most_size:
+            return
+
+
+def _texts(source: Documents) -> Iterator[str]:
+    if isinstance(source, StreamDocuments):
+        yield from source.iterate()
+        return
+    count = source.count or 0
+    for start in range(0, count, source.block_size):
+        yield from source.read(start, min(start + source.block_size, count))

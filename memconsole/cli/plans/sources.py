@@ -1,0 +1,17 @@
+"""The line of `memconsole plan` that tells how data is mixed and what is validated on."""
+
+from __future__ import annotations
+
+from memconsole.plan.mixture import parts
+from memconsole.plan.plan import Plan
+
+
+def source_lines(plan: Plan) -> list[str]:
+    """The shares of a mixture, and the data to validate on; nothing if the plan names neither."""
+    mixed = parts(plan)
+    if len(mixed) == 1 and plan.data.validation is None:
+        return []
+    words = [f"{part.share:.1%} {part.plan.data.source}" for part in mixed]
+    trained = ", ".join(words) if len(words) > 1 else plan.data.source
+    held = f"; validated on {plan.data.validation}" if plan.data.validation else ""
+    return [f"data {trained}{held}"]
