@@ -29,6 +29,7 @@ from tests.accuracy.wide_plans import Case
 from tests.training.harness import adapted, tiny_models
 from tests.training.harness.activation_offload import EVERYTHING, FULL, KEY, STEPS
 from tests.training.harness.adapted import LENGTH, MODELS, batch
+from tests.training.harness.grids import spread
 from tests.training.harness.offloaded import IN_BACKWARD, LORA, plan_with
 
 torch.set_num_threads(1)
@@ -94,9 +95,9 @@ def test_torch_keeps_one_blocks_activations_alive(mode: str, tmp_path: Path) -> 
     np.testing.assert_allclose(found, priced, rtol=0.05)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("mode", ["none", "full"])
+@pytest.mark.parametrize(
+    ("mode", "precision", "kind"), spread(["none", "full"], ["fp32", "bf16"], ["cpu", "gpu"])
+)
 def test_every_phase_is_priced_as_it_is_traced(mode: str, precision: str, kind: str) -> None:
     a = Architecture(
         family="llama", vocab_size=2000, hidden_size=256, layers=3, heads=4, kv_heads=2, head_size=64,

@@ -25,6 +25,7 @@ from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 from tests.training.harness import adapted
 from tests.training.harness.adapted import MODELS, batch, built
+from tests.training.harness.grids import spread
 from tests.training.harness.offloaded import IN_BACKWARD, LORA, ROUNDED, plan_with, resumes, stepped
 
 torch.set_num_threads(1)
@@ -264,9 +265,11 @@ def test_the_step_needs_a_slice_beside_the_state_in_jax() -> None:
     assert analysis.temp_size_in_bytes < 20 * jax_compressed.CPU_SLICE
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-@pytest.mark.parametrize("optimizer", RULES)
-@pytest.mark.parametrize("more", [{}, IN_BACKWARD, ROUNDED, ROUNDED | IN_BACKWARD], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "more"),
+    spread(["cpu", "gpu"], RULES, [{}, IN_BACKWARD, ROUNDED, ROUNDED | IN_BACKWARD]),
+    ids=str,
+)
 def test_every_phase_is_priced_as_it_is_traced(
     kind: str, optimizer: str, more: dict[str, Any]
 ) -> None:

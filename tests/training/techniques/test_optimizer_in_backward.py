@@ -22,6 +22,7 @@ from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 from tests.training.harness import adapted, tiny_models
 from tests.training.harness.adapted import LENGTH, batch, built
+from tests.training.harness.grids import spread
 
 torch.set_num_threads(1)
 KEY = "optimize.optimizer_in_backward"
@@ -120,9 +121,9 @@ def test_gradients_are_never_all_alive() -> None:
     np.testing.assert_allclose(peaks, priced, rtol=0.05)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "kind"), spread(["fp32", "bf16"], ["adamw", "muon"], ["cpu", "gpu"])
+)
 def test_every_phase_is_priced_as_it_is_traced(precision: str, optimizer: str, kind: str) -> None:
     a = Architecture(
         family="llama", vocab_size=2000, hidden_size=256, layers=2, heads=4, kv_heads=2, head_size=64,

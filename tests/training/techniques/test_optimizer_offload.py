@@ -20,6 +20,7 @@ from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 from tests.training.harness import adapted
 from tests.training.harness.adapted import MODELS, batch, built
+from tests.training.harness.grids import spread
 from tests.training.harness.offloaded import IN_BACKWARD, LORA, ROUNDED, plan_with, resumes, stepped
 
 torch.set_num_threads(1)
@@ -190,8 +191,14 @@ def test_torch_holds_the_state_of_two_weights_at_a_time(moving: None) -> None:
     assert state.at_step < state.host / 4
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw-8bit", "adamw8-all"])
-@pytest.mark.parametrize("more", [{}, IN_BACKWARD, ROUNDED, ROUNDED | IN_BACKWARD], ids=str)
+@pytest.mark.parametrize(
+    ("optimizer", "more"),
+    spread(
+        ["adamw", "lion", "adamw-8bit", "adamw8-all"],
+        [{}, IN_BACKWARD, ROUNDED, ROUNDED | IN_BACKWARD],
+    ),
+    ids=str,
+)
 def test_every_phase_is_priced_as_it_is_traced(optimizer: str, more: dict[str, Any]) -> None:
     a = Architecture(
         family="llama", vocab_size=2000, hidden_size=256, layers=2, heads=4, kv_heads=2, head_size=64,

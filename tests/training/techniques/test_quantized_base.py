@@ -35,6 +35,7 @@ from tests.training.harness.adapted import (
     built,
     plan_with,
 )
+from tests.training.harness.grids import spread
 
 torch.set_num_threads(1)
 VECTORS = json.loads(
@@ -269,9 +270,9 @@ def test_jax_never_holds_the_whole_base_decoded() -> None:
         assert per_layer < 0.5 * matrices, (mode, per_layer, matrices)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    ("storage", "precision", "kind"), spread(STORAGES, ["fp32", "bf16"], ["cpu", "gpu"])
+)
 def test_every_phase_is_priced_as_it_is_traced(storage: str, precision: str, kind: str) -> None:
     a = Architecture(
         family="llama", vocab_size=2000, hidden_size=256, layers=2, heads=4, kv_heads=2, head_size=64,
