@@ -75,3 +75,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"tests/later.py names no test: {start}")
         for item in found:
             item.add_marker(mark)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collect_only_new_garbage() -> None:
+    """What the modules before left behind is not looked through at each collection of this one: a build of an engine
+    collects twice, and what a framework keeps of its programs is large."""
+    gc.collect()
+    gc.freeze()

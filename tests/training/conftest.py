@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from memconsole.plan.models.model import Model
 from tests.shell import memconsole
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
@@ -46,3 +50,35 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     yield env
     memconsole(env, "stop", "latest", "--kill", "--yes", code=None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compile_evaluations_late() -> Iterator[None]:
+    """Engines of JAX compile the program of their evaluations on first use: few tests evaluate."""
+    with pytest.MonkeyPatch.context() as patch:
+        with contextlib.suppress(ImportError):
+            from memconsole_jax.engine import JaxEngine
+            from memconsole_jax.programs import Programs
+
+            compile_, lower = JaxEngine._compile, Programs.lower_evaluate
+
+            def compiled(engine: JaxEngine, model: Model) -> None:
+                with pytest.MonkeyPatch.context() as meanwhile:
+                    meanwhile.setattr(Programs, "lower_evaluate", lambda p: Late(lambda: lower(p)))
+                    compile_(engine, model)
+
+            patch.setattr(JaxEngine, "_compile", compiled)
+        yield
+
+
+class Late:
+    """A lowered or compiled program that is made on first use."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._made = functools.cache(make)
+
+    def compile(self) -> Late:
+        return Late(lambda: self._made().compile())
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._made()(*arguments)

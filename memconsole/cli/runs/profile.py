@@ -10,7 +10,7 @@ from memconsole.runs.act.control import request_profile, wait_accepted
 from memconsole.runs.read.liveness import liveness
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.identity import user_name
 from memconsole.sanitize import clean_line
 

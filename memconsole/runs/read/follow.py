@@ -27,7 +27,7 @@ from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.symptoms import symptoms_of
 from memconsole.runs.read.unsaved import unsaved_words
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.identity import boot_seconds
 from memconsole.runs.record.requests import pause_asked, stop_requests

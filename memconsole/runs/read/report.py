@@ -26,7 +26,7 @@ from memconsole.runs.read.symptoms import symptoms_of
 from memconsole.runs.read.unsaved import unsaved_words
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.shortfall import Shortfall, shortfall
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict

@@ -24,6 +24,7 @@ from memconsole_trainer.engine import Batch
 from memconsole_trainer.loop.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
+from tests.training.harness.grids import spread
 
 torch.set_num_threads(1)
 LLAMA = tiny_models.ARCHITECTURES["llama"]
@@ -146,17 +147,19 @@ def test_the_step_subtracts_the_gradient_of_the_mean_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"optimize__gradient_checkpointing": "full"},
-        {"optimize__gradient_checkpointing": "selective"},
-        {"optimize__gradient_checkpointing": "attention"},
-        {"optimize__fused_loss": True},
-        {"optimize__fused_loss": True, "optimize__gradient_checkpointing": "full"},
-    ],
-    ids=["full", "selective", "attention", "chunked-loss", "both"],
+    ("changes", "kind"),
+    spread(
+        [
+            {"optimize__gradient_checkpointing": "full"},
+            {"optimize__gradient_checkpointing": "selective"},
+            {"optimize__gradient_checkpointing": "attention"},
+            {"optimize__fused_loss": True},
+            {"optimize__fused_loss": True, "optimize__gradient_checkpointing": "full"},
+        ],
+        ["gpt2", "gemma3"],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("kind", ["gpt2", "gemma3"])
 def test_memory_optimizations_do_not_change_what_is_learned(
     kind: str, changes: dict[str, Any]
 ) -> None:

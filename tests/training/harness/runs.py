@@ -10,7 +10,7 @@ from typing import Any
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
 
 TINY: dict[str, Any] = {

@@ -17,7 +17,7 @@ from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.failure import ExitCode
 from memconsole.runs.record.records import ErrorRecord
 from memconsole_trainer.__main__ import run as run_attempt

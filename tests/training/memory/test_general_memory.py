@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 
 from memconsole_torch.tracing import trace
 from tests.accuracy import torch_exact
+from tests.training.harness.grids import spread
 
 CPU = Budget(
     name="cpu", kind="cpu", memory_label="host RAM", total_bytes=2**34, usable_bytes=2**34, why="test"
@@ -78,9 +79,12 @@ def test_one_timeline_holds_for_every_batch_and_length(kind: str) -> None:
     assert not affine.covers(timeline, alone, model, kind)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu", "apple"])
 @pytest.mark.parametrize(
-    "changes", [*SETTINGS, {"optimize.activation_offload": True, "train.batch_size": 64}]
+    ("changes", "kind"),
+    spread(
+        [*SETTINGS, {"optimize.activation_offload": True, "train.batch_size": 64}],
+        ["cpu", "gpu", "apple"],
+    ),
 )
 def test_the_general_rule_is_as_sure_as_it_says(changes: dict[str, Any], kind: str) -> None:
     plan = plan_with(changes)

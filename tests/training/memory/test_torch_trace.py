@@ -23,6 +23,7 @@ from memconsole_torch.tracing import trace, trace_devices, trace_step, trace_tim
 from memconsole_trainer import tracing
 from tests.accuracy import torch_exact
 from tests.accuracy.random_plans import describe, draw
+from tests.training.harness.grids import spread
 
 KINDS = ("cpu", "gpu", "apple")
 
@@ -67,8 +68,7 @@ def test_a_timeline_is_what_a_direct_trace_finds_at_other_sizes(seed: int) -> No
             assert found.phases[phase].total_bytes == pytest.approx(expected[phase], rel=near)
 
 
-@pytest.mark.parametrize("tokens", [(4, 64), (3, 512), (5, 512)])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("tokens", "fused"), spread([(4, 64), (3, 512), (5, 512)], [False, True]))
 def test_one_two_and_many_chunks_of_the_loss_are_told_apart(
     tokens: tuple[int, int], fused: bool
 ) -> None:

@@ -14,7 +14,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.act.attempt import Attempt, Fenced
 from memconsole.runs.record import events, files, locks
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
 
