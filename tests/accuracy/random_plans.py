@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
@@ -24,9 +25,8 @@ def _architecture(rng: random.Random) -> Architecture:
     multiple, kv_heads = rng.choice((2, 3, 4)), rng.choice((1, heads))
     tied, window = rng.random() < 0.5, rng.choice((32, 600))
     gated, gemma3 = family != "gpt2", family == "gemma3"
-    gemma = family in ("gemma", "gemma3")
-    return Architecture(
-        family="llama" if family == "qwen" else family,  # type: ignore[arg-type]
+    return of_family(
+        family,
         vocab_size=vocab_size,
         hidden_size=hidden,
         layers=layers,
@@ -35,18 +35,28 @@ def _architecture(rng: random.Random) -> Architecture:
         head_size=head_size,
         intermediate_size=hidden * (multiple if gated else 4),
         max_positions=512,
+        tied_embeddings=tied or family in ("gpt2", "gemma", "gemma3"),
+        sliding_window=window if gemma3 else None,
+        global_every=2 if gemma3 else 1,
+    )
+
+
+def of_family(family: str, **sizes: Any) -> Architecture:
+    """A decoder of one of `FAMILIES`, of any sizes."""
+    gated, gemma3 = family != "gpt2", family == "gemma3"
+    gemma = family in ("gemma", "gemma3")
+    return Architecture(
+        family="llama" if family == "qwen" else family,  # type: ignore[arg-type]
         norm="rmsnorm" if gated else "layernorm",
         norm_unit_offset=gemma,
         activation="silu" if gated and not gemma else "gelu_tanh",
         gated_mlp=gated,
         biases=not gated,
         positions="rope" if gated else "learned",
-        tied_embeddings=tied or not gated or gemma,
         scale_embeddings=gemma,
         query_key_norm=family in ("qwen", "gemma3"),
         post_norms=gemma3,
-        sliding_window=window if gemma3 else None,
-        global_every=2 if gemma3 else 1,
+        **sizes,
     )
 
 

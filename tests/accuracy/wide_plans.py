@@ -15,6 +15,7 @@ from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.optimizations import conflict
 from memconsole.plan.plan import Plan, get, replace
+from tests.accuracy.random_plans import of_family
 
 OPTIMIZERS = ("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd")
 FAMILIES = ("gpt2", "llama", "llama", "qwen", "gemma", "gemma3")
@@ -76,8 +77,8 @@ def _drawn(rng: random.Random) -> Architecture:
     kv_heads = rng.choice([n for n in range(1, heads + 1) if heads % n == 0]) if gated else heads
     head_size = rng.choice((8, 16, 32, 64, 128))
     hidden = heads * head_size if not gated else 8 * rng.randint(4, 64)
-    return Architecture(
-        family="llama" if family == "qwen" else family,  # type: ignore[arg-type]
+    return of_family(
+        family,
         vocab_size=rng.choice((257, 1000, 4099, 16_384, 50_257)),
         hidden_size=hidden,
         layers=rng.choice((1, 2, 2, 3, 4, 7)),
@@ -86,16 +87,7 @@ def _drawn(rng: random.Random) -> Architecture:
         head_size=head_size,
         intermediate_size=8 * int(hidden * rng.uniform(1, 8) / 8),
         max_positions=rng.choice((512, 1024)),
-        norm="rmsnorm" if gated else "layernorm",
-        norm_unit_offset=gemma,
-        activation="silu" if gated and not gemma else "gelu_tanh",
-        gated_mlp=gated,
-        biases=not gated,
-        positions="rope" if gated else "learned",
         tied_embeddings=gemma or not gated or rng.random() < 0.5,
-        scale_embeddings=gemma,
-        query_key_norm=family in ("qwen", "gemma3"),
-        post_norms=gemma3,
         sliding_window=rng.choice((32, 600)) if gemma3 else None,
         global_every=rng.choice((2, 3)) if gemma3 else 1,
     )

@@ -31,6 +31,7 @@ from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
+from tests.accuracy.random_plans import of_family
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, write
 from tests.accuracy.wide_plans import without_conflicts
 
@@ -135,8 +136,8 @@ def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
     length = rng.choice(scale.lengths)
     if not gated:
         length = min(length, 1024)
-    architecture = Architecture(
-        family="llama" if family == "qwen" else family,  # type: ignore[arg-type]
+    architecture = of_family(
+        family,
         vocab_size=rng.choice(scale.vocabularies),
         hidden_size=hidden,
         layers=rng.choice(scale.layers),
@@ -145,16 +146,7 @@ def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
         head_size=head_size,
         intermediate_size=4 * hidden if not gated else 128 * int(hidden * rng.uniform(2, 6) / 128),
         max_positions=1024 if not gated else 8192,
-        norm="rmsnorm" if gated else "layernorm",
-        norm_unit_offset=gemma,
-        activation="silu" if gated and not gemma else "gelu_tanh",
-        gated_mlp=gated,
-        biases=not gated,
-        positions="rope" if gated else "learned",
         tied_embeddings=gemma or not gated or rng.random() < 0.5,
-        scale_embeddings=gemma,
-        query_key_norm=family in ("qwen", "gemma3"),
-        post_norms=gemma3,
         sliding_window=rng.choice((512, 1024)) if gemma3 else None,
         global_every=rng.choice((2, 6)) if gemma3 else 1,
     )

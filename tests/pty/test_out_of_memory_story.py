@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +20,6 @@ PLAN = {
 }  # fmt: skip
 """About 200 MiB by the estimate of either backend."""
 SLOW = 180.0
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    env = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "NO_COLOR"))},
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "OMP_NUM_THREADS": "1",
-        "LC_ALL": "C.UTF-8",
-    }
-    yield env
-    memconsole(env, "stop", "latest", "--kill", "--yes", code=None)
 
 
 def runs(env: dict[str, str]) -> list[dict[str, Any]]:

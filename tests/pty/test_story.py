@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from terminal import Terminal
@@ -24,18 +23,6 @@ RESTORED = (b"\x1b[?1049l", b"\x1b[?25h")
 SLOW = 120.0
 
 Open = Callable[..., Terminal]
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    env = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "NO_COLOR"))},
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "OMP_NUM_THREADS": "1",
-        "LC_ALL": "C.UTF-8",
-    }
-    yield env
-    memconsole(env, "stop", "latest", "--kill", "--yes", code=None)
 
 
 @pytest.fixture

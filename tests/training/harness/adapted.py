@@ -38,6 +38,17 @@ COMPOSED = {
 }
 
 
+BASE = {
+    "device.name": "cpu",
+    "data.sequence_length": LENGTH,
+    "train.batch_size": 4,
+    "train.learning_rate": 1e-2,
+    "train.warmup_steps": 2,
+    "train.sample_tokens": 0,
+}
+"""Settings of a plan for one of `MODELS` on `batch`."""
+
+
 class Base:
     """A model whose every tensor is far from zero."""
 
@@ -51,14 +62,8 @@ class Base:
 
 
 def plan_with(backend: str, changes: dict[str, Any] | None = None) -> Plan:
-    base = {
+    base = BASE | {
         "backend": backend,
-        "device.name": "cpu",
-        "data.sequence_length": LENGTH,
-        "train.batch_size": 4,
-        "train.learning_rate": 1e-2,
-        "train.warmup_steps": 2,
-        "train.sample_tokens": 0,
         "train.weight_decay": 0.1,
         "optimize.fused_loss": False,
         "optimize.lora_rank": RANK,

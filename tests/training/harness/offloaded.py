@@ -11,7 +11,7 @@ from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
 from tests.training.harness import adapted
-from tests.training.harness.adapted import LENGTH, batch, built
+from tests.training.harness.adapted import BASE, batch, built
 
 LORA = {"optimize.lora_rank": 4, "optimize.freeze_base": True, "optimize.base_storage": "nf4"}
 ROUNDED = {"optimize.precision": "bf16-sr"}
@@ -19,16 +19,7 @@ IN_BACKWARD = {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
 
 
 def plan_with(backend: str, changes: dict[str, Any]) -> Plan:
-    base = {
-        "backend": backend,
-        "device.name": "cpu",
-        "data.sequence_length": LENGTH,
-        "train.batch_size": 4,
-        "train.learning_rate": 1e-2,
-        "train.warmup_steps": 2,
-        "train.sample_tokens": 0,
-    }
-    plan = plans.replace(Plan(), base | changes)
+    plan = plans.replace(Plan(), BASE | {"backend": backend} | changes)
     check_trainable(plan)
     check(plan)
     return plan

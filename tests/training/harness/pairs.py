@@ -15,19 +15,12 @@ from memconsole.plan.optimizations import BY_KEY, check_trainable, conflict
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
+from tests.training.harness import adapted
 from tests.training.harness.adapted import LENGTH, batch
 
 ACCUMULATED = {"optimize.accumulation_steps": 2, "train.batch_size": 2}
 ADAPTERS = {"optimize.lora_rank": 64, "optimize.freeze_base": True}
-BASE = {
-    "device.name": "cpu",
-    "data.sequence_length": LENGTH,
-    "train.batch_size": 4,
-    "train.learning_rate": 1e-2,
-    "train.warmup_steps": 2,
-    "train.sample_tokens": 0,
-    "train.grad_clip": 0.0,
-}
+BASE = adapted.BASE | {"train.grad_clip": 0.0}
 
 
 ROWS: dict[str, list[dict[str, Any]]] = {

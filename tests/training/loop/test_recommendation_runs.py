@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ from memconsole.plan import catalog
 from memconsole.plan.made import Size
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.trained import frozen_names
-from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events
-from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole_trainer.__main__ import run as run_attempt
+from memconsole.runs.record.directory import create_run
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
-from tests.training.harness.runs import state_hashes, told
+from tests.training.harness.runs import attempt, state_hashes, told
 
 BACKENDS = ("torch", "jax")
 TINY: dict[str, Any] = {
@@ -49,28 +46,10 @@ def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-class StopAt(Attempt):
-    """An attempt that is asked to stop when it has come to a step."""
-
-    stop_at: Callable[[int], bool] = staticmethod(lambda step: False)
-
-    def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
-        super().progress(phase, step, bytes_written)
-        if self.stop_at(step):
-            self.stop_requested = True
-
-
 def plan(path: Path, backend: str, **changes: Any) -> Plan:
     settings = {key.replace("__", "."): value for key, value in changes.items()}
     found = {**TINY, "backend": backend, "data.source": str(path), **settings}
     return replace(catalog.preset("efficientids"), found)
-
-
-def attempt(run: RunDirectory, stop_at: Callable[[int], bool] | None = None) -> int:
-    with StopAt(run, run.new_attempt()) as started:
-        if stop_at is not None:
-            started.stop_at = stop_at  # type: ignore[method-assign]
-        return run_attempt(started)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -81,7 +60,7 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     made = plan(ratings, backend, train__max_steps=14)
     whole, broken = create_run(made), create_run(made)
     assert attempt(whole) == 0
-    assert attempt(broken, lambda step: step >= 7) == 75
+    assert attempt(broken, lambda phase, step: step >= 7) == 75
     assert attempt(broken) == 0
     assert state_hashes(broken) == state_hashes(whole)
     last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]
@@ -130,7 +109,7 @@ def test_ratings_that_changed_since_the_run_began_are_refused(
     path = tmp_path / "ratings.dat"
     path.write_bytes(ratings.read_bytes())
     run = create_run(plan(path, "torch", model__items=61))
-    assert attempt(run, lambda step: step >= 2) == 75
+    assert attempt(run, lambda phase, step: step >= 2) == 75
     for line, message in (
         ("1::1::5::2000000000\n", "the data has changed since step-"),
         ("1::999::5::2000000000\n", f"{path}: item 999 was not there when this run began"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,14 @@ import pytest
 
 from memconsole.plan.made import Size, kind, parse_options
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events
-from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole_trainer.__main__ import run as run_attempt
+from memconsole.runs.record.directory import create_run
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.data.windows.split import WindowSplit
-from tests.training.harness.runs import state_hashes, told
+from tests.training.harness.runs import attempt, state_hashes, told
 
 BACKENDS = ("torch", "jax")
 LENGTH, FEATURES, OUTPUTS = 8, 19, 6
@@ -72,27 +69,9 @@ def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-class StopAt(Attempt):
-    """An attempt that is asked to stop when it has come to a step."""
-
-    stop_at: Callable[[int], bool] = staticmethod(lambda step: False)
-
-    def progress(self, phase: str, step: int, bytes_written: int = 0) -> None:
-        super().progress(phase, step, bytes_written)
-        if self.stop_at(step):
-            self.stop_requested = True
-
-
 def plan(path: Path, backend: str, **changes: Any) -> Plan:
     settings = {key.replace("__", "."): value for key, value in changes.items()}
     return replace(Plan(), {**TINY, "backend": backend, "data.source": str(path), **settings})
-
-
-def attempt(run: RunDirectory, stop_at: Callable[[int], bool] | None = None) -> int:
-    with StopAt(run, run.new_attempt()) as started:
-        if stop_at is not None:
-            started.stop_at = stop_at  # type: ignore[method-assign]
-        return run_attempt(started)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -124,7 +103,7 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     whole, broken = create_run(plan(windows, backend)), create_run(plan(windows, backend))
     assert attempt(whole) == 0
     for stop in (7, 26):
-        assert attempt(broken, lambda step, stop=stop: step >= stop) == 75
+        assert attempt(broken, lambda phase, step, stop=stop: step >= stop) == 75
     assert attempt(broken) == 0
     assert state_hashes(broken) == state_hashes(whole)
     last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]

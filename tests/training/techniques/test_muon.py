@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan import plan as plans
 from memconsole.plan.models.architecture import parameters
 from memconsole.plan.plan import Plan
 from memconsole_jax.techniques import muon as jax_muon
@@ -20,34 +19,23 @@ from memconsole_torch.techniques import muon as torch_muon
 from memconsole_trainer.techniques import muon
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
-from tests.training.harness import adapted, tiny_models
-from tests.training.harness.adapted import LENGTH, MODELS, batch, built
+from tests.training.harness import adapted, offloaded, tiny_models
+from tests.training.harness.adapted import MODELS, batch
 
 torch.set_num_threads(1)
 SHAPES = [(24, 24), (40, 16), (16, 40), (8, 1)]
 STEPS = 8
 
 
+MUON = {"optimize.optimizer": "muon"}
+
+
 def plan_with(backend: str, changes: dict[str, Any] | None = None) -> Plan:
-    base = {
-        "backend": backend,
-        "device.name": "cpu",
-        "data.sequence_length": LENGTH,
-        "train.batch_size": 4,
-        "train.learning_rate": 1e-2,
-        "train.warmup_steps": 2,
-        "train.sample_tokens": 0,
-        "optimize.optimizer": "muon",
-    }
-    return plans.replace(Plan(), base | (changes or {}))
+    return offloaded.plan_with(backend, MUON | (changes or {}))
 
 
 def losses(backend: str, changes: dict[str, Any] | None = None) -> tuple[Any, list[float]]:
-    plan = plan_with(backend, changes)
-    engine = built(plan)
-    for step in range(STEPS):
-        engine.train_step(batch(plan, step))
-    return engine, [m.loss for m in engine.take_metrics()]
+    return offloaded.stepped(backend, MUON | (changes or {}), STEPS)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -13,14 +13,14 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.models.architecture import Architecture, parameters
-from memconsole.plan.optimizations import BY_KEY, check_trainable, press
+from memconsole.plan.optimizations import BY_KEY, press
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
-from tests.training.harness import adapted, tiny_models
+from tests.training.harness import adapted, offloaded, tiny_models
 from tests.training.harness.adapted import LENGTH, batch, built
 from tests.training.harness.grids import spread
 
@@ -31,19 +31,7 @@ OPTIMIZERS = ("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", 
 
 
 def plan_with(changes: dict[str, Any]) -> Plan:
-    base = {
-        "device.name": "cpu",
-        "data.sequence_length": LENGTH,
-        "train.batch_size": 4,
-        "train.learning_rate": 1e-2,
-        "train.warmup_steps": 2,
-        "train.sample_tokens": 0,
-        "train.grad_clip": 0.0,
-    }
-    plan = plans.replace(Plan(), base | changes)
-    check_trainable(plan)
-    check(plan)
-    return plan
+    return offloaded.plan_with("torch", {"train.grad_clip": 0.0} | changes)
 
 
 def stepped(changes: dict[str, Any]) -> tuple[Any, list[Any]]:

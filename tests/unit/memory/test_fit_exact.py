@@ -17,6 +17,7 @@ from memconsole.memory.tracers.exact_book import ExactBook, Progress
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
+from tests.unit.memory.cards import card
 
 PLAN = plans.replace(
     Plan(), {"model.name": "gpt2", "data.sequence_length": 512, "train.batch_size": 8}
@@ -25,19 +26,6 @@ KEEP = frozenset(
     f"optimize.{name}"
     for name in ("lora_rank", "compile", "optimizer_offload", "activation_offload")
 )
-
-
-def device(usable: int) -> Budget:
-    return Budget(
-        name="gpu",
-        kind="gpu",
-        memory_label="VRAM",
-        total_bytes=usable,
-        usable_bytes=usable,
-        why="test",
-        bandwidth_bytes_per_second=1e12,
-        peak_flops={"fp32": 2e13, "bf16": 1e14},
-    )
 
 
 class Oracle(ExactBook):
@@ -74,7 +62,7 @@ class Oracle(ExactBook):
 def test_the_exact_fit_is_that_of_someone_who_knows_every_plan_exactly(
     seed: int, mebibytes: int
 ) -> None:
-    book, budget = Oracle(seed), device(mebibytes << 20)
+    book, budget = Oracle(seed), card(mebibytes << 20)
     found, problem = fit_exactly(book, PLAN, budget, KEEP, 60)
     wanted = fit(PLAN, budget, KEEP, lambda p, on: table_of(p, on, book.truth))
     assert problem == ""
@@ -87,7 +75,7 @@ def test_the_exact_fit_is_that_of_someone_who_knows_every_plan_exactly(
 
 
 def test_without_a_tracer_the_formula_decides_and_the_reason_is_told() -> None:
-    budget = device(6 << 30)
+    budget = card(6 << 30)
     book = Oracle(1, mute=True)
     found, problem = fit_exactly(book, PLAN, budget, KEEP, 60)
     assert problem == "no tracer"
@@ -96,5 +84,5 @@ def test_without_a_tracer_the_formula_decides_and_the_reason_is_told() -> None:
 
 def test_a_budget_beyond_every_band_asks_nothing_but_the_best() -> None:
     book = Oracle(2)
-    found, _ = fit_exactly(book, PLAN, device(1 << 50), KEEP, 60)
+    found, _ = fit_exactly(book, PLAN, card(1 << 50), KEEP, 60)
     assert book.asked == [found.plan]

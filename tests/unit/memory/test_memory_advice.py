@@ -16,9 +16,9 @@ from memconsole.memory.answers.advice import (
 )
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan
+from tests.unit.memory.cards import card
 
 GIB = 2**30
 PLAN = plans.replace(
@@ -26,25 +26,12 @@ PLAN = plans.replace(
 )
 
 
-def device(usable: int, kind: str = "gpu") -> Budget:
-    return Budget(
-        name=kind,
-        kind=kind,
-        memory_label="VRAM",
-        total_bytes=usable,
-        usable_bytes=usable,
-        why="test",
-        bandwidth_bytes_per_second=1e12,
-        peak_flops={"fp32": 2e13, "bf16": 1e14},
-    )
-
-
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_every_remedy_saves_what_it_says_and_comes_in_the_troubleshooting_order(
     backend: str,
 ) -> None:
     plan = plans.replace(PLAN, {"backend": backend})
-    budget = device(12 * GIB)
+    budget = card(12 * GIB)
     before = table_of(plan, budget)
     assert not before.fits
     found = remedies(plan, budget)
@@ -58,7 +45,7 @@ def test_every_remedy_saves_what_it_says_and_comes_in_the_troubleshooting_order(
 
 
 def test_a_remedy_that_fits_changes_no_more_than_it_must() -> None:
-    budget = device(12 * GIB)
+    budget = card(12 * GIB)
     split = next(r for r in remedies(PLAN, budget) if "optimize.accumulation_steps" in r.changes)
     assert split.fits
     steps = split.changes["optimize.accumulation_steps"]
@@ -80,17 +67,17 @@ def test_every_optimization_that_saves_memory_and_is_trained_is_offered_or_says_
 
 
 def test_offloads_and_an_update_in_the_backward_pass_are_remedies() -> None:
-    found = {r.key: r for r in remedies(PLAN, device(12 * GIB))}
+    found = {r.key: r for r in remedies(PLAN, card(12 * GIB))}
     assert found["optimize.activation_offload"].result == ""
     assert found["optimize.optimizer_offload"].result == ""
     assert found["optimize.activation_offload"].label == "activation offload: on"
     roomy = plans.replace(PLAN, {"train.batch_size": 1, "data.sequence_length": 128})
-    found = {r.key: r for r in remedies(roomy, device(2 * GIB))}
+    found = {r.key: r for r in remedies(roomy, card(2 * GIB))}
     updating = found["optimize.optimizer_in_backward"]
     assert updating.changes == {"optimize.optimizer_in_backward": True, "train.grad_clip": 0.0}
     assert updating.result == "gradients are not clipped"
     unclipped = plans.replace(roomy, {"train.grad_clip": 0.0})
-    found = {r.key: r for r in remedies(unclipped, device(2 * GIB))}
+    found = {r.key: r for r in remedies(unclipped, card(2 * GIB))}
     assert found["optimize.optimizer_in_backward"].changes == {
         "optimize.optimizer_in_backward": True
     }
@@ -101,7 +88,7 @@ def test_adapters_are_offered_on_loaded_weights_alone_and_say_what_they_change(
     tmp_path: Path,
 ) -> None:
     """Adapters on a base of new weights learn little: models of the catalog begin with such."""
-    budget = device(4 * GIB)
+    budget = card(4 * GIB)
     new = plans.replace(PLAN, {"train.batch_size": 1, "data.sequence_length": 128})
     assert "optimize.lora_rank" not in {r.key for r in remedies(new, budget)}
     config = {
@@ -112,20 +99,20 @@ def test_adapters_are_offered_on_loaded_weights_alone_and_say_what_they_change(
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     loaded = plans.replace(new, {"model.name": str(tmp_path)})
-    found = {r.key: r for r in remedies(loaded, device(2 * GIB))}
+    found = {r.key: r for r in remedies(loaded, card(2 * GIB))}
     adapters = found["optimize.lora_rank"]
     assert adapters.result == "adapters instead of the whole model"
     assert adapters.changes["optimize.freeze_base"] is True
     assert adapters.saves_bytes > GIB // 2
     adapted = plans.replace(loaded, {"optimize.lora_rank": 16, "optimize.freeze_base": True})
-    found = {r.key: r for r in remedies(adapted, device(GIB // 4))}
+    found = {r.key: r for r in remedies(adapted, card(GIB // 4))}
     assert found["optimize.lora_rank"].changes["optimize.lora_rank"] == 8
     assert found["optimize.base_storage"].result == "quantized frozen weights"
 
 
 def test_an_evaluation_that_is_the_peak_is_made_smaller_without_changing_the_result() -> None:
     plan = plans.replace(PLAN, {"train.batch_size": 1, "train.evaluation_batch_size": 4096})
-    budget = device(12 * GIB)
+    budget = card(12 * GIB)
     assert table_of(plan, budget).peak_phase == "evaluation"
     first = remedies(plan, budget)[0]
     assert first.key == "train.evaluation_batch_size"
@@ -135,7 +122,7 @@ def test_an_evaluation_that_is_the_peak_is_made_smaller_without_changing_the_res
 
 def test_a_sized_model_can_be_made_smaller() -> None:
     plan = plans.replace(Plan(), {"model.target_params": 100_000_000, "train.batch_size": 1})
-    budget = device(GIB, "cpu")
+    budget = card(GIB, "cpu")
     assert any("model.target_params" in r.changes for r in remedies(plan, budget))
 
 
@@ -143,7 +130,7 @@ def test_a_sized_model_can_be_made_smaller() -> None:
 @pytest.mark.parametrize("gib", [6, 8, 24])
 def test_the_largest_batch_fits_and_one_more_row_does_not(backend: str, gib: int) -> None:
     plan = plans.replace(PLAN, {"backend": backend})
-    budget = device(gib * GIB)
+    budget = card(gib * GIB)
     rows = largest_micro_batch(plan, budget)
     assert rows is not None
     assert table_of(plans.replace(plan, {"train.batch_size": rows}), budget).fits
@@ -151,7 +138,7 @@ def test_the_largest_batch_fits_and_one_more_row_does_not(backend: str, gib: int
 
 
 def test_the_largest_sequence_fits_and_the_next_does_not_or_has_no_positions() -> None:
-    budget = device(8 * GIB)
+    budget = card(8 * GIB)
     length = largest_sequence_length(PLAN, budget)
     assert length is not None
     assert length % 8 == 0
@@ -164,5 +151,5 @@ def test_the_largest_sequence_fits_and_the_next_does_not_or_has_no_positions() -
 
 
 def test_where_not_even_one_row_fits_there_is_no_largest_batch() -> None:
-    assert largest_micro_batch(PLAN, device(GIB // 2)) is None
-    assert largest_sequence_length(PLAN, device(GIB // 2)) is None
+    assert largest_micro_batch(PLAN, card(GIB // 2)) is None
+    assert largest_sequence_length(PLAN, card(GIB // 2)) is None

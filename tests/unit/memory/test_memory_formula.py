@@ -22,21 +22,13 @@ from memconsole.plan.budget import Budget
 from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data import stream
+from tests.unit.memory.cards import card
 
 GIB = 2**30
 
 
 def budget(kind: str = "gpu", usable: int = 24 * GIB) -> Budget:
-    return Budget(
-        name=kind,
-        kind=kind,
-        memory_label="VRAM",
-        total_bytes=usable,
-        usable_bytes=usable,
-        why="test",
-        bandwidth_bytes_per_second=1e12,
-        peak_flops={"fp32": 2e13, "bf16": 1e14},
-    )
+    return card(usable, kind)
 
 
 @st.composite
