@@ -26,7 +26,7 @@ from memconsole.runs.read.liveness import liveness, settled
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.manifest import step_of, verify
 from tests.training.harness.runs import plan, state_hashes

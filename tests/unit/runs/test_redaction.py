@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from memconsole.runs.record import events
-from memconsole.runs.record.eventlog import EventReader, EventWriter
+from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.redaction import (
     REDACTED,
     OutputStream,
