@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import errno
+import os
 import time
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -14,6 +16,7 @@ from memconsole.runs.read.follow import status
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.runs.record.states import LIVE
 from memconsole.sanitize import clean
+from memconsole.units import format_bytes
 
 CHUNK = 1 << 16
 LONGEST = 1 << 18
@@ -34,6 +37,9 @@ def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
     log = found.attempt_path(number) / "out.log"
     try:
         with open_regular(log) as source:
+            dropped = skip_hole(source)
+            if dropped:
+                click.echo(f"[{format_bytes(dropped)} of earlier output were not kept]")
             for text in texts(source, found if watch else None, raw=raw):
                 click.echo(text, nl=False)
     except FileNotFoundError:
@@ -45,6 +51,20 @@ def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
     except OSError as error:
         problem = f"out.log cannot be read: {error.strerror}"
         raise RunError(f"{found.id}: attempt {number}: {problem}") from None
+
+
+def skip_hole(source: BinaryIO) -> int:
+    """Go to the first byte that is on the disk; of long outputs only the end is kept.
+
+    Returns the bytes before it.
+    """
+    try:
+        return source.seek(0, os.SEEK_DATA)
+    except OSError as error:
+        # Not every file system tells where data begins. ENXIO: there are none.
+        return source.seek(0, os.SEEK_END if error.errno == errno.ENXIO else os.SEEK_SET)
+    except AttributeError:
+        return 0
 
 
 def texts(source: BinaryIO, live: RunDirectory | None, *, raw: bool) -> Iterator[str]:

@@ -160,6 +160,15 @@ def test_a_line_without_end_is_printed_in_pieces_and_whole() -> None:
     ]
 
 
+def test_the_dropped_head_of_a_long_log_is_told_and_not_printed(run: RunDirectory) -> None:
+    log = run.attempt_path(1) / "out.log"
+    with open(log, "wb") as file:
+        file.seek(64 << 20)
+        file.write(b"step 2\n")
+    done = CliRunner().invoke(cli, ["logs", run.id])
+    assert done.output == "[64.0 MiB of earlier output were not kept]\nstep 2\n"
+
+
 def test_a_log_that_is_no_file_is_named(run: RunDirectory) -> None:
     log = run.attempt_path(1) / "out.log"
     log.unlink()
