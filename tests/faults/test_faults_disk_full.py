@@ -21,7 +21,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.record import events, files
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record.directory import create_run
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
 
 def step(n):
