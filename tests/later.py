@@ -41,6 +41,7 @@ LATER = (
     "training/engine/test_torch_engine.py::test_resuming_continues_bit_for_bit[lion]",
     "training/engine/test_torch_engine.py::test_resuming_continues_bit_for_bit[sgd]",
     "training/loop/test_evaluation_batch.py::test_the_loss_does_not_depend_on_the_evaluation_batch[jax]",
+    "training/loop/test_mixed_runs.py::test_a_resumed_run_on_kept_tokens_is_an_uninterrupted_one_that_tokenizes[jax]",
     "training/loop/test_pause.py::test_a_paused_run_goes_on_to_the_same_end[jax]",
     "training/loop/test_preflight.py::test_a_run_is_to_the_bit_what_it_is_without_a_preflight[jax-]",
     "training/loop/test_preflight.py::test_a_run_is_to_the_bit_what_it_is_without_a_preflight[jax-bf16-sr-muon]",
