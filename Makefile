@@ -52,6 +52,9 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/agreement.py
 	$(BIN)/python tests/bench/bitnet.py
 	$(BIN)/python tests/bench/window_reading.py
+	$(BIN)/python tests/bench/tokenizing.py
+	$(BIN)/python tests/bench/resuming.py
+	$(BIN)/python tests/bench/waiting.py
 	$(BIN)/python tests/pty/bar.py
 
 screenshots: .venv/.installed-dev

@@ -140,9 +140,10 @@ class BatchStream:
     def fill(self, waiting: Callable[[], None] | None = None) -> None:
         """Wait for the first item. By then most of the data's memory is allocated.
 
-        `waiting` and errors are as in `next`.
+        No step waits meanwhile, so it does not count as waited. `waiting` and errors are as in `next`.
         """
         self._first = self.next(waiting)
+        self._waited_seconds = 0.0
 
     def take_waited_seconds(self) -> float:
         """Seconds that `next` waited for the thread since the last call."""
