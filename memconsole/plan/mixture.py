@@ -25,6 +25,8 @@ class Part(NamedTuple):
 
 def parts(plan: Plan) -> tuple[Part, ...]:
     """The sources that are trained on, `data.source` first. Raises `PlanError`."""
+    if plan.data.mix is None and plan.data.validation is None:
+        return (Part(plan, 1.0),)
     others = _others(plan.data.mix)
     if not others:
         return (Part(replace(plan, _ALONE), 1.0),)

@@ -1,6 +1,6 @@
 """Speed of tokenizing while training, beside the bare library; and of tokens that were kept on disk.
 
-    python tests/bench/tokenizing.py [--rounds 5] [--megabytes 8]
+    python tests/bench/tokenizing.py [--rounds 9] [--megabytes 2]
 
 Three sources with the same text: a folder of files, a column of a table, and records of which only the
 answers are learned. The library's `encode_batch` gets the texts in memory, 1,000 at a time, and its
@@ -156,8 +156,8 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--megabytes", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--megabytes", type=int, default=2)
     given = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as name:

@@ -64,7 +64,7 @@ _MEANT_FOR = {
         "model.items",
         "model.clusters",
     ),
-    "data.source": ("data.max_examples",),
+    "data.source": ("data.max_examples", "data.mix", "data.validation"),
 }
 """Settings that are reset when another value is chosen for the key."""
 

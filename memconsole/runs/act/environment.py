@@ -61,7 +61,8 @@ def trainer_environment(
     memory allocation"; mallopt(3).
     """
     kind = kind or device_kind(plan)
-    wanted: dict[str, str] = {}
+    # Otherwise the library tokenizes with one thread after the process was forked.
+    wanted = {"TOKENIZERS_PARALLELISM": "true"}
     if kind == "cpu":
         wanted |= MALLOC_RETURNS[plan.backend]
     if plan.backend == "torch" and kind == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in inherited:

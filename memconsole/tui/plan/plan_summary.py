@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from memconsole.plan import catalog
+from memconsole.plan.mixture import parts
 from memconsole.plan.origin import shortly
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.ink import Line, Span, fit, left
 from memconsole.tui.views.plan_view import PlanView
@@ -45,7 +46,7 @@ def summary_lines(view: PlanView, width: int) -> list[Line]:
         (
             "data",
             "data",
-            f"{plan.data.source} · {plan.data.sequence_length:,} {task_of(plan).positions}/row",
+            f"{_data(plan)} · {plan.data.sequence_length:,} {task_of(plan).positions}/row",
         ),
         ("device", "device", device),
         ("backend", "backend", plan.backend),
@@ -71,6 +72,17 @@ def _name(plan: Plan) -> str:
     """The model's name; of a directory the last part, which tells it apart where there is little room."""
     name = plan.model.name
     return name.rstrip("/").rpartition("/")[2] if catalog.model_directory(plan) else name
+
+
+def _data(plan: Plan) -> str:
+    """The source, with its share and the number of others if it is mixed."""
+    try:
+        first, *others = parts(plan)
+    except PlanError:  # the estimate says what is wrong with it
+        return plan.data.source
+    return (
+        f"{plan.data.source} {first.share:.0%} + {len(others)} more" if others else plan.data.source
+    )
 
 
 class PlanSummary(Painted):

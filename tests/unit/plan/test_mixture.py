@@ -10,9 +10,12 @@ import pytest
 
 from memconsole.cli.plans.sources import source_lines
 from memconsole.memory.state.data import dataset_tokens, training_tokens
+from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.mixture import parts, validation_plan
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.tui.plan.plan_summary import summary_lines
+from memconsole.tui.views.plan_view import PlanView
 
 
 @pytest.fixture
@@ -113,6 +116,12 @@ def test_plan_tells_shares_and_validation(folder: Path) -> None:
     assert source_lines(plan("a.txt")) == []
     found = source_lines(plan("a.txt", mix="b.txt=0.25", validation="c.txt"))
     assert found == ["data 75.0% a.txt, 25.0% b.txt; validated on c.txt"]
+    mixed = plan(folder / "a.txt", mix=f"{folder / 'b.txt'}=0.25", validation=folder / "c.txt")
+    view = PlanView(mixed)
+    row = "".join(span.text for span in summary_lines(view, 200)[1])
+    assert "a.txt 75% + 1 more" in row
+    other = catalog.choose(mixed, "data.source", str(folder / "c.txt"))
+    assert (other.data.mix, other.data.validation) == (None, None)
 
 
 def test_a_mixture_is_priced_as_a_pass_over_its_source(folder: Path) -> None:

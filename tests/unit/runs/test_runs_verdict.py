@@ -252,6 +252,9 @@ def test_the_environment_fits_the_device_and_keeps_what_a_person_set(tmp_path: P
     assert (made["MEMCONSOLE_RUN_ID"], made["MEMCONSOLE_ATTEMPT"]) == ("id", "3")
     assert made["PYTHONUNBUFFERED"] == "1"
     assert "PYTORCH_ALLOC_CONF" not in made
+    assert made["TOKENIZERS_PARALLELISM"] == "true"
+    single = {"TOKENIZERS_PARALLELISM": "false"}
+    assert trainer_environment(plan, single)["TOKENIZERS_PARALLELISM"] == "false"
     gpu = trainer_environment(plan, {}, kind="cuda")
     assert gpu["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert "MALLOC_ARENA_MAX" not in gpu
