@@ -54,6 +54,8 @@ def validation_plan(plan: Plan) -> Plan | None:
 
 def check_mixture(plan: Plan) -> None:
     """Raise `PlanError` if a source is not there, or two of them overlap."""
+    if plan.data.mix is None and plan.data.validation is None:
+        return
     trained = parts(plan)
     for i, part in enumerate(trained):
         entry = catalog.dataset(part.plan)

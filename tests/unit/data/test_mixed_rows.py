@@ -210,3 +210,35 @@ def test_texts_and_rows_of_tokens_are_not_mixed(tmp_path: Path) -> None:
     ):
         with pytest.raises(PlanError, match=r"holds rows of tokens, .* holds texts"):
             open_text(plan(folder, **changes), 300)
+
+
+class Hub:
+    """What `datasets` calls an IterableDataset, of one split."""
+
+    features = None
+
+    def __init__(self, split: str, first: int = 0) -> None:
+        self._split, self._first = split, first
+
+    def skip(self, number: int) -> Hub:
+        return Hub(self._split, self._first + number)
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        for number in range(self._first, 90):
+            yield {"text": f"{self._split} text of number {number}"}
+
+
+def test_a_split_of_the_hub_is_validated_on_and_its_texts_are_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split, **__: Hub(split))
+    settings = {"data.source": "hf://owner/name", "data.validation": "test", "train.max_steps": 9}
+    found, _ = prepared(replace(plan(tmp_path), settings), tmp_path)
+    assert found.portions[0].description.startswith("hf://owner/name: a stream")
+    trained = texts(found, list(found.portions[0].blocks.iterate(0)))
+    assert "train text of number 89" in trained
+    assert "test text" not in trained
+    held = texts(found, [b["inputs"] for b in found.validation.batches(BatchShape(1, 4, 8), 0)])
+    assert "test text of number 88" in held
+    assert "train text" not in held

@@ -62,10 +62,11 @@ class TextSources:
 
     @property
     def hashes(self) -> DataHashes:
-        """Hashes of all that is trained on."""
-        if len(self.trained) == 1:
+        """Hashes of all that is read."""
+        parts = (*self.trained, *self.held) if self.own_validation else self.trained
+        if len(parts) == 1:
             return self.first.source.hashes
-        return DataHashes.of([part.source.hashes for part in self.trained])
+        return DataHashes.of([part.source.hashes for part in parts])
 
     def left_out(self) -> frozenset[int]:
         """Hashes of the texts of `data.validation`, which are not trained on."""
