@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -25,10 +25,17 @@ class RefusedError(Exception):
 
 
 def trained(
-    settings: Settings, state: Path, environment: Mapping[str, str] = MappingProxyType({})
+    settings: Settings,
+    state: Path,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    options: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """`memconsole report --json` of a run with `settings`, kept under the folder `state`. Raises `RefusedError`."""
-    words = [part for key, value in settings.items() for part in ("--set", f"{key}={_word(value)}")]
+    """`memconsole report --json` of a run with `settings` and `options`, kept under the folder `state`. Raises
+    `RefusedError`."""
+    words = [*options]
+    words += [
+        part for key, value in settings.items() for part in ("--set", f"{key}={_word(value)}")
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "memconsole", "train", "--json", "--force", *words],
         env={**os.environ, **environment, "XDG_STATE_HOME": str(state)},
