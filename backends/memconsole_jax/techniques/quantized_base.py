@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -23,6 +22,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import BaseStorage
+from memconsole_jax import target
 from memconsole_jax.models.layers import Linear, product
 from memconsole_jax.models.recompute import recomputed
 from memconsole_jax.stacking import Stack
@@ -91,22 +91,23 @@ def decoded(codes: Array, scales: Array, shape: tuple[int, int]) -> Array:
     if blocks.shape[1] == BLOCK:
         values = lax.bitcast_convert_type(blocks, jnp.int8).astype(jnp.float32)
     else:
-        halves = jnp.array([4, 0], jnp.uint8).reshape(2, 1, 1)
-        values = _nf4(blocks[:, None] >> halves & 15).reshape(groups, BLOCK, rows)
+        values = _nf4(jnp.concatenate([blocks >> 4, blocks & 15], axis=1))
     table = (values * scales[:, None]).reshape(-1, rows).T
     return table if table.shape == shape else table.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def _nf4(codes: Array) -> Array:
-    """The values of codes 0 to 15, chosen bit by bit: unlike a lookup, this is fused with what uses
-    it."""
-    values: list[Array | float] = list(NF4)
+    """The values of codes 0 to 15. A TPU looks up slowly and in padded arrays, so that there they
+    are chosen bit by bit. Elsewhere XLA would keep each of the constants as a whole array."""
+    if target.kind() != "tpu":
+        table = jnp.array(NF4, jnp.float32)
+        return table.at[codes.astype(jnp.int32)].get(mode="promise_in_bounds")
+    values: list[Array] = [jnp.float32(value) for value in NF4]
     for bit in range(4):
         is_set = (codes & (1 << bit)) != 0
         pairs = zip(values[::2], values[1::2], strict=True)
-        values = [jnp.where(is_set, odd, jnp.float32(even)) for even, odd in pairs]
+        values = [jnp.where(is_set, odd, even) for even, odd in pairs]
     (found,) = values
-    assert isinstance(found, jax.Array)
     return found
 
 
