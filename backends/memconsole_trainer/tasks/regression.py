@@ -123,7 +123,12 @@ class WindowData:
             "seen_": [f for i, f in enumerate(systems) if i not in self._split.unseen],
         }
         length = self._plan.data.sequence_length
-        return {name: Trials(found, length, noise) for name, found in sides.items() if found}
+        try:
+            return {name: Trials(found, length, noise) for name, found in sides.items() if found}
+        except ValueError as error:
+            raise DataError(
+                f"{self._file.path}: its systems cannot be controlled: {error}"
+            ) from None
 
     def _policy(self, engine: Engine) -> Callable[[Any], Any]:
         def policy(windows: Any) -> Any:

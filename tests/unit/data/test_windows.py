@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from memconsole.plan import catalog
 from memconsole.plan.made import Size, kind, parse_options
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
@@ -21,12 +22,23 @@ from memconsole_trainer.data.windows.file import WindowFile, Windows
 from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
 from memconsole_trainer.data.windows.split import HELD, TRAIN, UNSEEN, WindowSplit
 from memconsole_trainer.tasks.linear_maps import LinearMaps, predicted
+from memconsole_trainer.tasks.regression import open_data
 
 FAMILIES = "yaw_stability,two_masses,cart_pendulum,lane_keeping,dc_motor,path_tracking"
 FEATURES, OUTPUTS = 19, 6
 
 
 def still() -> None: ...
+
+
+class Quiet:
+    """A `Teller` that says nothing."""
+
+    def phase(self, phase: str, detail: str = "") -> None: ...
+
+    def warning(self, message: str) -> None: ...
+
+    def tick(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +255,52 @@ def test_text_in_place_of_numbers_is_refused(path: Path, tmp_path: Path) -> None
         file["controls"] = np.full((len(file["control_masks"]), OUTPUTS), b"left")
     with pytest.raises(PlanError, match=r"controls holds \|S4; expected floating-point numbers"):
         opened(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("systems/two_masses/A", lambda v: v * np.nan, "systems/two_masses/A holds what is not a finite number"),
+        ("systems/two_masses/K", lambda v: v[..., :1], r"K of system two_masses has shape \(3, 2, 1\); expected \(3, 2, 4\)"),
+        ("systems/two_masses/R", None, "lacks systems/two_masses/R"),
+        ("normalization/two_masses/state_max", lambda v: v[:2], r"state_max of system two_masses has shape \(2,\)"),
+        ("control_masks", lambda v: np.where(np.arange(len(v))[:, None] == 17, -3, v), "row 17 of control_masks holds a number that is not from 0 to 1"),
+        ("controls", lambda v: v.astype("f8") * np.where(np.arange(len(v))[:, None] == 9, 1e300, 1), "row 9 of controls holds a number that is not finite"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_what_cannot_be_used_is_named_with_its_place(
+    name: str, change: Any, message: str, path: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "a.h5"
+    bad.write_bytes(path.read_bytes())
+    with h5py.File(bad, "a") as file:
+        values = file[name][:]
+        del file[name]
+        if change is not None:
+            file[name] = change(values)
+    with pytest.raises(DataError, match=f"{bad}: {message}"):
+        opened(bad).read(0, 64)
+
+
+def test_systems_that_no_control_keeps_stable_are_bad_data(path: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "a.h5"
+    bad.write_bytes(path.read_bytes())
+    with h5py.File(bad, "a") as file:
+        for system in file["systems"].values():
+            system["A"][...] = np.eye(system["A"].shape[-1])
+            system["B"][...] = 0
+    plan = replace(
+        Plan(), {"model.name": "lqr", "data.source": str(bad), "data.sequence_length": 32}
+    )
+    with pytest.raises(DataError, match=f"{bad}: its systems cannot be controlled"):
+        open_data(plan, catalog.model(plan), tmp_path, Quiet(), {})
+
+
+def test_a_file_without_controls_tells_its_rows_and_not_every_system(
+    path: Path, tmp_path: Path
+) -> None:
+    bad = copied(path, tmp_path / "a.h5", "controls")
+    with pytest.raises(PlanError, match="lacks controls; the file holds control_masks") as caught:
+        opened(bad)
+    assert "systems/" not in str(caught.value)

@@ -28,6 +28,7 @@ from memconsole_trainer.data.windows.systems import (
 )
 
 TRAJECTORIES, VARIANTS, SYSTEMS = "trajectory_ids", "variant_ids", "system_ids"
+MASK = DATASETS[2]
 NEIGHBOURS = 4096
 """Most rows of a group that is held out together in a file without trajectory ids."""
 SCAN = 1 << 16
@@ -66,6 +67,7 @@ class WindowFile:
         found = {line.partition(" ")[0] for line in lines}
         missing = [name for name in DATASETS if name not in found]
         if missing:
+            lines = [line for line in lines if "/" not in line.partition(" ")[0]]
             raise PlanError(
                 f"{path}: lacks {', '.join(missing)}; the file holds {', '.join(lines) or 'no datasets'}",
                 "data.source",
@@ -123,7 +125,7 @@ class WindowFile:
 
     def read(self, start: int, stop: int) -> Windows:
         """Read rows `start` to `stop`. Raises `DataError` with file and row if a number is not
-        finite."""
+        finite, or is no share of 1 in a mask."""
         found = self.empty(stop - start)
         self.read_into(start, stop, found, 0)
         return found
@@ -133,16 +135,25 @@ class WindowFile:
         raises."""
         for part, values in zip(self._parts, into, strict=True):
             rows = values[at : at + stop - start]
-            part.read_into(start, stop, rows, self._length if part is self._parts[0] else None)
+            with np.errstate(over="ignore"):  # a number too large for float32 is found below
+                part.read_into(start, stop, rows, self._length if part is self._parts[0] else None)
             # A sum is finite if every number is, and takes no memory; it overflows only with
             # numbers that are looked at one by one then.
-            if not np.isfinite(rows.sum()):
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = rows.sum()
+            if not np.isfinite(total):
                 wrong = ~np.isfinite(rows.reshape(len(rows), -1)).all(1)
                 if wrong.any():
                     raise DataError(
                         f"{self.path}: row {start + int(wrong.argmax()):,} of {part.name} holds "
                         "a number that is not finite"
                     )
+            if part.name == MASK and len(rows) and not (rows.min() >= 0 and rows.max() <= 1):
+                wrong = ~((rows >= 0) & (rows <= 1)).all(1)
+                raise DataError(
+                    f"{self.path}: row {start + int(wrong.argmax()):,} of {part.name} holds a number "
+                    "that is not from 0 to 1"
+                )
 
     def groups(self, start: int, stop: int) -> NDArray[np.int64]:
         """Group number of each row for the split: its trajectory, or its group of neighbours."""

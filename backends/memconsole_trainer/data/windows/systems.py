@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from memconsole_trainer.data.documents import DataError
 from memconsole_trainer.systems.family import Matrix
+from memconsole_trainer.systems.features import MOST_CONTROLS, MOST_STATES
 from memconsole_trainer.systems.variants import Variants
 
 GROUP, NORMALIZATION = "systems", "normalization"
@@ -49,24 +51,53 @@ def write_systems(
 
 
 def read_systems(file: Any) -> list[StoredFamily]:
-    """The families of an open file, in the order of their variant ids; none if it lacks them."""
+    """The families of an open file, in the order of their variant ids; none if it lacks them. Raises
+    `DataError` with file and group if one is incomplete, of another shape or not finite."""
     found = []
-    for name, group in file[GROUP].items() if GROUP in file else ():
-        a, b, q, r, k, states = (np.array(group[m]) for m in (*_MATRICES, "states"))
-        attrs = group.attrs
+    for name in file[GROUP] if GROUP in file else ():
+        a, b, q, r, k, states = (
+            _array(file, f"{GROUP}/{name}/{m}") for m in (*_MATRICES, "states")
+        )
+        state_max, control_max = (
+            _array(file, f"{NORMALIZATION}/{name}/{side}_max") for side in ("state", "control")
+        )
+        attrs = {key: _attribute(file, name, key) for key in ("field", "seconds", "first_variant")}
+        n, m = len(states.reshape(-1)), len(control_max.reshape(-1))
+        if n > MOST_STATES or m > MOST_CONTROLS:
+            raise DataError(
+                f"{file.filename}: {GROUP}/{name} has {n} states and {m} controls; expected at most "
+                f"{MOST_STATES} and {MOST_CONTROLS}"
+            )
+        shapes = (len(a), n, n), (len(a), n, m), (n, n), (m, m), (len(a), m, n), (n,), (n,), (m,)
+        arrays = (a, b, q, r, k, states, state_max, control_max)
+        names = (*_MATRICES, "states", "state_max", "control_max")
+        for of, array, shape in zip(names, arrays, shapes, strict=True):
+            if array.shape != shape:
+                raise DataError(
+                    f"{file.filename}: {of} of system {name} has shape {array.shape}; expected {shape}"
+                )
         variants = Variants(
             name, str(attrs["field"]), float(attrs["seconds"]), a, b, q, r, k, states
         )
-        scale = file[NORMALIZATION][name]
-        found.append(
-            StoredFamily(
-                int(attrs["first_variant"]),
-                variants,
-                np.array(scale["state_max"]),
-                np.array(scale["control_max"]),
-            )
-        )
+        found.append(StoredFamily(int(attrs["first_variant"]), variants, state_max, control_max))
     return sorted(found, key=lambda family: family.first)
+
+
+def _array(file: Any, name: str) -> Matrix:
+    """An array of finite numbers. Raises `DataError`."""
+    if name not in file:
+        raise DataError(f"{file.filename}: lacks {name}; make the file again or leave out {GROUP}")
+    values = np.array(file[name])
+    if values.dtype.kind not in "fiu" or not values.ndim or not np.isfinite(values).all():
+        raise DataError(f"{file.filename}: {name} holds what is not a finite number")
+    return values.astype(np.float64)
+
+
+def _attribute(file: Any, family: str, name: str) -> Any:
+    attributes = file[GROUP][family].attrs
+    if name not in attributes:
+        raise DataError(f"{file.filename}: {GROUP}/{family} lacks the attribute {name}")
+    return attributes[name]
 
 
 def family_names(file: Any) -> list[str]:
