@@ -54,7 +54,7 @@ def read_systems(file: Any) -> list[StoredFamily]:
     """The families of an open file, in the order of their variant ids; none if it lacks them. Raises
     `DataError` with file and group if one is incomplete, of another shape or not finite."""
     found = []
-    for name in file[GROUP] if GROUP in file else ():
+    for name in file.get(GROUP, ()):
         a, b, q, r, k, states = (
             _array(file, f"{GROUP}/{name}/{m}") for m in (*_MATRICES, "states")
         )
