@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from memconsole.runs.read.report import Story, read_story
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventlog import EventReader
+from memconsole.runs.record.eventreader import EventReader
 from tests.bench.trained import BACKENDS, Settings, into_page, machine, markdown, trained
 
 RESULTS = Path(__file__).with_name("results") / "presets.json"

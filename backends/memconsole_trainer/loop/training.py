@@ -11,6 +11,7 @@ from memconsole.plan.tasks import task_of
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
 from memconsole.runs.record.manifest import step_of
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.engine import Batch, StepMetrics
 from memconsole_trainer.loop import summary
 from memconsole_trainer.loop.preflight import preflight
@@ -54,8 +55,8 @@ class Trainer:
         self._compiled = False
 
     def train(self) -> events.Ended:
-        """Train until the plan is done. Raises `StopRequestedError` after saving a checkpoint, and
-        `NonFiniteLossError`, `FencedError` or OSError without saving one."""
+        """Train until the plan is done. Raises `StopRequestedError` and `DataError` after saving a
+        checkpoint, and `NonFiniteLossError`, `FencedError` or OSError without saving one."""
         self._watch.memory()
         try:
             preflight(self._attempt, self._job, self._watch, self.saver)
@@ -71,6 +72,9 @@ class Trainer:
             self._profiling.stop()
             self._watch.enter("stopping")
             self._save()
+            raise
+        except DataError:
+            self._save()  # the run goes on from here when its data can be read again
             raise
 
     def _catch_up(self) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,8 +15,10 @@ from memconsole.runs.act import launch
 from memconsole.runs.record import consent, events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.failure import ExitCode
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.stream import BatchStream, Item
 from memconsole_trainer.weights.trained import read
-from tests.training.harness.runs import attempt, plan, state_hashes, told
+from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
 pytest.importorskip("torch")
 
@@ -92,6 +94,26 @@ def test_a_run_goes_on_with_fewer_documents_than_it_had_read(
     consent.agree(stopped, "a test")
     assert attempt(stopped) == 0
     assert any("other names, lengths" in w.message for w in told(stopped, events.Warning))
+
+
+def test_a_run_whose_data_cannot_be_read_keeps_every_step_and_goes_on_when_it_can(
+    runs: Runs, stopped: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_before, reads = BatchStream.next, iter(range(3))
+
+    def gone(stream: BatchStream, *waiting: Any) -> Item:
+        if next(reads, None) is None:
+            raise DataError("07.txt: cannot be read: No such file or directory")
+        return read_before(stream, *waiting)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchStream, "next", gone)
+        assert attempt(stopped) == ExitCode.BAD_DATA
+    assert errors(stopped)[-1] == "07.txt: cannot be read: No such file or directory"
+    assert final(stopped)["step"] == 6
+    assert stopped.committed_checkpoints()[-1].name == "step-000000006"
+    assert attempt(stopped) == 0
+    assert state_hashes(stopped) == state_hashes(runs.whole)
 
 
 def test_data_that_changes_while_it_is_trained_on_is_told_once(

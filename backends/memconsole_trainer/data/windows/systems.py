@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memconsole_trainer.data.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.systems.family import Matrix
 from memconsole_trainer.systems.features import MOST_CONTROLS, MOST_STATES
 from memconsole_trainer.systems.variants import Variants
