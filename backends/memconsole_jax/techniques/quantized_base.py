@@ -63,7 +63,7 @@ class Layout(NamedTuple):
         if storage == "nf4":
             high, low = codes >> 4, codes & 15
             values = np.stack([high, low], axis=-1).reshape(-1, 2, BLOCK // 2)
-            codes = values[:, 0] << 4 | values[:, 1]
+            codes = (values[:, 0] << 4 | values[:, 1]).astype(np.uint8)
         return codes.reshape(self.rows, -1).T, scales.reshape(self.rows, -1).T
 
 
