@@ -197,6 +197,11 @@ def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
                 "exactly; start a new run"
             )
     kept: Progress = stored.part("progress", Progress)
+    if kept.step != stored.step:
+        raise DataError(
+            f"{stored.path.name}/state.json: progress: step = {kept.step}, expected {stored.step}; "
+            "this checkpoint cannot be used"
+        )
     return kept
 
 

@@ -20,6 +20,7 @@ from memconsole_trainer.data.sources.opening import load_table, open_path, open_
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.tokenizer import load
 from memconsole_trainer.engine import WeightsError
+from memconsole_trainer.loop.setup import resumed
 from memconsole_trainer.weights.checkpoint import Checkpoints
 from memconsole_trainer.weights.huggingface import tensor_files
 from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
@@ -217,6 +218,17 @@ def test_a_state_that_parses_but_lacks_its_parts_is_named(tmp_path: Path) -> Non
         _ = stored.fingerprints
     with pytest.raises(DataError, match=r"step-000000007/state\.json: progress: "):
         stored.part("progress", dict[str, Any])
+
+
+def test_a_state_of_another_step_than_its_checkpoints_is_refused(tmp_path: Path) -> None:
+    progress = {"total_steps": 9, "steps_per_epoch": 9}
+    saved(tmp_path, {"fingerprints": {"plan": "one"}, "progress": progress})
+    stored = Checkpoints(tmp_path, keep=2).newest(print, lambda: None)
+    assert stored is not None
+    with pytest.raises(
+        DataError, match=r"step-000000007/state\.json: progress: step = 0, expected 7"
+    ):
+        resumed(stored, {"plan": "one"})
 
 
 class Numbers:
