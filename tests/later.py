@@ -21,7 +21,6 @@ LATER = (
     "training/data/test_isolated_documents.py::test_training_with_other_optimizations_is_that_of_separate_rows[{}-jax]",
     "training/engine/test_backends_agree.py::test_a_state_of_another_model_or_optimizer_is_refused_by_name[jax]",
     "training/engine/test_backends_agree.py::test_both_backends_give_the_same_logits_and_gradients[gemma]",
-    "training/engine/test_jax_lowers_elsewhere.py::test_plans_are_lowered_for_a_device_that_is_not_here[gpu-gpt2-2]",
     "training/engine/test_recommender.py::test_a_body_in_codes_computes_as_one_with_the_decoded_matrices[nf4]",
     "training/engine/test_recommender.py::test_both_backends_take_the_same_steps[accumulated, average]",
     "training/engine/test_recommender.py::test_both_backends_take_the_same_steps[all trained]",
