@@ -18,7 +18,7 @@ os.environ.setdefault(
     "--xla_cpu_use_fusion_emitters=false",
 )
 # A few examples, the same each time; `make soak` looks for new ones.
-settings.register_profile("fixed", max_examples=30, derandomize=True, deadline=None)
+settings.register_profile("fixed", max_examples=20, derandomize=True, deadline=None)
 settings.register_profile("searching", max_examples=150, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 for name in ("NO_COLOR", "SSH_CONNECTION"):
