@@ -102,7 +102,7 @@ def test_the_vocabulary_of_a_sized_model_is_the_plans_then_the_tokenizers(tmp_pa
 def test_what_is_no_tokenizer_is_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
-    assert "not a tokenizer.json" in str(error_of(changed(data__tokenizer=str(path))))
+    assert "not a tokenizer;" in str(error_of(changed(data__tokenizer=str(path))))
     assert "no such file" in str(error_of(changed(data__tokenizer=str(tmp_path / "none"))))
 
 
