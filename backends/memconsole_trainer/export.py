@@ -1,4 +1,4 @@
-"""``python -m memconsole_trainer.export RUN_DIR OUT [bitnet]``: export a run's weights to a Hugging
+"""``python -m memconsole_trainer.export RUN_DIR OUT [bitnet|peft]``: export a run's weights to a Hugging
 Face directory."""
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from pathlib import Path
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.bitnet_accuracy import export_bitnet
-from memconsole_trainer.weights.export import export
+from memconsole_trainer.weights.export import DTYPES
+from memconsole_trainer.weights.export_run import export_adapters, export_run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("form", nargs="?", choices=["bitnet"])
+    parser.add_argument("form", nargs="?", choices=["bitnet", "peft"])
     parser.add_argument("--checkpoint", default="last")
+    parser.add_argument("--dtype", choices=DTYPES)
     options = parser.parse_args()
     try:
         found = trained.read(options.run, options.checkpoint)
@@ -27,8 +29,10 @@ def main() -> int:
         if options.form == "bitnet":
             lines = export_bitnet(found, out)
             names = sorted(path.name for path in out.iterdir())
+        elif options.form == "peft":
+            names = export_adapters(found, out, options.dtype)
         else:
-            names = export(found.architecture, found, found.tokenizer_file, out)
+            names = export_run(found, out, options.dtype)
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2

@@ -4,12 +4,13 @@ with a run's model."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memconsole.plan.plan import Plan, PlanError, nearest, quote
+from memconsole.plan.plan import Plan, PlanError, nearest, quote, replace
 from memconsole.plan.templates.chat import CHAT_ANSWER, RecordError
 from memconsole.plan.templates.choice import template_of
 from memconsole_trainer.backends import engine_factory
@@ -18,6 +19,7 @@ from memconsole_trainer.data.text.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer
 from memconsole_trainer.weights import trained
+from memconsole_trainer.weights.companions import stop_tokens
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
@@ -33,19 +35,12 @@ def main() -> int:
     parser.add_argument("--prompt", default="")
     parser.add_argument("--record", action="append", default=[])
     parser.add_argument("--message")
-    parser.add_argument("--tokens", type=int)
-    parser.add_argument("--temperature", type=float)
-    parser.add_argument("--top-k", type=int, default=50)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", default="last")
+    add_options(parser)
     options = parser.parse_args()
     try:
         found = trained.read(options.run, options.checkpoint)
         record = asked(found.plan, options.record, options.message)
-        tokenizer = found.tokenizer()
-        engine = engine_factory(found.plan.backend)(found.plan, None)
-        found.build(engine)
+        tokenizer, engine = ready(found)
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
@@ -56,18 +51,43 @@ def main() -> int:
     prompt = tokenizer.prompt(options.prompt)
     room = found.architecture.max_positions - len(prompt)
     if room < 1:
-        return _too_long(len(prompt), found.architecture.max_positions)
+        return too_long(len(prompt), found.architecture.max_positions)
+    stops = stop_tokens(found.plan, tokenizer)
     new = engine.generate(
         prompt,
         min(options.tokens or TOKENS, room),
         TEMPERATURE if options.temperature is None else options.temperature,
         options.top_k,
         options.seed,
-        tokenizer.stops(),
+        stops,
         options.top_p,
     )
-    print(options.prompt + tokenizer.continuation(prompt, new))
+    print(options.prompt + tokenizer.continuation(prompt, new, stops))
     return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What every kind of sampling can be told."""
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--top-k", type=int, default=50)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", default="last")
+
+
+def ready(found: trained.TrainedModel) -> tuple[Tokenizer, Engine]:
+    """The run's tokenizer, and an engine with its weights. Raises what `trained.read` raises.
+
+    Weights that are stored in fp32 are also computed with in fp32, as those who load an export do.
+    """
+    tokenizer = found.tokenizer()
+    if not found.adapted and found.plan.optimize.precision in ("bf16", "fp16"):
+        plan = replace(found.plan, {"optimize.precision": "fp32"})
+        found = dataclasses.replace(found, plan=plan)
+    engine = engine_factory(found.plan.backend)(found.plan, None)
+    found.build(engine)
+    return tokenizer, engine
 
 
 def asked(plan: Plan, fields: Sequence[str], message: str | None) -> dict[str, Any] | None:
@@ -122,7 +142,7 @@ def answer(
         options.top_p,
     )
     if said.room < 1:
-        return _too_long(said.prompt_tokens, positions)
+        return too_long(said.prompt_tokens, positions)
     if list(said.answers) == [CHAT_ANSWER]:
         print(said.answers[CHAT_ANSWER])
     else:
@@ -135,7 +155,7 @@ def _missing(template: Template, given: Sequence[str]) -> str:
     return " --record ".join(f"{name}=…" for name in names)
 
 
-def _too_long(tokens: int, positions: int) -> int:
+def too_long(tokens: int, positions: int) -> int:
     print(
         f"memconsole: the prompt is {tokens} tokens, the model holds {positions}", file=sys.stderr
     )

@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "a run's figures: losses, epochs, memory estimated and measured",
     "compare": "runs side by side",
     "sample": "a prompt continued, or a record answered, by a run's model",
+    "chat": "a conversation with a run's model",
     "export": "a run's weights as a Hugging Face directory",
     "devices": "devices and how full they are",
     "data": "look into a dataset, or make one",
@@ -38,7 +39,7 @@ COMMANDS = {
 }
 ROOMS = {
     "plans": "plan fit",
-    "runs": "train runs attach stop pause profile resume logs report compare sample export",
+    "runs": "train runs attach stop pause profile resume logs report compare sample chat export",
     "machine": "devices doctor",
     "data": "data",
 }

@@ -18,7 +18,7 @@ from memconsole_trainer.data.text.prepared import held_out
 from memconsole_trainer.data.text.validation import Validation
 from memconsole_trainer.engine import LossSum, WeightSource
 from memconsole_trainer.weights.bitnet import CONFIG, BitNetWeights, Packing
-from memconsole_trainer.weights.export import export
+from memconsole_trainer.weights.export_run import export_run
 from memconsole_trainer.weights.trained import TrainedModel
 
 REPORT = "bitnet.json"
@@ -32,10 +32,10 @@ def export_bitnet(found: TrainedModel, out: Path) -> list[str]:
     """Export the trained weights to `out` with `bitnet.json`, and return lines about size and
     accuracy.
 
-    Raises what `export` raises.
+    Raises what `export_run` raises.
     """
     packing = Packing(found.architecture)
-    export(found.architecture, found, found.tokenizer_file, out, change=packing, more=CONFIG)
+    export_run(found, out, "float32", change=packing, more=CONFIG)
     size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     document: dict[str, Any] = {
         "step": found.checkpoint.step,

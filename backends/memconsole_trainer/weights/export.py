@@ -1,10 +1,9 @@
-"""Exports a run's weights to a Hugging Face directory."""
+"""Writes weights as a Hugging Face directory: config.json and safetensors."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.weights.huggingface import exported
 
 SHARD_BYTES = 4 << 30
+DTYPES = ("float32", "bfloat16", "float16")
+"""The types that weights are exported in."""
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
@@ -30,40 +31,35 @@ CLASSES = {
 Change = Callable[[str, NDArray[np.generic]], Iterable[tuple[str, NDArray[np.generic]]]]
 
 
-def _as_it_is(name: str, array: NDArray[np.generic]) -> Iterable[tuple[str, NDArray[np.generic]]]:
+def as_it_is(name: str, array: NDArray[np.generic]) -> Iterable[tuple[str, NDArray[np.generic]]]:
     return ((name, array),)
 
 
 def export(
     architecture: Architecture,
     weights: WeightSource,
-    tokenizer: Path,
     out: Path,
-    change: Change = _as_it_is,
+    dtype: str = "float32",
+    change: Change = as_it_is,
     more: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """Write config.json, safetensors and, if it exists, `tokenizer` into `out`. Returns the file
-    names.
+) -> None:
+    """Write config.json and safetensors into `out`.
 
     `out` must not exist or be empty. Weights are written shard by shard, so no more than
-    `SHARD_BYTES` and one tensor are in memory. `change` maps a tensor to the tensors it is stored
-    as; `more` is added to config.json. Raises OSError, and `FileExistsError` if the folder is not
-    empty.
+    `SHARD_BYTES` and one tensor are in memory. Tensors are rounded to `dtype`, then `change` maps
+    each to the tensors it is stored as; `more` is added to config.json. Raises OSError, and
+    `FileExistsError` if the folder is not empty.
     """
     from safetensors.numpy import save_file
 
-    if out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out}: exists and is not empty")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(
-        json.dumps({**config(architecture), **(more or {})}, indent=2) + "\n"
-    )
-    if tokenizer.is_file():
-        shutil.copyfile(tokenizer, out / "tokenizer.json")
+    make_folder(out)
+    description = {**config(architecture), "dtype": dtype, **(more or {})}
+    (out / "config.json").write_text(json.dumps(description, indent=2) + "\n")
     shards: list[dict[str, Any]] = [{}]
     index: dict[str, int] = {}
     held = total = 0
-    tensors = (t for named in exported(architecture, weights) for t in change(*named))
+    named = ((n, narrowed(array, dtype)) for n, array in exported(architecture, weights))
+    tensors = (t for one in named for t in change(*one))
     for name, array in tensors:
         if held and held + array.nbytes > SHARD_BYTES:
             save_file(shards[-1], out / f"part-{len(shards)}", metadata={"format": "pt"})
@@ -88,7 +84,28 @@ def export(
             "weight_map": {name: names[shard] for name, shard in index.items()},
         }
         (out / "model.safetensors.index.json").write_text(json.dumps(document, indent=2) + "\n")
-    return sorted(path.name for path in out.iterdir())
+
+
+def make_folder(out: Path) -> None:
+    """Make an empty folder. Raises `FileExistsError` if it holds anything."""
+    if out.exists() and any(out.iterdir()):
+        raise FileExistsError(f"{out}: exists and is not empty")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def narrowed(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
+    """The array in one of `DTYPES`. Beyond the range of float16 it is cut, and not infinite."""
+    if array.dtype.name == dtype:
+        return array
+    if dtype == "bfloat16":
+        import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
+
+        return array.astype(ml_dtypes.bfloat16)
+    wide = np.asarray(array, np.float32)
+    if dtype == "float16":
+        most = np.finfo(np.float16).max
+        wide = np.clip(wide, -most, most)
+    return wide.astype(dtype)
 
 
 def config(a: Architecture) -> dict[str, Any]:
@@ -157,7 +174,6 @@ def _described(kind: str, a: Architecture, **rest: Any) -> dict[str, Any]:
         "vocab_size": a.vocab_size,
         "tie_word_embeddings": a.tied_embeddings,
         "initializer_range": a.initializer_range,
-        "dtype": "float32",
         **rest,
     }
 

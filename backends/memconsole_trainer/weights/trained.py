@@ -56,8 +56,8 @@ class TrainedModel:
     def tensor(self, name: str) -> NDArray[np.generic]:
         """The tensor of a canonical parameter name after training, with adapters merged."""
         if not self.adapted:
-            return self._stored(name)
-        return Merged(self.plan, self.architecture, self._base, self._stored).tensor(name)
+            return self.trained(name)
+        return Merged(self.plan, self.architecture, self._base, self.trained).tensor(name)
 
     def check_base(self) -> None:
         """Raise `WeightsError` if the frozen base has changed since training."""
@@ -83,7 +83,8 @@ class TrainedModel:
     def _base(self) -> WeightSource:
         return starting_weights(self.plan, self.architecture)
 
-    def _stored(self, name: str) -> NDArray[np.generic]:
+    def trained(self, name: str) -> NDArray[np.generic]:
+        """A trained tensor of the checkpoint, without what it is added to."""
         if self.averaged and f"{PREFIX}{name}" in self._names:
             return self.checkpoint.tensor(f"{PREFIX}{name}")
         return self.checkpoint.tensor(f"model.{name}")

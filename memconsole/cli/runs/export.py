@@ -20,18 +20,27 @@ from memconsole.runs.record.directory import find_run
     "form",
     default="huggingface",
     show_default=True,
-    type=click.Choice(["huggingface", "bitnet"]),
-    help="bitnet: matrices in -1, 0 and 1 (b1.58), and measure the loss it costs.",
+    type=click.Choice(["huggingface", "peft", "bitnet"]),
+    help="peft: LoRA adapters alone; bitnet: matrices in -1, 0 and 1 (b1.58), with the loss it costs.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Of the weights; that of the weights it started from if not given, and fp32 of adapters.",
 )
 @checkpoint_option
 @click.pass_context
-def command(ctx: click.Context, run: str, directory: Path, form: str, checkpoint: str) -> None:
-    """Write a checkpoint of RUN to DIRECTORY: config.json, safetensors and tokenizer.json.
+def command(
+    ctx: click.Context, run: str, directory: Path, form: str, dtype: str | None, checkpoint: str
+) -> None:
+    """Write a checkpoint of RUN to DIRECTORY, as transformers loads it: configuration, weights,
+    tokenizer, chat template and what ends a text.
 
     If the run keeps a moving average of the weights (train.ema_decay), the average is written.
     """
     found = find_run(run)
     argv = ["-P", "-m", "memconsole_trainer.export", str(found.path), str(directory)]
-    argv += ["bitnet"] if form == "bitnet" else []
+    argv += [] if form == "huggingface" else [form]
+    argv += [] if dtype is None else [f"--dtype={dtype}"]
     argv.append(f"--checkpoint={checkpoint}")
     ctx.exit(subprocess.run([sys.executable, *argv], stdin=subprocess.DEVNULL).returncode)

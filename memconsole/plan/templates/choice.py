@@ -58,15 +58,21 @@ def template_of(plan: Plan) -> Template | None:
     name = plan.data.template
     if name is None:
         return None
+    source, variables = source_of(plan)
     directory = catalog.model_directory(plan)
-    if name == MODEL:
-        if directory is None:
-            raise _error(name, f"{quote(plan.model.name)} has no template of its own")
-        source, variables = _of_model(Path(directory))
-    else:
-        source, variables = _source(name), {}
     guarded = control_tokens(plan.data.tokenizer or directory or "") or (END_OF_TEXT,)
     return _compiled(source, tuple(variables.items()), guarded)
+
+
+def source_of(plan: Plan) -> tuple[str, dict[str, str]]:
+    """The text of the plan's template, and the variables that it knows. Raises `PlanError`."""
+    name = plan.data.template or ""
+    if name != MODEL:
+        return _source(name), {}
+    directory = catalog.model_directory(plan)
+    if directory is None:
+        raise _error(name, f"{quote(plan.model.name)} has no template of its own")
+    return _of_model(Path(directory))
 
 
 def _source(name: str) -> str:

@@ -20,7 +20,7 @@ from memconsole_torch.tracing import trace_step
 from memconsole_trainer.techniques.adapters import trained_parameters
 from memconsole_trainer.techniques.average import PREFIX, share
 from memconsole_trainer.weights import trained
-from memconsole_trainer.weights.export import export
+from memconsole_trainer.weights.export_run import export_run
 from tests.training.harness.adapted import MODELS, RANK, State, batch, built, plan_with
 from tests.training.harness.runs import attempt, plan, state_hashes
 
@@ -155,9 +155,7 @@ def test_a_run_resumes_its_average_exactly_and_exports_it(
         a, b = (found.checkpoint.tensor(f"{PREFIX}{matrix}.lora_{x}") for x in "ab")
         difference = found.tensor(f"{matrix}.weight") - found._base.tensor(f"{matrix}.weight")
         np.testing.assert_allclose(difference, 2 * b @ a, atol=1e-7)
-    assert "model.safetensors" in export(
-        found.architecture, found, found.tokenizer_file, tmp_path / "out"
-    )
+    assert "model.safetensors" in export_run(found, tmp_path / "out")
 
 
 @pytest.mark.parametrize("changes", [{}, ADAPTED], ids=["whole", "lora"])

@@ -83,7 +83,7 @@ def test_an_export_holds_codes_for_matrices_alone_and_reads_back_as_they_say(
     architecture, weights = ARCHITECTURES[kind], Lively(kind)
     packing = bitnet.Packing(architecture)
     out = tmp_path / "out"
-    export(architecture, weights, Path("/none"), out, change=packing, more=bitnet.CONFIG)
+    export(architecture, weights, out, change=packing, more=bitnet.CONFIG)
     files = load_file(out / "model.safetensors")
     matrices = [p for p in parameters(architecture) if p.role == "matrix"]
     assert packing.codes == sum(p.size for p in matrices)
@@ -107,7 +107,7 @@ def test_an_export_holds_codes_for_matrices_alone_and_reads_back_as_they_say(
         if place.parts == 1:
             assert scale == pytest.approx(np.abs(original.astype(np.float64)).mean(), rel=1e-6)
     plain = tmp_path / "plain"
-    export(architecture, weights, Path("/none"), plain)
+    export(architecture, weights, plain)
     with pytest.raises(WeightsError, match="not stored in codes"):
         bitnet.BitNetWeights(plain, architecture).tensor(matrices[0].name)
 

@@ -6,7 +6,7 @@ import array
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,11 @@ class Tokenizer:
         found = (inner.token_to_id(name) for name in names if name is not None)
         self.end_of_text: int | None = next((i for i in found if i is not None), None)
         inner.encode_special_tokens = True
+
+    @property
+    def inner(self) -> Any:
+        """The tokenizer of the library `tokenizers`."""
+        return self._inner
 
     @property
     def fingerprint(self) -> str:
@@ -153,9 +158,12 @@ class Tokenizer:
 
         return tokenizers.Tokenizer.from_str(self._inner.to_str())
 
-    def continuation(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """The text that `new` tokens add to a prompt, without an end-of-text token at its end."""
-        new = new[:-1] if len(new) and int(new[-1]) == self.end_of_text else new
+    def continuation(
+        self, prompt: Sequence[int], new: Sequence[int], stops: Collection[int] = ()
+    ) -> str:
+        """The text that `new` tokens add to a prompt, without an end-of-text token at its end or one
+        of `stops`."""
+        new = new[:-1] if len(new) and int(new[-1]) in (self.end_of_text, *stops) else new
         before = self.decode(prompt)
         whole = self.decode([*prompt, *new])
         return whole[len(before) :] if whole.startswith(before) else self.decode(new)

@@ -1,0 +1,112 @@
+"""``python -m memconsole_trainer.chat RUN_DIR``: a conversation with a run's model, line by line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from memconsole.plan.plan import PlanError
+from memconsole.plan.templates.chat import CHAT_ANSWER, Message, RecordError
+from memconsole.plan.templates.choice import template_of, templates
+from memconsole.sanitize import clean
+from memconsole_trainer.data.sources.records import Record
+from memconsole_trainer.engine import Engine
+from memconsole_trainer.sample import add_options, ready
+from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answered, Answerer
+from memconsole_trainer.weights import trained
+
+PROMPT = "> "
+FORGET, LEAVE = "/forget", "/exit"
+TEMPERATURE = 0.8
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--system")
+    add_options(parser)
+    options = parser.parse_args()
+    try:
+        found = trained.read(options.run, options.checkpoint)
+        template = template_of(found.plan)
+        if template is None or not template.chat:
+            raise PlanError(
+                "the run did not learn chats: memconsole sample continues its texts and answers its "
+                f"records; data.template = {', '.join(name for name in templates())} or model trains on chats"
+            )
+        tokenizer, engine = ready(found)
+    except (PlanError, ValueError, OSError) as error:
+        print(f"memconsole: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"step {found.checkpoint.step:,}{found.note}; {FORGET} begins anew, {LEAVE} ends",
+        file=sys.stderr,
+    )
+    positions = found.architecture.max_positions
+    answerer = Answerer(template, tokenizer, options.tokens or MOST_ANSWER_TOKENS, positions)
+    first: list[Message] = []
+    if options.system:
+        first = [{"role": "system", "content": options.system}]
+    said = list(first)
+    for number, line in enumerate(_lines()):
+        if line == FORGET:
+            said = list(first)
+            continue
+        said.append({"role": "user", "content": line})
+        options.seed += min(number, 1)
+        try:
+            one = _answered(answerer, engine, said, len(first), options)
+        except RecordError as error:
+            print(f"memconsole: the chat {error}", file=sys.stderr)
+            said.pop()
+            continue
+        if one.room < 1:
+            print(
+                f"memconsole: {one.prompt_tokens} tokens, the model holds {positions}",
+                file=sys.stderr,
+            )
+            said.pop()
+            continue
+        answer = one.answers[CHAT_ANSWER]
+        print(clean(answer), flush=True)
+        said.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def _answered(
+    answerer: Answerer, engine: Engine, said: list[Message], kept: int, options: argparse.Namespace
+) -> Answered:
+    """The answer to the last message. The oldest messages are forgotten, after the first `kept`,
+    until the rest fits into the model."""
+    while True:
+        one = answerer.answer(
+            engine,
+            Record("the chat", {"messages": said}),
+            TEMPERATURE if options.temperature is None else options.temperature,
+            options.top_k,
+            options.seed,
+            options.top_p,
+        )
+        if one.room >= 1 or len(said) <= kept + 2:
+            return one
+        del said[kept : kept + 2]
+
+
+def _lines() -> Iterator[str]:
+    """What a person types, without empty lines, until the end of input or a word that leaves."""
+    shown = PROMPT if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(shown).strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line == LEAVE:
+            return
+        if line:
+            yield line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Writes what lies beside exported weights: tokenizer, special tokens, chat template, generation settings.
+
+With these files `AutoTokenizer` cuts a text as the run did, and `generate` continues it as `memconsole
+sample` does and stops where it stops.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from memconsole.plan import catalog
+from memconsole.plan.models import tokenizer_config
+from memconsole.plan.models.files import TOKENIZER_JSON
+from memconsole.plan.plan import Plan
+from memconsole.plan.templates.choice import source_of, template_of
+from memconsole_trainer.data.text.tokenizer import Tokenizer
+
+GENERATION = "generation_config.json"
+_NAMES = ("bos", "eos", "unk", "pad")
+_QUESTION = {"messages": [{"role": "user", "content": "?"}]}
+
+
+def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
+    """Write the tokenizer's files and the generation settings into `out`. Raises OSError and
+    `PlanError`."""
+    inner, config = tokenizer.inner, tokenizer.config
+    (out / TOKENIZER_JSON).write_text(inner.to_str(pretty=True) + "\n", encoding="utf-8")
+    named = {name: config.token(name) for name in _NAMES}
+    known = {
+        name: token
+        for name, token in named.items()
+        if token and inner.token_to_id(token) is not None
+    }
+    if tokenizer.end_of_text is not None:
+        known["eos"] = inner.id_to_token(tokenizer.end_of_text)
+    special = {f"{name}_token": token for name, token in known.items()}
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        "model_max_length": positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    template = chat_template(plan, tokenizer)
+    if template is not None:
+        settings["chat_template"] = template
+        (out / tokenizer_config.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    _write_json(out / tokenizer_config.CONFIG, settings)
+    _write_json(out / "special_tokens_map.json", special)
+    found = {**_generation_of_source(plan), **token_ids(plan, tokenizer)}
+    _write_json(out / GENERATION, found)
+
+
+def token_ids(plan: Plan, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The ids that config.json and generation_config.json name: which tokens begin, end and fill."""
+    stops = list(stop_tokens(plan, tokenizer))
+    begin = tokenizer.config.token("bos")
+    first = tokenizer.inner.token_to_id(begin) if begin else None
+    pad = tokenizer.config.token("pad")
+    filler = tokenizer.inner.token_to_id(pad) if pad else None
+    found: dict[str, Any] = {
+        "bos_token_id": tokenizer.begin[0] if tokenizer.begin else first,
+        "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
+        "pad_token_id": filler if filler is not None else tokenizer.end_of_text,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def stop_tokens(plan: Plan, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that end what the run's model writes."""
+    template = template_of(plan)
+    if template is None or not template.chat:
+        return tokenizer.stops()
+    return tokenizer.stops(template.question(_QUESTION).between[-1])
+
+
+def chat_template(plan: Plan, tokenizer: Tokenizer) -> str | None:
+    """The template that the run's chats were written with, else the one of its tokenizer; with the
+    tokens that begin a text, which training adds by itself."""
+    template = template_of(plan)
+    if template is None or not template.chat:
+        return tokenizer.config.template
+    source, _ = source_of(plan)
+    begin = [tokenizer.inner.id_to_token(i) for i in tokenizer.begin]
+    written = str(template.question(_QUESTION).prompt)
+    return source if written.startswith("".join(begin)) else "".join(begin) + source
+
+
+def _generation_of_source(plan: Plan) -> dict[str, Any]:
+    """The generation settings of the model that was fine-tuned, such as its temperature."""
+    directory = catalog.model_directory(plan)
+    if directory is None:
+        return {}
+    try:
+        found = json.loads(Path(directory, GENERATION).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,134 @@
+"""Exports what a run has trained: the whole model, or its adapters alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan import catalog
+from memconsole.plan.models.architecture import parameters
+from memconsole.plan.origin import origin
+from memconsole.plan.plan import PlanError
+from memconsole_trainer.techniques.adapters import SCALE
+from memconsole_trainer.weights import companions
+from memconsole_trainer.weights.export import (
+    DTYPES,
+    Change,
+    as_it_is,
+    export,
+    make_folder,
+    narrowed,
+)
+from memconsole_trainer.weights.huggingface import ParameterPlace, stored
+from memconsole_trainer.weights.trained import TrainedModel
+
+Array = NDArray[np.generic]
+
+
+def export_run(
+    found: TrainedModel,
+    out: Path,
+    dtype: str | None = None,
+    change: Change = as_it_is,
+    more: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Write the trained model as a Hugging Face directory, with its tokenizer. Returns the names of
+    the files.
+
+    `dtype` None is that of the weights it started from. Raises OSError, and `PlanError` or
+    `FileExistsError`.
+    """
+    ids: dict[str, Any] = {}
+    tokenizer = found.tokenizer() if found.tokenizer_file.is_file() else None
+    if tokenizer is not None:
+        ids = companions.token_ids(found.plan, tokenizer)
+    chosen = source_dtype(found) if dtype is None else dtype
+    export(found.architecture, found, out, chosen, change, {**ids, **(more or {})})
+    if tokenizer is not None:
+        companions.write(found.plan, tokenizer, found.architecture.max_positions, out)
+    return sorted(path.name for path in out.iterdir())
+
+
+def source_dtype(found: TrainedModel) -> str:
+    """The type of the weights that the run started from; float32 if it began from scratch."""
+    directory = origin(found.plan).directory
+    if directory is None:
+        return DTYPES[0]
+    try:
+        config = json.loads(Path(directory, "config.json").read_text(encoding="utf-8"))
+        named = config.get("dtype", config.get("torch_dtype"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        named = None
+    return named if named in DTYPES else DTYPES[0]
+
+
+def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) -> list[str]:
+    """Write the LoRA adapters alone, as the library PEFT loads them onto the base. Returns the names
+    of the files. Raises what `export_run` raises."""
+    from safetensors.numpy import save_file
+
+    rank = found.plan.optimize.lora_rank
+    if not rank:
+        raise PlanError(
+            "the run trained no adapters (optimize.lora_rank = 0): export the whole model"
+        )
+    make_folder(out)
+    tensors: dict[str, Array] = {}
+    ranks: dict[str, int] = {}
+    for name, a, b in _places(found, rank):
+        prefix = f"base_model.model.{name}"
+        tensors[f"{prefix}.lora_A.weight"] = narrowed(a, dtype or DTYPES[0])
+        tensors[f"{prefix}.lora_B.weight"] = narrowed(b, dtype or DTYPES[0])
+        ranks[name.rpartition(".")[2]] = len(a)
+    save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
+    joined = {name: size for name, size in ranks.items() if size != rank}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": catalog.model_directory(found.plan) or found.plan.model.name,
+        "r": rank,
+        "lora_alpha": SCALE * rank,
+        "rank_pattern": joined,
+        "alpha_pattern": {name: SCALE * size for name, size in joined.items()},
+        "target_modules": sorted(ranks),
+        "fan_in_fan_out": found.architecture.family == "gpt2",
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if found.tokenizer_file.is_file():
+        tokenizer = found.tokenizer()
+        companions.write(found.plan, tokenizer, found.architecture.max_positions, out)
+    return sorted(path.name for path in out.iterdir())
+
+
+def _places(found: TrainedModel, rank: int) -> Iterator[tuple[str, Array, Array]]:
+    """The name of each adapted module of the base, with A (r, in) and B (out, r).
+
+    The matrices that GPT-2 joins in one module have adapters of their own: A holds them one below
+    the other, and B each in its own rows and columns.
+    """
+    waiting: list[tuple[ParameterPlace, Array, Array]] = []
+    for parameter in parameters(found.architecture):
+        place = stored(parameter, found.architecture)
+        if parameter.role != "matrix" or place is None:
+            continue
+        stem = parameter.name.removesuffix(".weight")
+        a, b = found.trained(f"{stem}.lora_a"), found.trained(f"{stem}.lora_b")
+        waiting.append((place, np.asarray(a, np.float32), np.asarray(b, np.float32)))
+        if len(waiting) < place.parts:
+            continue
+        rows = sum(len(b) for _, _, b in waiting)
+        wide = np.zeros((rows, rank * len(waiting)), np.float32)
+        row = 0
+        for number, (_, _, part) in enumerate(waiting):
+            wide[row : row + len(part), number * rank : (number + 1) * rank] = part
+            row += len(part)
+        yield place.name.removesuffix(".weight"), np.concatenate([a for _, a, _ in waiting]), wide
+        waiting = []

@@ -1,0 +1,56 @@
+"""Generates with transformers from an exported directory: a program of its own, for any version.
+
+It reads {"directory", "base", "prompts", "chats", "tokens"} from standard input. With a `base` the
+directory holds adapters, which PEFT loads onto it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def generated(directory: str, base: str | None, tokens: int) -> Any:
+    """A function from token ids to what is generated greedily, and whether it ended by itself."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base or directory)
+    if base is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, directory)
+
+    def of(ids: list[int]) -> tuple[list[int], bool]:
+        row = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
+        new = model.generate(**(row if ids else {}), max_new_tokens=tokens, do_sample=False)[0]
+        new = new.tolist()[len(ids) :]
+        return new, len(new) < tokens
+
+    return of
+
+
+def said(asked: dict[str, Any]) -> dict[str, Any]:
+    """The texts and answers, each with whether it ended by itself."""
+    import transformers
+
+    of = generated(asked["directory"], asked.get("base"), asked["tokens"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(asked["directory"])
+    texts: list[Any] = []
+    for prompt in asked["prompts"]:
+        ids = tokenizer(prompt)["input_ids"]
+        new, ended = of(ids)
+        texts.append([tokenizer.decode(ids + new, skip_special_tokens=True), ended])
+    answers: list[Any] = []
+    for chat in asked["chats"]:
+        ids = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=True, tokenize=True
+        )["input_ids"]
+        new, ended = of(ids)
+        answers.append([tokenizer.decode(new, skip_special_tokens=True).strip(), ended])
+    return {"version": transformers.__version__, "texts": texts, "answers": answers}
+
+
+if __name__ == "__main__":
+    print(json.dumps(said(json.load(sys.stdin))))

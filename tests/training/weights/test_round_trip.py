@@ -1,0 +1,258 @@
+"""What a run exports continues a text in transformers as `memconsole sample` does, and stops there."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.plan import Plan, replace
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole_trainer.chat import main as chat
+from memconsole_trainer.data.text import tokenizer as tokenizers
+from memconsole_trainer.export import main as export
+from memconsole_trainer.sample import main as sample
+from memconsole_trainer.weights import export as weights_export
+from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import round_trip
+from tests.training.harness.runs import TINY, attempt, final
+
+pytest.importorskip("torch")
+tiny_models = pytest.importorskip("tests.training.harness.tiny_models")
+
+INTERPRETERS = ["", *filter(None, os.environ.get("MEMCONSOLE_TRANSFORMERS", "").split(os.pathsep))]
+"""Pythons with other versions of transformers, separated by `:`; the first is this one."""
+ROUND_TRIP = Path(__file__).parents[1] / "harness" / "round_trip.py"
+PIECES = Path(__file__).parents[2] / "data" / "sentencepiece"
+ANSWERS = {
+    "hello": "hi there",
+    "how are you": "I am fine",
+    "bye": "see you soon",
+    "one": "two three",
+}
+TOKENS, SAMPLED = 24, 2
+CHATS: dict[str, Any] = {
+    **TINY,
+    "model.target_params": None,
+    "data.vocab_size": None,
+    "data.sequence_length": 64,
+    "data.template": "chatml",
+    "data.loss_on": "answers",
+    "data.validation_fraction": 0.05,
+    "train.epochs": 1,
+    "train.max_steps": 60,
+    "train.warmup_steps": 5,
+    "train.learning_rate": 1e-2,
+    "train.answered_records": 0,
+    "train.sample_tokens": 0,
+    "train.preflight": False,
+    "optimize.accumulation_steps": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def chats(path: Path) -> Path:
+    rows = [{"prompt": q, "completion": a} for q, a in ANSWERS.items()] * 20
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def trained(settings: dict[str, Any]) -> RunDirectory:
+    run = create_run(replace(Plan(), settings))
+    assert attempt(run) == 0, final(run)
+    return run
+
+
+def spoken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object
+) -> str:
+    """What a command prints."""
+    monkeypatch.setattr(sys, "argv", ["", *map(str, words)])
+    assert (export if words[0] == "export" else sample)() == 0
+    return capsys.readouterr().out.rstrip("\n")
+
+
+def exported(run: RunDirectory, out: Path, monkeypatch: pytest.MonkeyPatch, *form: str) -> Path:
+    monkeypatch.setattr(sys, "argv", ["", str(run.path), str(out), *form])
+    assert export() == 0
+    return out
+
+
+def said(python: str, **asked: Any) -> dict[str, Any]:
+    """What transformers of an interpreter generates."""
+    asked = {"prompts": [], "chats": [], "tokens": TOKENS, **asked}
+    if not python:
+        return round_trip.said(asked)
+    done = subprocess.run(
+        [python, str(ROUND_TRIP)],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def as_messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def compared(
+    run: RunDirectory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    **asked: Any,
+) -> None:
+    """Both answer the same to every question, end by themselves, and continue a text alike."""
+    capsys.readouterr()
+    options = ("--temperature", "0", "--tokens", TOKENS)
+    own = [
+        spoken(capsys, monkeypatch, run.path, "--message", question, *options)
+        for question in list(ANSWERS)[:SAMPLED]
+    ]
+    prompt = "hello how"
+    text = spoken(capsys, monkeypatch, run.path, "--prompt", prompt, *options)
+    for python in INTERPRETERS:
+        found = said(python, prompts=[prompt], chats=[as_messages(q) for q in ANSWERS], **asked)
+        assert [answer for answer, _ in found["answers"]] == list(ANSWERS.values()), found["version"]
+        assert all(ended for _, ended in found["answers"]), found["version"]
+        assert found["texts"][0][0].rstrip() == text.rstrip(), found["version"]
+    assert own == list(ANSWERS.values())[:SAMPLED]
+
+
+def source(kind: str, folder: Path, dtype: str) -> Architecture:
+    """A directory as transformers writes it: random weights of a family, and its kind of tokenizer."""
+    pieces = {"llama": "bpe", "gemma": "gemma", "gemma3": "gemma", "mistral": "bpe"}.get(kind)
+    architecture = msgspec.structs.replace(
+        tiny_models.ARCHITECTURES[kind], vocab_size=448, initializer_range=0.05
+    )
+    weights_export.export(architecture, InitialWeights(architecture, 5), folder, dtype)
+    if pieces is None:
+        made = tokenizers.train(
+            [*ANSWERS, *ANSWERS.values()] * 9, 320, tags=["<|im_start|>", "<|im_end|>"]
+        )
+        made.save(folder / "tokenizer.json")
+        return architecture
+    shutil.copy(PIECES / f"{pieces}.model", folder / "tokenizer.model")
+    added = {
+        str(420 + i): {"content": word, "special": True}
+        for i, word in enumerate(("<|im_start|>", "<|im_end|>"))
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+                "add_bos_token": True,
+                "added_tokens_decoder": added,
+            }
+        )
+    )
+    return architecture
+
+
+def test_a_model_trained_from_scratch_answers_the_same_in_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = chats(tmp_path / "chats.jsonl")
+    run = trained(
+        {**CHATS, "model.target_params": 100_000, "data.vocab_size": 300, "data.source": str(data)}
+    )
+    out = exported(run, tmp_path / "out", monkeypatch)
+    names = {path.name for path in out.iterdir()}
+    assert names >= {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "model.safetensors",
+    }
+    compared(run, capsys, monkeypatch, directory=str(out))
+    words = "hello\n\nbye\n/forget\none\n/exit\nhello\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(words))
+    monkeypatch.setattr(sys, "argv", ["", str(run.path), "--temperature=0", "--tokens=24"])
+    assert chat() == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert (first, third) == (ANSWERS["hello"], ANSWERS["one"])
+    assert second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(tiny_models.ARCHITECTURES))
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_fine_tuned_directory_of_every_family_answers_the_same_in_transformers(
+    kind: str,
+    backend: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "source"
+    source(kind, folder, "float32")
+    data = chats(tmp_path / "chats.jsonl")
+    run = trained(
+        {**CHATS, "backend": backend, "model.name": str(folder), "data.source": str(data)}
+    )
+    out = exported(run, tmp_path / "out", monkeypatch)
+    compared(run, capsys, monkeypatch, directory=str(out))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma3"])
+def test_adapters_answer_the_same_through_peft_and_merged(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "source"
+    source(kind, folder, "float32")
+    data = chats(tmp_path / "chats.jsonl")
+    adapted = {
+        "optimize.lora_rank": 16,
+        "optimize.freeze_base": True,
+        "train.max_steps": 300,
+        "train.learning_rate": 3e-2,
+    }
+    run = trained({**CHATS, **adapted, "model.name": str(folder), "data.source": str(data)})
+    merged = exported(run, tmp_path / "merged", monkeypatch)
+    compared(run, capsys, monkeypatch, directory=str(merged))
+    adapters = exported(run, tmp_path / "adapters", monkeypatch, "peft")
+    pythons = [p for p in INTERPRETERS[1:] if subprocess.run([p, "-c", "import peft"], check=False).returncode == 0]  # fmt: skip
+    if not pythons:
+        pytest.skip("no interpreter has peft")
+    monkeypatch.setattr(sys.modules[__name__], "INTERPRETERS", pythons)
+    compared(run, capsys, monkeypatch, directory=str(adapters), base=str(folder))
+
+
+def test_an_export_keeps_the_type_of_the_weights_it_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.numpy import load_file
+
+    folder = tmp_path / "source"
+    source("llama", folder, "bfloat16")
+    data = chats(tmp_path / "chats.jsonl")
+    run = trained(
+        {**CHATS, "train.max_steps": 1, "model.name": str(folder), "data.source": str(data)}
+    )
+    for words, dtype in (((), "bfloat16"), (("--dtype=float16",), "float16")):
+        out = exported(run, tmp_path / dtype, monkeypatch, *words)
+        assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+        found = load_file(out / "model.safetensors")
+        assert {array.dtype.name for array in found.values()} == {dtype}
