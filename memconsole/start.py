@@ -14,7 +14,7 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
-from memconsole.plan.origin import check_start
+from memconsole.plan.origin import check_start, checkpoint_of
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.runs.act.launch import launch
@@ -61,6 +61,9 @@ def _anywhere(plan: Plan) -> Plan:
     template = plan.data.template
     if template and Path(template).suffix in TEMPLATE_SUFFIXES:
         changes["data.template"] = _absolute(template)
+    checkpoint = checkpoint_of(plan)
+    if checkpoint is not None:  # `best` is a link that moves on
+        changes["model.weights"] = str(checkpoint.resolve())
     if plan.data.tokenizer:
         changes["data.tokenizer"] = _absolute(plan.data.tokenizer)
     for key, name in (("model.name", plan.model.name), ("model.decoder", plan.model.decoder)):

@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("form", nargs="?", choices=["bitnet", "peft"])
-    parser.add_argument("--checkpoint", default="last")
+    parser.add_argument("--checkpoint", default=trained.BEST_OR_LAST)
     parser.add_argument("--dtype", choices=DTYPES)
     options = parser.parse_args()
     try:

@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=50)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", default="last")
+    parser.add_argument("--checkpoint", default=trained.BEST_OR_LAST)
 
 
 def ready(found: trained.TrainedModel) -> tuple[Tokenizer, Engine]:

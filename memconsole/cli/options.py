@@ -27,15 +27,20 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 checkpoint_option = click.option(
     "--checkpoint",
-    default="last",
-    show_default=True,
-    metavar="last|best|step-N",
-    help="Which one; best: with the lowest validation loss.",
+    default="best-or-last",
+    metavar="best|last|step-N",
+    help="Which one; by default that with the lowest validation loss, or the last if none was evaluated.",
 )
 
 
-def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[str, ...]) -> Plan:
-    """The plan a command line describes, checked. Raises `PlanError`."""
+def build_plan(
+    preset: str | None,
+    plan_file: Path | None,
+    assignments: tuple[str, ...],
+    begun: Plan | None = None,
+) -> Plan:
+    """The plan a command line describes, checked; with `begun`, that plan with the assignments.
+    Raises `PlanError`."""
     from memconsole.plan import catalog
     from memconsole.plan import plan as plans
     from memconsole.plan.check import check
@@ -43,7 +48,9 @@ def build_plan(preset: str | None, plan_file: Path | None, assignments: tuple[st
 
     if preset and plan_file:
         raise PlanError("--preset and --plan exclude each other: a plan starts from one of them")
-    if preset:
+    if begun is not None:
+        plan = begun
+    elif preset:
         plan = catalog.preset(preset)
     elif plan_file:
         plan = plans.load(plan_file)

@@ -60,6 +60,7 @@ OUTSIDE_THE_STEP = frozenset(
         "train.early_stopping_patience",
         "train.early_stopping_minimum",
         "train.checkpoint_every",
+        "train.checkpoint_minutes",
         "train.keep_checkpoints",
         "train.preflight",
         "train.on_out_of_memory",

@@ -14,7 +14,7 @@ from memconsole.plan.mixture import MIX, VALIDATION, check_mixture, parts, valid
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.optimizations import check_conflicts
-from memconsole.plan.origin import RANDOM
+from memconsole.plan.origin import RANDOM, checkpoint_of
 from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
 from memconsole.plan.tasks import task_of
 
@@ -78,8 +78,12 @@ def _check_model_settings(plan: Plan) -> None:
             if value is not None:
                 reason = f"{quote(plan.model.name)} is not a recommender; leave it out"
                 raise _error(f"model.{name}", quote(value), reason)
-    if plan.model.weights not in (None, RANDOM):
-        reason = f"expected {RANDOM}, or none for those in the model's directory"
+    checkpoint = checkpoint_of(plan)
+    if checkpoint is not None and not (checkpoint / "MANIFEST.json").is_file():
+        reason = (
+            f"expected {RANDOM}, a checkpoint of a run such as RUN/checkpoints/best, or none for those "
+            "in the model's directory"
+        )
         raise _error("model.weights", quote(plan.model.weights), reason)
     target = plan.model.target_params
     if target is not None and (entry is None or entry.kind == "fixed"):

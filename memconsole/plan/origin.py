@@ -15,6 +15,7 @@ from memconsole.plan.plan import Plan, PlanError, printable, quote
 RANDOM = "random"
 """The value of `model.weights` that asks for random weights."""
 SCRATCH, FINE_TUNES, NOT_HERE = "from scratch", "fine-tunes", "weights not here"
+FROM_RUN = "from the weights of run"
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -26,8 +27,18 @@ class Origin(msgspec.Struct, frozen=True):
     """The directory whose weights are loaded; None if all weights are random."""
 
 
+def checkpoint_of(plan: Plan) -> Path | None:
+    """The checkpoint of another run that the plan starts from, if it names one."""
+    named = plan.model.weights
+    return None if named is None or named == RANDOM else Path(named).expanduser()
+
+
 def origin(plan: Plan) -> Origin:
     """Where the plan's weights come from. Raises `PlanError` if the model is not found."""
+    checkpoint = checkpoint_of(plan)
+    if checkpoint is not None:
+        run, step = checkpoint.parent.parent.name, checkpoint.name
+        return Origin(f"{FROM_RUN} {printable(run)} ({printable(step)})")
     named = catalog.model_directory(plan)
     if named is None:
         return Origin(f"{SCRATCH}{_published(plan)}")
@@ -53,6 +64,8 @@ def shortly(plan: Plan) -> str:
         named = catalog.model_directory(plan)
     except PlanError:
         return ""
+    if checkpoint_of(plan) is not None:
+        return FROM_RUN
     if named is None or plan.model.weights == RANDOM:
         return SCRATCH
     if has_weights(Path(named)):
@@ -63,6 +76,8 @@ def shortly(plan: Plan) -> str:
 def check_start(plan: Plan) -> None:
     """Raise `PlanError` if the plan can be priced, but its first weights or its tokenizer are not
     what a person expects."""
+    if checkpoint_of(plan) is not None:
+        return
     named = catalog.model_directory(plan)
     found = origin(plan)
     if named is not None and plan.model.weights is None:

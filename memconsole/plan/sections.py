@@ -73,7 +73,7 @@ class ModelChoice(Section, frozen=True, kw_only=True):
     ] = None
     weights: Annotated[
         str | None,
-        about("random: train from scratch; none: from the weights in the model's directory"),
+        about("random: from scratch; a run's checkpoint; none: those in the model's directory"),
     ] = None
     decoder: Annotated[
         str | None,
@@ -227,6 +227,9 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     checkpoint_every: Annotated[
         int, about("steps between checkpoints; 0 means at each epoch's end", ge=0, le=MOST)
     ] = 0
+    checkpoint_minutes: Annotated[
+        float, about("most minutes that a crash can cost; 0: only as checkpoint_every says", ge=0.0)
+    ] = 10.0
     keep_checkpoints: Annotated[
         int, about("newest checkpoints kept, the best besides", ge=1, le=MOST)
     ] = 2

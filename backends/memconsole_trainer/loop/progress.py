@@ -10,6 +10,7 @@ import msgspec
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
+from memconsole.plan.resuming import CHANGEABLE
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -42,6 +43,8 @@ class Progress(msgspec.Struct, kw_only=True):
     """For early stopping: the last validation loss that counted as an improvement."""
     stale_evaluations: int = 0
     """For early stopping: evaluations in a row without an improvement."""
+    wanted: tuple[int | None, int] | None = None
+    """`train.max_steps` and `train.epochs` that `total_steps` belongs to; None in older checkpoints."""
     judged_step: int = 0
     """Step of the last evaluation that early stopping counted."""
 
@@ -112,36 +115,34 @@ class Progress(msgspec.Struct, kw_only=True):
 def start(plan: Plan, steps_per_epoch: int) -> Progress:
     """Progress of a new run."""
     total = plan.train.max_steps or steps_per_epoch * plan.train.epochs
-    return Progress(total_steps=total, steps_per_epoch=steps_per_epoch)
+    wanted = (plan.train.max_steps, plan.train.epochs)
+    return Progress(total_steps=total, steps_per_epoch=steps_per_epoch, wanted=wanted)
 
 
-def fingerprint(plan: Plan, model: Model) -> str:
-    """Hash of every setting that must not change when a run is resumed.
+def stretch(progress: Progress, plan: Plan) -> None:
+    """Set the length of the schedule anew if the plan asks for other steps or epochs than before."""
+    t = plan.train
+    if progress.wanted in (None, (t.max_steps, t.epochs)):
+        return
+    left = t.epochs - progress.epoch + 1
+    whole = progress.epoch_first_step + progress.steps_per_epoch * left
+    progress.total_steps = max(t.max_steps or whole, progress.step, 1)
+    progress.wanted = (t.max_steps, t.epochs)
 
-    Settings of monitoring, saving, early stopping and the device may change between attempts.
+
+def fingerprint(plan: Plan, model: Model, free: frozenset[str] = CHANGEABLE) -> str:
+    """Hash of every setting that must not change when a run is resumed: all but the `free` ones and
+    the device.
+
     Settings at their default are left out, so runs stay resumable when a newer version adds a
     setting.
     """
-    free = (
-        "preflight",
-        "on_out_of_memory",
-        "log_every",
-        "evaluate_every",
-        "evaluation_batches",
-        "evaluation_batch_size",
-        "early_stopping_patience",
-        "early_stopping_minimum",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "sample_tokens",
-        "tensorboard",
-    )
     counted = {
         name: _changed(getattr(plan, name), getattr(Plan(), name))
         for name in ("data", "train", "optimize")
     }
     for key in free:
-        counted["train"].pop(key, None)
+        counted["train"].pop(key.removeprefix("train."), None)
     counted["data"].pop("cache_gib", None)
     parts = (plan.backend, counted, model)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

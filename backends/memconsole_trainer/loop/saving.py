@@ -33,6 +33,12 @@ class Saver:
         self.last: Path | None = job.last_saved
         self._saved = _place(job.progress) if job.last_saved else None
         self._told_changed = False
+        self._at = time.monotonic()
+        """When the last checkpoint was committed, or this attempt began."""
+
+    def due(self, minutes: float) -> bool:
+        """Whether a crash would lose more than so many minutes; 0: never."""
+        return 0 < 60 * minutes <= time.monotonic() - self._at
 
     def save(self) -> None:
         """Commit a checkpoint, unless the last one has this state already or no step was taken.
@@ -47,7 +53,7 @@ class Saver:
         with self._watch.aside("checkpoint"):
             self._watch.count()
             saved = self.write(job.checkpoints, p.step)
-            self.last, self._saved = saved.path, _place(p)
+            self.last, self._saved, self._at = saved.path, _place(p), time.monotonic()
             job.checkpoints.retain()
             consent.end(self._attempt.run)
             self._tell_changed()

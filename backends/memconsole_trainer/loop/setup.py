@@ -14,6 +14,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.origin import check_start, origin
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
+from memconsole.plan.resuming import ELSEWHERE
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
@@ -33,7 +34,7 @@ from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
-from memconsole_trainer.weights.starting import starting_weights
+from memconsole_trainer.weights.trained import starting_weights
 
 
 class StopRequestedError(Exception):
@@ -99,6 +100,7 @@ def set_up(attempt: Attempt) -> Job:
     data = open_data(plan, model, attempt.run.path, say, known)
     print(f"  {data.description}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
+    older = progress.fingerprint(picked, model, ELSEWHERE)
     shape = BatchShape(
         plan.optimize.accumulation_steps,
         plan.train.batch_size * plan.device.count,
@@ -113,7 +115,8 @@ def set_up(attempt: Attempt) -> Job:
                 f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"
             )
     else:
-        state = resumed(stored, fingerprints)
+        state = resumed(stored, fingerprints, older)
+        progress.stretch(state, plan)
         check_unchanged(attempt.run, stored, data, say)
     control = controller_of(plan)
     if stored is not None:
@@ -181,11 +184,12 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
     return reading.allocated_bytes, reading.peak_bytes
 
 
-def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str]) -> Progress:
-    """Read the progress from a checkpoint. Raises `PlanError` or `DataError` if plan or tokenizer
+def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str], older: str) -> Progress:
+    """Read the progress from a checkpoint. `older` is the plan's fingerprint as older checkpoints
+    hold it. Raises `PlanError` or `DataError` if plan or tokenizer
     have changed, and `DataError` if the checkpoint does not hold it."""
     before = stored.fingerprints
-    if before.get("plan") != fingerprints["plan"]:
+    if before.get("plan") not in (fingerprints["plan"], older):
         raise PlanError(
             f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
             "start a new run"

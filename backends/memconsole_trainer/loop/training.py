@@ -53,6 +53,8 @@ class Trainer:
         """Units and weight of the steps whose losses are still on the device."""
         self._sampled: int | None = None
         self._compiled = False
+        self._improved = False
+        """Whether the last evaluation was the best and is not saved yet."""
 
     def train(self) -> events.Ended:
         """Train until the plan is done. Raises `StopRequestedError` and `DataError` after saving a
@@ -110,7 +112,8 @@ class Trainer:
         if t.evaluate_every and p.step % t.evaluate_every == 0:
             self._evaluate()
         early = p.step == 1 and not p.finished(self._plan)
-        if early or (t.checkpoint_every and p.step % t.checkpoint_every == 0):
+        regular = t.checkpoint_every and p.step % t.checkpoint_every == 0
+        if early or regular or self._improved or self.saver.due(t.checkpoint_minutes):
             # Saving after the first step reveals a full disk or a missing permission early.
             self._save()
 
@@ -193,7 +196,7 @@ class Trainer:
         if steps and steps != p.steps_per_epoch:
             self._correct(steps)
         p.end_epoch(state)
-        if not t.checkpoint_every:
+        if not t.checkpoint_every or self._improved:
             self._save()
 
     def _correct(self, steps: int) -> None:
@@ -271,6 +274,7 @@ class Trainer:
         if finite:
             p.validation_loss, p.validation_step = loss, p.step
             p.best_validation_loss = loss if best else p.best_validation_loss
+            self._improved = best
         p.judge(loss if finite else None, self._plan.train.early_stopping_minimum)
         said = events.Evaluation(
             step=p.step,
@@ -299,6 +303,7 @@ class Trainer:
         """Commit a checkpoint after checking that every loss up to it is finite."""
         self._read_losses()
         self.saver.save()
+        self._improved = False
 
     def _polled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import parameters
-from memconsole.plan.origin import origin
+from memconsole.plan.origin import RANDOM
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.techniques.adapters import SCALE
 from memconsole_trainer.weights import companions
@@ -56,8 +56,8 @@ def export_run(
 
 def source_dtype(found: TrainedModel) -> str:
     """The type of the weights that the run started from; float32 if it began from scratch."""
-    directory = origin(found.plan).directory
-    if directory is None:
+    directory = catalog.model_directory(found.plan)
+    if directory is None or found.plan.model.weights == RANDOM:
         return DTYPES[0]
     try:
         config = json.loads(Path(directory, "config.json").read_text(encoding="utf-8"))

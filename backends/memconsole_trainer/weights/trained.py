@@ -1,4 +1,4 @@
-"""The model a run has trained so far: its newest intact checkpoint as a source of weights."""
+"""Sources of weights: what a run has trained so far, and what a plan's training starts from."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from numpy.typing import NDArray
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.files import has_weights
+from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender, is_of_decoder
+from memconsole.plan.origin import RANDOM, checkpoint_of
 from memconsole.plan.plan import Plan
 from memconsole.plan.trained import frozen_names
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.manifest import step_of, verify
 from memconsole_trainer.data.text.tokenizer import Tokenizer, file_fingerprint, load
-from memconsole_trainer.engine import Engine, WeightSource
+from memconsole_trainer.engine import Engine, WeightsError, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
-from memconsole_trainer.weights.starting import starting_weights
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights
+from memconsole_trainer.weights.initialize import InitialWeights
+from memconsole_trainer.weights.starting import weights_directory
+
+BEST_OR_LAST = "best-or-last"
 
 
 class NothingTrainedError(ValueError):
@@ -97,8 +105,9 @@ class TrainedModel:
 
 
 def read(path: Path, which: str = "last") -> TrainedModel:
-    """Read the model of the checkpoint "last", "best" or "step-N" of the run at `path`. Raises
-    `NothingTrainedError`, `PlanError`, `ValueError`."""
+    """Read the model of the checkpoint "last", "best" or "step-N" of the run at `path`; of
+    "best-or-last" the last one if none was evaluated. Raises `NothingTrainedError`, `PlanError`,
+    `ValueError`."""
     run = RunDirectory(path)
     plan = run.read_plan()
     stored = chosen(Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints), which)
@@ -116,7 +125,9 @@ def read(path: Path, which: str = "last") -> TrainedModel:
 
 
 def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
-    """The checkpoint "last", "best" or "step-N"; None if the run has none."""
+    """The checkpoint that `read` says; None if the run has none."""
+    if which == BEST_OR_LAST:
+        which = "last" if checkpoints.best() is None else "best"
     if which == "last":
         return checkpoints.newest(
             lambda warning: print(f"warning: {warning}", file=sys.stderr),
@@ -139,3 +150,47 @@ def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
     if problem is not None:
         raise NothingTrainedError(f"{path.name} is damaged ({problem})")
     return LoadedCheckpoint(path)
+
+
+def starting_weights(plan: Plan, model: Model) -> WeightSource:
+    """The weights of the run's checkpoint that the plan names, those in the model's directory if it
+    has any, else random ones from the plan's seed.
+
+    Raises `WeightsError`, and `NothingTrainedError` if the checkpoint is not there.
+    """
+    checkpoint = checkpoint_of(plan)
+    if checkpoint is not None:
+        return _of_run(checkpoint, model)
+    directory = weights_directory(plan)
+    new = InitialWeights(model, plan.train.seed)
+    if directory is None or plan.model.weights == RANDOM or not has_weights(directory):
+        return new
+    if isinstance(model, Recommender):
+        return _Around(model, HuggingFaceWeights(directory, model.decoder), new)
+    assert isinstance(model, Architecture)
+    return HuggingFaceWeights(directory, model)
+
+
+def _of_run(checkpoint: Path, model: Model) -> TrainedModel:
+    """What another run has trained. Raises `WeightsError` if it is another model."""
+    found = read(checkpoint.parents[1], f"step-{step_of(checkpoint)}")
+    if [(p.name, p.shape) for p in found.architecture.parameters()] != [
+        (p.name, p.shape) for p in model.parameters()
+    ]:
+        raise WeightsError(
+            f"model.weights = {checkpoint}: that run trained {found.plan.model.name}, a model of "
+            "other sizes"
+        )
+    found.check_base()
+    return found
+
+
+class _Around:
+    """The weights of a recommender with a loaded decoder: the others are new."""
+
+    def __init__(self, model: Recommender, decoder: WeightSource, new: WeightSource) -> None:
+        self._loaded = {p.name for p in model.parameters() if is_of_decoder(p)}
+        self._decoder, self._new = decoder, new
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        return (self._decoder if name in self._loaded else self._new).tensor(name)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import click
 
+from memconsole.plan import plan as plans
+from memconsole.plan import resuming
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan
 from memconsole.runs.act import launch
 from memconsole.runs.act.control import request_continue
 from memconsole.runs.read.liveness import liveness
-from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.identity import user_name
 from memconsole.runs.record.requests import pause_asked
 
@@ -19,19 +23,49 @@ from memconsole.runs.record.requests import pause_asked
 @click.option(
     "--from-scratch", is_flag=True, help="Begin again at step 0 if no intact checkpoint is left."
 )
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Go on with another length, rate, logging, evaluation or saving.",
+)
 @click.pass_context
 def command(
-    ctx: click.Context, run: str, watch: bool, changed_data: bool, from_scratch: bool
+    ctx: click.Context,
+    run: str,
+    watch: bool,
+    changed_data: bool,
+    from_scratch: bool,
+    assignments: tuple[str, ...],
 ) -> None:
-    """Let a paused RUN go on; restart an ended RUN from its newest intact checkpoint."""
+    """Let a paused RUN go on; restart an ended RUN from its newest intact checkpoint.
+
+    With --set, more steps or epochs also continue a run that is finished.
+    """
     found = find_run(run)
-    if liveness(found).live and pause_asked(found):
+    changed = _changed(found, assignments)
+    if changed is None and liveness(found).live and pause_asked(found):
         request_continue(found, f"{user_name()} (memconsole resume)")
         click.echo(f"{found.id}: goes on")
     else:
-        attempt = launch.resume(found, changed_data=changed_data, from_scratch=from_scratch)
+        attempt = launch.resume(
+            found, changed_data=changed_data, from_scratch=from_scratch, changed=changed
+        )
         click.echo(f"{found.id}: attempt {attempt}")
     if watch:
         from memconsole.cli.runs.train import follow
 
         ctx.exit(follow(found))
+
+
+def _changed(run: RunDirectory, assignments: tuple[str, ...]) -> Plan | None:
+    """The run's plan with other settings, told; None without any. Raises `PlanError`."""
+    if not assignments:
+        return None
+    before = run.read_plan()
+    after = resuming.changed(before, dict(plans.parse_assignments(assignments)))
+    check(after)
+    if told := resuming.words(before, after):
+        click.echo(f"goes on with {told}")
+    return after

@@ -15,12 +15,13 @@ from memconsole.cli.plans.plan import DOES_NOT_FIT
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.devices.probe import read_once
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request_stop
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report import report
 from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.manifest import step_of
 from memconsole.runs.record.redaction import REDACTED
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.start import check_launch, start
@@ -35,6 +36,12 @@ RESUMABLE = 75
 @plan_options
 @click.option("--detach", is_flag=True, help="Print the run's id and leave it training.")
 @click.option("--name", metavar="TEXT", help="A title for the run.")
+@click.option(
+    "--from",
+    "source",
+    metavar="RUN[@best|@last|@step-N]",
+    help="Start from the weights of RUN, with its plan and its tokenizer.",
+)
 @click.option("--force", is_flag=True, help="Launch even if the estimate does not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")
 @click.pass_context
@@ -45,6 +52,7 @@ def command(
     assignments: tuple[str, ...],
     detach: bool,
     name: str | None,
+    source: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -52,12 +60,39 @@ def command(
 
     Ctrl-C asks the run to checkpoint and stop; a second Ctrl-C returns without waiting for it.
     """
-    plan = build_plan(preset, plan_file, assignments)
+    if source is not None and (preset or plan_file):
+        ctx.fail("--from brings the plan of its run: --preset and --plan exclude it")
+    begun = None if source is None else weights_of(source)
+    plan = build_plan(preset, plan_file, assignments, begun)
     if detach:
         run = _start(ctx, plan, name, force)
         click.echo(run.id)
         return
     ctx.exit(train_in_foreground(plan, name=name, json=as_json, force=force, ctx=ctx))
+
+
+def weights_of(named: str) -> Plan:
+    """The plan of a run, to start from the weights of one of its checkpoints. Raises `RunError` and
+    `PlanError`."""
+    name, _, which = named.partition("@")
+    run = find_run(name)
+    plan = run.read_plan()
+    committed = run.committed_checkpoints()
+    best = run.checkpoints_path / "best"
+    if which.startswith("step-"):
+        wanted = which.removeprefix("step-")
+        found = [p for p in committed if wanted.isdecimal() and step_of(p) == int(wanted)]
+    elif which in ("", "best") and best.is_dir():
+        found = [best.resolve()]
+    else:
+        found = committed[-1:] if which in ("", "last") else []
+    if not found:
+        kept = ", ".join(f"step-{step_of(p)}" for p in committed) or "none"
+        raise PlanError(f"--from {quote(named)}: no such checkpoint; run {run.id} has {kept}")
+    changes: dict[str, object] = {"model.weights": str(found[0])}
+    if (run.path / "tokenizer.json").is_file():
+        changes["data.tokenizer"] = str(run.path / "tokenizer.json")
+    return replace(plan, changes)
 
 
 def train_in_foreground(

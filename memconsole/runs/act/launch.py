@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from memconsole import typed_json
+from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import restart
 from memconsole.runs.act.environment import trainer_environment
@@ -28,6 +29,8 @@ from memconsole.runs.record.redaction import recorded_environment
 START_SECONDS = 60.0
 """How long a supervisor may take to start on an overloaded machine."""
 
+FIRST_PLAN = "plan.first.toml"
+"""Name of the plan that a run was launched with, once it was changed."""
 # -P: a file in the current folder must not shadow a module.
 SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.supervisor")
 
@@ -51,15 +54,22 @@ def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -
     return run
 
 
-def resume(run: RunDirectory, *, changed_data: bool = False, from_scratch: bool = False) -> int:
+def resume(
+    run: RunDirectory,
+    *,
+    changed_data: bool = False,
+    from_scratch: bool = False,
+    changed: Plan | None = None,
+) -> int:
     """Start the next attempt of a run that has ended. Returns its number.
 
     With `changed_data` the user agrees to continue although the data have changed; with
-    `from_scratch`, to begin again if no intact checkpoint is left.
+    `from_scratch`, to begin again if no intact checkpoint is left. A `changed` plan differs in
+    settings that `plan.resuming` allows; it replaces the run's, of which the first is kept beside it.
 
-    Raises `RunError` if the run or an orphan of it is alive, if the run is finished, if its plan was
-    refused before anything was trained, if its disk is full, and if no intact checkpoint is left. A
-    run's plan never changes, so another plan is another run.
+    Raises `RunError` if the run or an orphan of it is alive, if the run is finished and the plan is
+    not changed, if its plan was refused before anything was trained, if its disk is full, and if no
+    intact checkpoint is left.
     """
     wake(run)
     now = settled(run)
@@ -69,8 +79,11 @@ def resume(run: RunDirectory, *, changed_data: bool = False, from_scratch: bool 
         raise RunError(
             f"run {run.id}: children of its last trainer still hold memory; kill them first"
         )
-    if now.state == "finished":
-        raise RunError(f"run {run.id} is finished; there is nothing to resume")
+    if now.state == "finished" and changed is None:
+        raise RunError(
+            f"run {run.id} is finished; to train it longer: memconsole resume {run.id} --set "
+            "train.epochs=… (or train.max_steps)"
+        )
     why = refusal(run, now.verdict)
     if why:
         raise RunError(
@@ -82,6 +95,11 @@ def resume(run: RunDirectory, *, changed_data: bool = False, from_scratch: bool 
         restart.set_damaged_aside(run)
     else:
         restart.check_checkpoint(run)
+    if changed is not None:
+        first = run.path / FIRST_PLAN
+        if not first.exists():
+            write_atomic(first, run.plan_path.read_bytes())
+        write_atomic(run.plan_path, plans.dumps(changed, full=True).encode())
     if changed_data:
         try:
             consent.agree(run, user_name())

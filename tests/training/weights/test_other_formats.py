@@ -15,7 +15,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.failure import ExitCode
-from memconsole_trainer.weights.starting import starting_weights
+from memconsole_trainer.weights.trained import starting_weights
 from tests.training.harness.runs import attempt, plan, told
 
 torch = pytest.importorskip("torch")

@@ -129,7 +129,9 @@ def compared(
     text = spoken(capsys, monkeypatch, run.path, "--prompt", prompt, *options)
     for python in INTERPRETERS:
         found = said(python, prompts=[prompt], chats=[as_messages(q) for q in ANSWERS], **asked)
-        assert [answer for answer, _ in found["answers"]] == list(ANSWERS.values()), found["version"]
+        assert [answer for answer, _ in found["answers"]] == list(ANSWERS.values()), found[
+            "version"
+        ]
         assert all(ended for _, ended in found["answers"]), found["version"]
         assert found["texts"][0][0].rstrip() == text.rstrip(), found["version"]
     assert own == list(ANSWERS.values())[:SAMPLED]

@@ -1,0 +1,153 @@
+"""Runs go on with other lengths and rates, keep their best checkpoint, and lend it to new runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memconsole.cli.runs.train import weights_of
+from memconsole.plan import catalog, resuming
+from memconsole.plan import plan as plans
+from memconsole.plan.check import check
+from memconsole.plan.origin import origin, shortly
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.runs.act.launch import resume
+from memconsole.runs.record import events
+from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.manifest import step_of
+from memconsole_trainer.engine import WeightsError
+from memconsole_trainer.loop.progress import Progress, stretch
+from memconsole_trainer.weights import trained
+from tests.training.harness.runs import attempt, final, plan, told
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run that gets worse after its best step, and saves every step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        wild = {
+            "train__learning_rate": 0.3,
+            "train__warmup_steps": 0,
+            "train__schedule": "constant",
+            "train__grad_clip": 0.0,
+            "train__max_steps": 8,
+            "train__evaluate_every": 2,
+            "train__evaluation_batches": 1,
+            "train__checkpoint_every": 100,
+            "train__checkpoint_minutes": 0.0,
+            "train__keep_checkpoints": 1,
+            "train__log_every": 1,
+            "train__preflight": False,
+        }
+        run = create_run(plan(text, **wild))
+        assert attempt(run) == 0, final(run)
+    return run
+
+
+def best_step(run: RunDirectory) -> int:
+    found = told(run, events.Evaluation)
+    return int(min(found, key=lambda one: one.loss).step)
+
+
+def test_the_best_checkpoint_is_kept_marked_and_taken(finished: RunDirectory) -> None:
+    best = best_step(finished)
+    assert best < 8
+    kept = [step_of(path) for path in finished.committed_checkpoints()]
+    assert kept == [best, 8]
+    assert (finished.checkpoints_path / "best").resolve().name == f"step-{best:09d}"
+    assert trained.read(finished.path, trained.BEST_OR_LAST).checkpoint.step == best
+    assert trained.read(finished.path).checkpoint.step == 8
+
+
+def test_a_crash_costs_no_more_than_the_minutes_allowed(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    settings = {"train__max_steps": 4, "train__checkpoint_every": 100, "train__preflight": False}
+    run = create_run(plan(text, train__checkpoint_minutes=1e-9, **settings))
+    assert attempt(run) == 0, final(run)
+    assert {e.step for e in told(run, events.Checkpoint)} == {1, 2, 3, 4}
+
+
+def test_a_finished_run_goes_on_with_more_steps_at_another_rate(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = create_run(plan(text, train__max_steps=3, train__log_every=1, train__preflight=False))
+    assert attempt(run) == 0, final(run)
+    with pytest.raises(
+        RunError, match=r"is finished; to train it longer: memconsole resume \S+ --set"
+    ):
+        resume(run)
+    wanted: dict[str, object] = {"train.max_steps": 5, "train.learning_rate": 1e-4}
+    after = resuming.changed(run.read_plan(), wanted)
+    assert resuming.words(run.read_plan(), after) == (
+        "train.learning_rate 0.003 → 0.0001, train.max_steps 3 → 5"
+    )
+    run.plan_path.write_text(plans.dumps(after, full=True))
+    assert attempt(run) == 0, final(run)
+    steps = told(run, events.Step)
+    assert [e.step for e in steps] == [1, 2, 3, 4, 5]
+    assert steps[3].learning_rate <= 1e-4 < steps[1].learning_rate
+    assert told(run, events.Started)[-1].resumed_step == 3
+    assert told(run, events.Phase)[-1].total_steps in (None, 5)
+    run.plan_path.write_text(plans.dumps(replace(after, {"train.batch_size": 2}), full=True))
+    assert attempt(run) != 0
+    assert "was made with other settings" in told(run, events.Error)[-1].message
+
+
+def test_more_epochs_lengthen_the_schedule_from_where_the_run_is() -> None:
+    told_length = Progress(total_steps=20, steps_per_epoch=10, wanted=(None, 2), step=21, epoch=3,
+                           epoch_first_step=21)  # fmt: skip
+    same = replace(Plan(), {"train.epochs": 2})
+    stretch(told_length, same)
+    assert told_length.total_steps == 20
+    stretch(told_length, replace(same, {"train.epochs": 4}))
+    assert told_length.total_steps == 41
+    stretch(told_length, replace(same, {"train.max_steps": 30}))
+    assert told_length.total_steps == 30
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("train.batch_size", 2), ("data.sequence_length", 8), ("train.seed", 1)]
+)
+def test_what_a_resumed_run_cannot_change_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=rf"{key} = {value}: a resumed run keeps its .* --from RUN"):
+        resuming.changed(Plan(), {key: value})
+    assert resuming.changed(Plan(), {key: plans.get(Plan(), key)}) == Plan()
+
+
+def test_a_new_run_starts_from_the_weights_of_a_run(
+    finished: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(finished.path.parents[2]))
+    best = best_step(finished)
+    begun = weights_of(finished.id)
+    check(begun)
+    assert begun.model.weights == str(finished.checkpoints_path / f"step-{best:09d}")
+    assert weights_of(f"{finished.id}@last").model.weights.endswith("step-000000008")  # type: ignore[union-attr]
+    assert origin(begun).words == f"from the weights of run {finished.id} (step-{best:09d})"
+    assert shortly(begun) == "from the weights of run"
+    assert begun.data.tokenizer == str(finished.path / "tokenizer.json")
+    with pytest.raises(
+        PlanError, match=f'@step-5": no such checkpoint; .* has step-{best}, step-8'
+    ):
+        weights_of(f"{finished.id}@step-5")
+    model = catalog.model(begun)
+    found = trained.starting_weights(begun, model)
+    own = trained.read(finished.path, "best").checkpoint
+    for name in ("embedding.weight", "layers.0.mlp.up.weight"):
+        np.testing.assert_array_equal(found.tensor(name), own.tensor(f"model.{name}"))
+    other = replace(begun, {"model.target_params": 400_000})
+    with pytest.raises(WeightsError, match="a model of other sizes"):
+        trained.starting_weights(other, catalog.model(other))
+    with pytest.raises(
+        PlanError, match=r'model\.weights = "/nowhere": expected random, a checkpoint'
+    ):
+        check(replace(begun, {"model.weights": "/nowhere"}))
