@@ -116,25 +116,24 @@ def compared(
     run: RunDirectory,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    learned: bool = True,
     **asked: Any,
 ) -> None:
-    """Both answer the same to every question, end by themselves, and continue a text alike."""
+    """Both answer alike and continue a text alike; with `learned`, rightly, and they end."""
     capsys.readouterr()
     options = ("--temperature", "0", "--tokens", TOKENS)
-    own = [
-        spoken(capsys, monkeypatch, run.path, "--message", question, *options)
-        for question in list(ANSWERS)[:SAMPLED]
-    ]
+    questions = list(ANSWERS)
+    own = [spoken(capsys, monkeypatch, run.path, "--message", q, *options) for q in questions[:SAMPLED]]  # fmt: skip
     prompt = "hello how"
     text = spoken(capsys, monkeypatch, run.path, "--prompt", prompt, *options)
     for python in INTERPRETERS:
-        found = said(python, prompts=[prompt], chats=[as_messages(q) for q in ANSWERS], **asked)
-        assert [answer for answer, _ in found["answers"]] == list(ANSWERS.values()), found[
-            "version"
-        ]
-        assert all(ended for _, ended in found["answers"]), found["version"]
+        found = said(python, prompts=[prompt], chats=[as_messages(q) for q in questions], **asked)
+        answers = [answer for answer, _ in found["answers"]]
+        assert answers[:SAMPLED] == own, found["version"]
         assert found["texts"][0][0].rstrip() == text.rstrip(), found["version"]
-    assert own == list(ANSWERS.values())[:SAMPLED]
+        if learned:
+            assert answers == list(ANSWERS.values()), found["version"]
+            assert all(ended for _, ended in found["answers"]), found["version"]
 
 
 def source(kind: str, folder: Path, dtype: str) -> Architecture:
@@ -228,18 +227,17 @@ def test_adapters_answer_the_same_through_peft_and_merged(
     adapted = {
         "optimize.lora_rank": 16,
         "optimize.freeze_base": True,
-        "train.max_steps": 300,
         "train.learning_rate": 3e-2,
     }
     run = trained({**CHATS, **adapted, "model.name": str(folder), "data.source": str(data)})
     merged = exported(run, tmp_path / "merged", monkeypatch)
-    compared(run, capsys, monkeypatch, directory=str(merged))
+    compared(run, capsys, monkeypatch, learned=False, directory=str(merged))
     adapters = exported(run, tmp_path / "adapters", monkeypatch, "peft")
     pythons = [p for p in INTERPRETERS[1:] if subprocess.run([p, "-c", "import peft"], check=False).returncode == 0]  # fmt: skip
     if not pythons:
         pytest.skip("no interpreter has peft")
     monkeypatch.setattr(sys.modules[__name__], "INTERPRETERS", pythons)
-    compared(run, capsys, monkeypatch, directory=str(adapters), base=str(folder))
+    compared(run, capsys, monkeypatch, learned=False, directory=str(adapters), base=str(folder))
 
 
 def test_an_export_keeps_the_type_of_the_weights_it_started_from(
