@@ -209,9 +209,8 @@ def test_a_fine_tuned_directory_of_every_family_answers_the_same_in_transformers
     folder = tmp_path / "source"
     source(kind, folder, "float32")
     data = chats(tmp_path / "chats.jsonl")
-    run = trained(
-        {**CHATS, "backend": backend, "model.name": str(folder), "data.source": str(data)}
-    )
+    longer = {"backend": backend, "train.max_steps": 250, "train.learning_rate": 4e-3}
+    run = trained({**CHATS, **longer, "model.name": str(folder), "data.source": str(data)})
     out = exported(run, tmp_path / "out", monkeypatch)
     compared(run, capsys, monkeypatch, directory=str(out))
 
