@@ -56,6 +56,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/tokenizing.py
 	$(BIN)/python tests/bench/resuming.py
 	$(BIN)/python tests/bench/waiting.py
+	$(BIN)/python tests/bench/fine_tuning.py --write
 	$(BIN)/python tests/pty/bar.py
 
 screenshots: .venv/.installed-dev
