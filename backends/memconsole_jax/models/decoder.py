@@ -36,9 +36,9 @@ class Attention(nnx.Module):
     def __init__(self, a: Architecture) -> None:
         self.heads, self.kv_heads, self.head_size = a.heads, a.kv_heads, a.head_size
         self.scale = a.scale
-        self.query = Linear(a.hidden_size, a.query_width, a.biases)
-        self.key = Linear(a.hidden_size, a.key_width, a.biases)
-        self.value = Linear(a.hidden_size, a.key_width, a.biases)
+        self.query = Linear(a.hidden_size, a.query_width, a.biases_projections)
+        self.key = Linear(a.hidden_size, a.key_width, a.biases_projections)
+        self.value = Linear(a.hidden_size, a.key_width, a.biases_projections)
         self.output = Linear(a.query_width, a.hidden_size, a.biases)
         self.query_norm = norm(a, a.head_size) if a.query_key_norm else None
         self.key_norm = norm(a, a.head_size) if a.query_key_norm else None

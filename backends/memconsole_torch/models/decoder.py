@@ -133,9 +133,9 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = a.head_size
         self.scale = a.scale
-        self.query = nn.Linear(a.hidden_size, a.query_width, bias=a.biases)
-        self.key = nn.Linear(a.hidden_size, a.key_width, bias=a.biases)
-        self.value = nn.Linear(a.hidden_size, a.key_width, bias=a.biases)
+        self.query = nn.Linear(a.hidden_size, a.query_width, bias=a.biases_projections)
+        self.key = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
+        self.value = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
         self.output = nn.Linear(a.query_width, a.hidden_size, bias=a.biases)
         self.query_norm: nn.Module = nn.Identity()
         self.key_norm: nn.Module = nn.Identity()

@@ -119,7 +119,7 @@ class BitNetWeights:
                 raise WeightsError(f"{self._directory}: {place.name} is not stored in codes")
             codes = unpack(whole.view(np.uint8), self._matrices[place.name])
             whole = codes * np.float32(np.asarray(self._read(place.name + SCALE)).item())
-        return taken(whole, place)
+        return taken(whole, place, parameter.shape[0])
 
     def _read(self, name: str) -> Array:
         if name not in self._files:
@@ -128,4 +128,4 @@ class BitNetWeights:
 
 
 def _rows(shape: tuple[int, ...], place: ParameterPlace) -> int:
-    return shape[1] if place.transpose else shape[0] * place.parts
+    return shape[1] if place.transpose else place.rows(shape[0])

@@ -21,6 +21,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -163,8 +166,17 @@ def config(a: Architecture) -> dict[str, Any]:
         rope["rope_scaling"] = _rope(a)
     if a.family == "gemma":
         return _described("gemma", a, **shape, **rope, hidden_activation="gelu_pytorch_tanh")
-    kind = "qwen3" if a.query_key_norm else "llama"
-    return _described(kind, a, **shape, **rope, hidden_act="silu")
+    kind, window = "llama", dict[str, Any]()
+    if a.query_key_norm:
+        kind = "qwen3"
+    elif a.projection_biases:
+        kind = "qwen2"
+    elif a.family == "phi3" or a.sliding_window is not None:
+        kind = "phi3" if a.family == "phi3" else "mistral"
+        window = {"sliding_window": a.sliding_window}
+    if kind == "phi3":  # whose defaults are the tokens of its own vocabulary
+        window |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return _described(kind, a, **shape, **rope, **window, hidden_act="silu")
 
 
 def _described(kind: str, a: Architecture, **rest: Any) -> dict[str, Any]:

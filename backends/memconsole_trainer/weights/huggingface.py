@@ -37,6 +37,13 @@ class ParameterPlace:
     """Whether it is stored as (in, out), as in GPT-2's Conv1D."""
     part: int = 0
     parts: int = 1
+    first: int | None = None
+    """Where its rows begin, if the parts are not equal; then `total` is how many all parts have."""
+    total: int | None = None
+
+    def rows(self, own: int) -> int:
+        """Output rows of the whole stored tensor, of which `own` are this parameter's."""
+        return own * self.parts if self.total is None else self.total
 
 
 _GPT2_TOP = {
@@ -75,6 +82,12 @@ _GEMMA3_LAYER = _LLAMA_LAYER | {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
 }
+_QKV, _GATE_UP = (
+    ("self_attn.qkv_proj", ("attention.query", "attention.key", "attention.value")),
+    ("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),
+)
+_PHI3_JOINED = {name: joined for joined in (_QKV, _GATE_UP) for name in joined[1]}
+"""The stored module of each joined matrix, with all that it holds, from its first row on."""
 _BUFFER = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 """Constants that older checkpoints hold in addition to the weights."""
 _OTHER_TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.")
@@ -99,8 +112,26 @@ def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace |
             part=_GPT2_PART.get(inner, 0),
             parts=3 if fused else 1,
         )
+    if architecture.family == "phi3" and inner in _PHI3_JOINED:
+        return _joined(parameter.layer, inner, kind, architecture)
     table = _GEMMA3_LAYER if architecture.post_norms else _LLAMA_LAYER
     return ParameterPlace(f"model.layers.{parameter.layer}.{table[inner]}.{kind}")
+
+
+def _joined(layer: int, inner: str, kind: str, a: Architecture) -> ParameterPlace:
+    """Location of a matrix of Phi-3, which is stored below others of the same inputs."""
+    module, names = _PHI3_JOINED[inner]
+    widths = {"attention.query": a.query_width, "attention.key": a.key_width,
+              "attention.value": a.key_width}  # fmt: skip
+    sizes = [widths.get(name, a.intermediate_size) for name in names]
+    part = names.index(inner)
+    return ParameterPlace(
+        f"model.layers.{layer}.{module}.{kind}",
+        part=part,
+        parts=len(names),
+        first=sum(sizes[:part]),
+        total=sum(sizes),
+    )
 
 
 class HuggingFaceWeights:
@@ -154,12 +185,12 @@ class HuggingFaceWeights:
             return np.full(parameter.shape, parameter.fill, dtype=np.float32)
         place = self._places[name]
         file, original = self._named[place.name]
-        return taken(file.tensor(original, widen=True), place)
+        return taken(file.tensor(original, widen=True), place, self._parameters[name].shape[0])
 
     def _check(self, parameter: Parameter, place: ParameterPlace) -> None:
         file, original = self._named[place.name]
         shape = file.shape(original)
-        wanted = (parameter.shape[0] * place.parts, *parameter.shape[1:])
+        wanted = (place.rows(parameter.shape[0]), *parameter.shape[1:])
         found = shape[::-1] if place.transpose else shape
         if found != wanted:
             raise WeightsError(
@@ -174,12 +205,12 @@ def _listed(names: list[str]) -> str:
     return printable(", ".join(names[:NAMED])) + more
 
 
-def taken(whole: NDArray[np.generic], place: ParameterPlace) -> NDArray[np.generic]:
-    """Extract the canonical tensor at `place` from the stored tensor `whole`."""
+def taken(whole: NDArray[np.generic], place: ParameterPlace, rows: int) -> NDArray[np.generic]:
+    """Extract the canonical tensor at `place`, of so many rows, from the stored tensor `whole`."""
     if place.transpose:
         whole = whole.T
-    rows = whole.shape[0] // place.parts
-    return np.ascontiguousarray(whole[place.part * rows : (place.part + 1) * rows])
+    first = place.part * rows if place.first is None else place.first
+    return np.ascontiguousarray(whole[first : first + rows])
 
 
 def exported(

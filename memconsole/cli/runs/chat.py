@@ -18,7 +18,7 @@ from memconsole.runs.record.directory import find_run
 @sampling_options
 @checkpoint_option
 @click.pass_context
-def command(ctx: click.Context, run: str, system: str | None, **options: object) -> None:
+def command(ctx: click.Context, /, run: str, system: str | None, **options: object) -> None:
     """Talk with the model of RUN, which was trained on chats. Each line is a message."""
     found = find_run(run)
     named = {"system": system, **options}

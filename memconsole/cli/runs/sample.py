@@ -55,6 +55,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     run: str,
     prompt: str,
     fields: tuple[str, ...],

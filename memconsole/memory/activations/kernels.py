@@ -80,6 +80,7 @@ def structure(a: Architecture) -> str:
     words = {
         "gated": a.gated_mlp,
         "biases": a.biases,
+        "projectionbiases": a.projection_biases,
         "qknorm": a.query_key_norm,
         "postnorms": a.post_norms,
         "offset": a.norm_unit_offset,

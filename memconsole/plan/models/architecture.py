@@ -1,6 +1,6 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
-One `Architecture` covers GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1 and 3). `parameters()`
+One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3 and SmolLM2), Phi-3 and Gemma (1 and 3). `parameters()`
 lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
@@ -16,7 +16,7 @@ import msgspec
 
 from memconsole.plan.models.model import Parameter
 
-Family = Literal["gpt2", "llama", "gemma", "gemma3"]
+Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma3"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "silu"]
 Positions = Literal["learned", "rope"]
@@ -54,6 +54,8 @@ class Architecture(
     gated_mlp: bool = True
     biases: bool = False
     """Bias on every projection and norm (GPT-2)."""
+    projection_biases: bool = False
+    """Bias on queries, keys and values alone (Qwen 2)."""
     positions: Positions = "rope"
     rope_theta: float = 10_000.0
     rope_local_theta: float = 10_000.0
@@ -72,7 +74,8 @@ class Architecture(
     sliding_window: int | None = None
     """Keys visible to a local layer, the current position included."""
     global_every: int = 1
-    """Every n-th layer attends globally, the others locally (Gemma 3: 6). 1: all global."""
+    """Every n-th layer attends globally, the others locally (Gemma 3: 6). 1: all global; more than there are
+    layers: all local (Mistral)."""
     auxiliary_rows: int = 0
     """Rows of a side-information embedding (gearhead's error codes), unused on plain text."""
     diagnostic_classes: int = 0
@@ -91,6 +94,11 @@ class Architecture(
     def windowed(self, length: int) -> bool:
         """Whether the sliding window hides anything in rows of `length` tokens."""
         return self.sliding_window is not None and self.sliding_window < length
+
+    @property
+    def biases_projections(self) -> bool:
+        """Whether queries, keys and values have a bias."""
+        return self.biases or self.projection_biases
 
     @property
     def scale(self) -> float:
@@ -142,9 +150,9 @@ def layer_parameters(architecture: Architecture, layer: int) -> Iterator[Paramet
     prefix = f"layers.{layer}"
     yield from _norm(a, f"{prefix}.attention_norm", layer)
     attention = f"{prefix}.attention"
-    yield from _linear(a, f"{attention}.query", (a.query_width, a.hidden_size), layer)
-    yield from _linear(a, f"{attention}.key", (a.key_width, a.hidden_size), layer)
-    yield from _linear(a, f"{attention}.value", (a.key_width, a.hidden_size), layer)
+    for name, width in (("query", a.query_width), ("key", a.key_width), ("value", a.key_width)):
+        shape = (width, a.hidden_size)
+        yield from _linear(a, f"{attention}.{name}", shape, layer, bias=a.biases_projections)
     yield from _linear(
         a, f"{attention}.output", (a.hidden_size, a.query_width), layer, residual_std
     )
@@ -175,12 +183,18 @@ def parameter_count(architecture: Architecture) -> int:
 
 
 def _linear(
-    a: Architecture, name: str, shape: tuple[int, int], layer: int, std: float | None = None
+    a: Architecture,
+    name: str,
+    shape: tuple[int, int],
+    layer: int,
+    std: float | None = None,
+    *,
+    bias: bool = False,
 ) -> Iterator[Parameter]:
     yield Parameter(
         f"{name}.weight", shape, "matrix", layer, std=a.initializer_range if std is None else std
     )
-    if a.biases:
+    if a.biases or bias:
         yield Parameter(f"{name}.bias", (shape[0],), "bias", layer)
 
 

@@ -217,8 +217,31 @@ def _llama(c: Config, **differences: Any) -> Architecture:
 
 
 def _mistral(c: Config) -> Architecture:
-    c.only("sliding_window", None, (None,))
-    return _llama(c, max_positions=131_072)
+    return _windowed(c, _llama(c, max_positions=131_072))
+
+
+def _phi3(c: Config) -> Architecture:
+    """Phi-3 and Phi-4: a Llama whose projections lie together in the file."""
+    made = msgspec.structs.replace(_llama(c, max_positions=4096), family="phi3")
+    return _windowed(c, made)
+
+
+def _windowed(c: Config, made: Architecture) -> Architecture:
+    """With a sliding window in every layer, if the file names one that is shorter than the model's rows."""
+    window = c.size("sliding_window", made.max_positions)
+    if window >= made.max_positions:
+        return made
+    if made.rope_scaling is not None:
+        raise refusal(
+            c.where, "rope_scaling", made.rope_scaling.kind, "none beside a sliding window"
+        )
+    return msgspec.structs.replace(
+        made, sliding_window=window, global_every=made.layers + 1, rope_local_theta=made.rope_theta
+    )
+
+
+def _qwen2(c: Config) -> Architecture:
+    return _llama(c, projection_biases=True, max_positions=32_768)
 
 
 def _qwen3(c: Config) -> Architecture:
@@ -330,6 +353,8 @@ _FAMILIES = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _mistral,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma": _gemma,
     "gemma3_text": _gemma3,

@@ -68,6 +68,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(
         family="llama", **SIZES, tied_embeddings=False, query_key_norm=True, rope_theta=1e6
     ),
+    "qwen2": Architecture(family="llama", **SIZES, projection_biases=True),
+    "mistral": Architecture(family="llama", **SIZES, sliding_window=5, global_every=4),
+    "phi3": Architecture(
+        family="phi3", **SIZES, tied_embeddings=False, sliding_window=7, global_every=4
+    ),
     "gemma": Architecture(
         family="gemma",
         **SIZES,
@@ -122,6 +127,13 @@ def oracle(kind: str) -> Any:
                 tie_word_embeddings=False,
                 rope_parameters={"rope_type": "default", "rope_theta": 1e6},
             )
+        ),
+        "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**h, tie_word_embeddings=True)),
+        "mistral": lambda: t.MistralForCausalLM(
+            t.MistralConfig(**h, sliding_window=5, tie_word_embeddings=True)
+        ),
+        "phi3": lambda: t.Phi3ForCausalLM(
+            t.Phi3Config(**h, sliding_window=7, bos_token_id=1, eos_token_id=2, rms_norm_eps=1e-6)
         ),
         "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**h)),
         "gemma3": lambda: t.Gemma3ForCausalLM(

@@ -136,7 +136,8 @@ def test_a_run_resumes_its_average_exactly_and_exports_it(
     backend: str, changes: dict[str, Any], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    wanted = replace(plan(text, backend, train__max_steps=6, train__ema_decay=0.9), changes)
+    settings = {"train__max_steps": 6, "train__ema_decay": 0.9, "model__weights": "random"}
+    wanted = replace(plan(text, backend, **settings), changes)
     whole, broken = create_run(wanted), create_run(wanted)
     assert attempt(whole) == 0
     assert attempt(broken, lambda phase, step: step >= 3) == 75

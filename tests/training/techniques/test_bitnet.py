@@ -137,7 +137,10 @@ def loss_of(run: Any, weights: Any) -> float:
     ("backend", "changes"),
     [
         ("torch", {"train__ema_decay": 0.5, "train__evaluation_batch_size": 3}),
-        ("jax", {"optimize__lora_rank": 4, "optimize__freeze_base": True}),
+        (
+            "jax",
+            {"model__weights": "random", "optimize__lora_rank": 4, "optimize__freeze_base": True},
+        ),
     ],
     ids=["torch averaged", "jax adapted"],
 )
