@@ -64,7 +64,7 @@ for question in sys.argv[1:]:
 SETTINGS = (
     "model.name=base data.source=chats.jsonl data.template=chatml data.loss_on=answers "
     "data.sequence_length=96 data.validation_fraction=0.1 optimize.lora_rank=16 "
-    "train.learning_rate=0.01 train.max_steps=120 train.evaluate_every=20 train.warmup_steps=10 "
+    "train.learning_rate=0.01 train.max_steps=60 train.evaluate_every=20 train.warmup_steps=5 train.batch_size=8 train.sample_tokens=0 "
     "train.answered_records=4 device.name=cpu"
 )
 SHOWN = 14
@@ -102,7 +102,7 @@ def transcript(folder: Path, interpreters: list[str]) -> str:
     """What is typed and printed."""
     shell = Shell(folder)
     rows = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in ANSWERS.items()]  # fmt: skip
-    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 15))
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 200))
     (folder / "base.py").write_text(BASE.format(told=TOLD))
     shell.run(sys.executable, "base.py", shown="python base.py   # transformers writes ./base")
     shell.run("ls", "base")
