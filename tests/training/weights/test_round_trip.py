@@ -49,7 +49,7 @@ CHATS: dict[str, Any] = {
     "data.loss_on": "answers",
     "data.validation_fraction": 0.05,
     "train.epochs": 1,
-    "train.max_steps": 60,
+    "train.max_steps": 40,
     "train.warmup_steps": 5,
     "train.learning_rate": 1e-2,
     "train.answered_records": 0,

@@ -45,7 +45,7 @@ GEMMA3 = PUBLISHED["gemma-3-1b"]
         (LLAMA, {"attention_bias": True}, "attention_bias = true"),
         (LLAMA, {"mlp_bias": True}, "mlp_bias"),
         (LLAMA, {"hidden_act": "relu"}, 'hidden_act = "relu"'),
-        (LLAMA, {"model_type": "qwen2"}, 'model_type = "qwen2"'),
+        (LLAMA, {"model_type": "qwen9"}, 'model_type = "qwen9"'),
         (LLAMA, {"model_type": None}, "model_type = none"),
         (LLAMA, {"model_type": 7}, "model_type = 7"),
         (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type = "yarn"'),
