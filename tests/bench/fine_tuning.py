@@ -76,7 +76,11 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lines = folder, list[str]()
-        state = {"XDG_STATE_HOME": str(folder / "state"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        state = {
+            "XDG_STATE_HOME": str(folder / "state"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         self.environment = {**os.environ, **state}
 
     def run(self, *words: str, shown: str = "", only: str = "") -> str:
