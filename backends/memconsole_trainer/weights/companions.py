@@ -40,6 +40,7 @@ def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
         "model_max_length": positions,
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
     template = chat_template(plan, tokenizer)

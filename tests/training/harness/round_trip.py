@@ -12,7 +12,7 @@ from typing import Any
 
 
 def generated(directory: str, base: str | None, tokens: int) -> Any:
-    """A function from token ids to what is generated greedily, and whether it ended by itself."""
+    """A function from what a tokenizer returns to what is generated greedily, and whether it ended by itself."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -22,9 +22,10 @@ def generated(directory: str, base: str | None, tokens: int) -> Any:
 
         model = PeftModel.from_pretrained(model, directory)
 
-    def of(ids: list[int]) -> tuple[list[int], bool]:
-        row = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
-        new = model.generate(**(row if ids else {}), max_new_tokens=tokens, do_sample=False)[0]
+    def of(row: Any) -> tuple[list[int], bool]:
+        ids = row["input_ids"]
+        tensors = {name: torch.tensor([values]) for name, values in row.items()}
+        new = model.generate(**tensors, max_new_tokens=tokens, do_sample=False)[0]
         new = new.tolist()[len(ids) :]
         return new, len(new) < tokens
 
@@ -39,15 +40,15 @@ def said(asked: dict[str, Any]) -> dict[str, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(asked["directory"])
     texts: list[Any] = []
     for prompt in asked["prompts"]:
-        ids = tokenizer(prompt)["input_ids"]
-        new, ended = of(ids)
-        texts.append([tokenizer.decode(ids + new, skip_special_tokens=True), ended])
+        row = tokenizer(prompt)
+        new, ended = of(row)
+        texts.append([tokenizer.decode(row["input_ids"] + new, skip_special_tokens=True), ended])
     answers: list[Any] = []
     for chat in asked["chats"]:
-        ids = tokenizer.apply_chat_template(
+        row = tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_dict=True, tokenize=True
-        )["input_ids"]
-        new, ended = of(ids)
+        )
+        new, ended = of(row)
         answers.append([tokenizer.decode(new, skip_special_tokens=True).strip(), ended])
     return {"version": transformers.__version__, "texts": texts, "answers": answers}
 
