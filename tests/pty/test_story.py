@@ -72,7 +72,7 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
     pick(console, "e", "backend", "torch", r"e backend +torch")
     pick(console, "v", "device", "rtx-3060-12gb", "VRAM 12.0 GiB")
     pick(console, "v", "device", "cpu", r"v device +cpu")
-    pick(console, "m", "model", "gpt2-xl", "1.56 B parameters")
+    pick(console, "m", "model", "gpt2-xl", "from scratch · 1.56 B")
     console.press("u")
     console.wait_for(r"stories")
 
