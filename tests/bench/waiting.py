@@ -50,7 +50,7 @@ def waited(preset: str, backend: str, steps: int, folder: Path) -> dict[str, flo
     from memconsole.plan import catalog
     from memconsole.plan.plan import SETTINGS, Plan, get
     from memconsole.runs.record import events
-    from memconsole.runs.record.eventlog import EventReader
+    from memconsole.runs.record.eventreader import EventReader
 
     plan = catalog.presets()[preset].plan
     settings = {k: get(plan, k) for k in SETTINGS if get(plan, k) != get(Plan(), k)}
@@ -60,9 +60,9 @@ def waited(preset: str, backend: str, steps: int, folder: Path) -> dict[str, flo
         "data.source": str(made(preset, folder)),
         "train.max_steps": steps,
         "train.log_every": 5,
-        "train.evaluate_every": steps,
-        "train.evaluation_batches": 2,
+        "data.validation_fraction": 0.0,  # no evaluation
         "train.answered_records": 0,
+        "train.preflight": False,
     }
     with tempfile.TemporaryDirectory(dir=folder) as name:
         state = Path(name)

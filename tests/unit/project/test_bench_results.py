@@ -9,7 +9,15 @@ import pytest
 from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_conflicts, check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
-from tests.bench import agreement, bitnet, optimizations, window_reading
+from tests.bench import (
+    agreement,
+    bitnet,
+    optimizations,
+    resuming,
+    tokenizing,
+    waiting,
+    window_reading,
+)
 from tests.bench.trained import BACKENDS
 
 PAGE = optimizations.PAGE.read_text(encoding="utf-8")
@@ -102,3 +110,30 @@ def test_reading_windows_is_fast_and_flat_in_the_size_of_the_file() -> None:
     assert found["times_random_rows"] >= window_reading.LEAST_TIMES
     page = window_reading.PAGE.read_text(encoding="utf-8")
     assert f"\n{window_reading.table(results)}\n" in page
+
+
+def test_tokenizing_while_training_is_as_fast_as_the_bare_library() -> None:
+    results = json.loads(tokenizing.RESULTS.read_text())["results"]
+    assert len(results) == 3
+    for one in results.values():
+        assert one["share_by_cpu"] >= tokenizing.BAR
+        assert one["share_by_clock"] >= tokenizing.BAR
+        assert one["kept_per_cpu_second"] > 50 * one["bare_per_cpu_second"]
+    assert f"\n{tokenizing.table(results)}\n" in tokenizing.PAGE.read_text(encoding="utf-8")
+
+
+def test_a_place_far_into_the_data_is_reached_in_a_second() -> None:
+    results = json.loads(resuming.RESULTS.read_text())["results"]
+    for name, one in results.items():
+        assert one["rows"] > 7e6
+        if "again" not in name:
+            assert max(one["first"]["clock"], one["last"]["clock"]) < resuming.BAR
+    assert f"\n{resuming.table(results)}\n" in resuming.PAGE.read_text(encoding="utf-8")
+
+
+def test_no_preset_waits_for_its_data() -> None:
+    results = json.loads(waiting.RESULTS.read_text())["results"]
+    assert set(results) == set(waiting.MADE)
+    for found in results.values():
+        assert all(waiting.share(found[backend]) < waiting.BAR for backend in BACKENDS)
+    assert f"\n{waiting.table(results)}\n" in waiting.PAGE.read_text(encoding="utf-8")

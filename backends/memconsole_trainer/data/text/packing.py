@@ -65,18 +65,21 @@ def placed(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:
     once.
     """
     rows: list[list[Piece]] = []
-    room: list[int] = []
+    room: dict[int, int] = {}
+    """Free tokens of the rows that are not full, in their order."""
     for number, length in enumerate(lengths):
         for start in range(0, max(length - 1, 1), row_tokens - 1):
             piece = Piece(number, start, min(start + row_tokens, length))
             size = piece.stop - piece.start
-            row = next((i for i, left in enumerate(room) if left >= size), None)
+            row = next((i for i, left in room.items() if left >= size), None)
             if row is None:
                 row = len(rows)
                 rows.append([])
-                room.append(row_tokens)
+                room[row] = row_tokens
             rows[row].append(piece)
             room[row] -= size
+            if not room[row]:
+                del room[row]
     return rows
 
 
