@@ -26,6 +26,8 @@ SHOWN = (
     "run-live-160x48",
     "run-finished-80x24",
     "run-out-of-memory-80x24",
+    "run-lqr-160x48",
+    "run-efficientids-160x48",
     "remedies-80x24",
     "compare-runs-80x24",
     "devices-8-gpus-80x24",

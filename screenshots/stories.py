@@ -24,6 +24,11 @@ RUN = (
 LONG = (*RUN, "train.max_steps=900", "train.epochs=9", "train.evaluate_every=150")
 SHORT = (*RUN, "train.max_steps=90", "train.evaluate_every=15")
 ALLOWED_BYTES = 60 * 2**20
+SYSTEMS = {
+    "lqr": ("lqr", "lqr.h5", "20k", ("train.max_steps=600", "train.evaluate_every=100"), ("y",)),
+    "efficientids": ("ratings", "ratings", "20k", ("train.epochs=3", "train.batch_size=4"), ()),
+}
+"""By preset: kind, file and size of its data, settings that shorten the run, and keys to press before its picture."""
 
 
 async def exact(folder: Path) -> None:
@@ -96,8 +101,24 @@ async def out_of_memory(folder: Path) -> None:
         )
 
 
+async def systems(folder: Path) -> None:
+    """Runs of two systems, each with its own measures."""
+    into = folder.absolute()
+    with tempfile.TemporaryDirectory() as data:
+        os.chdir(data)  # the presets look for their data here
+        for preset, (kind, name, much, settings, keys) in SYSTEMS.items():
+            words = ["data", "make", kind, name, "--size", much]
+            subprocess.run([sys.executable, "-m", "memconsole", *words], check=True)
+            chosen = (*settings, "backend=jax", "device.name=cpu")
+            run = launched(preset, chosen, "--preset", preset)
+            await until(run)
+            for size in SIZES:
+                await watched(run, into, size, f"run-{preset}", before=keys)
+
+
 STORIES: dict[str, Callable[[Path], Awaitable[None]]] = {
     "exact": exact, "training": training, "comparing": comparing, "out-of-memory": out_of_memory,
+    "systems": systems,
 }  # fmt: skip
 
 _BOTH = {
@@ -105,6 +126,7 @@ _BOTH = {
     "training": ("run-live", "run-finished", "runs"),
     "comparing": ("compare-runs",),
     "out-of-memory": ("run-out-of-memory", "remedies"),
+    "systems": ("run-lqr", "run-efficientids"),
 }
 PICTURES = {
     story: tuple(name_of(name, size) for name in names for size in SIZES)
