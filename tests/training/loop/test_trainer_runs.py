@@ -23,7 +23,9 @@ from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.manifest import step_of
 from memconsole_trainer.__main__ import run as run_attempt
+from memconsole_trainer.data.text.tokenizer import train
 from memconsole_trainer.weights.checkpoint import weights_digest
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
@@ -154,7 +156,7 @@ def test_an_attempt_that_ends_in_its_set_up_says_where_the_run_stands(
     assert attempt(run, lambda now, step: now == phase) == 75
     assert told(run, events.Stopped)[-1].step == 4
     assert (final(run)["step"], final(run)["checkpoint"]) == (4, checkpoint)
-    changed = run.plan_path.read_text().replace("learning_rate = 0.003", "learning_rate = 0.004")
+    changed = run.plan_path.read_text().replace("weight_decay = 0.1", "weight_decay = 0.2")
     run.plan_path.write_text(changed)
     assert attempt(run) == 78
     assert (final(run)["step"], final(run)["checkpoint"]) == (4, checkpoint)
@@ -244,14 +246,14 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(text: Path) -> 
     run, whole = (create_run(plan(text, train__checkpoint_every=4)) for _ in range(2))
     assert attempt(whole) == 0
     assert attempt(run, lambda phase, step: step >= 10) == 75
-    newest = run.committed_checkpoints()[-1]
+    before, newest = run.committed_checkpoints()[-2:]
     shard = newest / "optimizer-00001.safetensors"
     data = bytearray(shard.read_bytes())
     data[-7] ^= 1
     shard.write_bytes(data)
     assert attempt(run) == 0
     assert any("optimizer-00001.safetensors" in w.message for w in told(run, events.Warning))
-    assert [s.resumed_step for s in told(run, events.Started)] == [0, 8]
+    assert [s.resumed_step for s in told(run, events.Started)] == [0, step_of(before)]
     assert state_hashes(run) == state_hashes(whole)
 
 
@@ -287,7 +289,7 @@ def test_changed_data_and_changed_settings_refuse_to_continue(text: Path, tmp_pa
     assert attempt(run) == 77
     assert "data has changed" in told(run, events.Error)[-1].message
     (folder / "03.txt").write_text((text / "03.txt").read_text())
-    changed = run.plan_path.read_text().replace("learning_rate = 0.003", "learning_rate = 0.004")
+    changed = run.plan_path.read_text().replace("weight_decay = 0.1", "weight_decay = 0.2")
     run.plan_path.write_text(changed)
     assert attempt(run) == 78
     assert "other settings" in told(run, events.Error)[-1].message
@@ -313,6 +315,7 @@ def test_damaged_pretrained_weights_are_a_bad_plan_in_one_line(
     config = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    train(["words"], 300).save(folder / "tokenizer.json")
     index = folder / "model.safetensors.index.json"
     if damage == "truncated":
         (folder / "model.safetensors").write_bytes(b"\x80" + bytes(7) + b"{")
@@ -496,6 +499,7 @@ def test_a_directory_with_weights_is_where_training_starts(text: Path, tmp_path:
     )
     model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(tmp_path / "model")
+    train(["words"], 300).save(tmp_path / "model" / "tokenizer.json")
     run = create_run(
         plan(
             text,
