@@ -9,6 +9,7 @@ from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Tier
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import PACKED
+from memconsole.plan.mixture import parts, validation_plan
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.units import GIB, format_bytes
@@ -21,12 +22,16 @@ def disk_lines(plan: Plan) -> list[str]:
 
 def _unpacked(plan: Plan) -> list[str]:
     """What compressed data take besides."""
-    entry = catalog.dataset(plan)
-    ratio = PACKED.get(Path(entry.where).suffix.lower()) if entry.kind == "file" else None
-    if ratio is None or entry.bytes is None:
+    held = validation_plan(plan)
+    plans = [*(part.plan for part in parts(plan)), *([] if held is None else [held])]
+    size = 0.0
+    for entry in map(catalog.dataset, plans):
+        ratio = PACKED.get(Path(entry.where).suffix.lower(), 0.0) if entry.kind == "file" else 0.0
+        size += ratio * (entry.bytes or 0)
+    if not size:
         return []
-    size = f"{Tier.FORMULA}{format_bytes(round(entry.bytes * ratio))}"
-    return [f"disk {size} for the data, unpacked in {cache_folder() / 'data'}"]
+    words = f"{Tier.FORMULA}{format_bytes(round(size))}"
+    return [f"disk {words} for the data, unpacked in {cache_folder() / 'data'}"]
 
 
 def _tokens(plan: Plan) -> list[str]:

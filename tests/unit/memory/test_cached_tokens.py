@@ -45,6 +45,7 @@ def test_the_plan_says_where_and_how_much(text: Path) -> None:
     assert lines(source=str(text), cache_gib=0) == lines(max_examples=10) == ""
     packed = text.rename(text.with_suffix(".jsonl.gz"))
     assert "disk ~108 GiB for the data, unpacked in" in lines(source=str(packed))
+    assert "disk ~108 GiB for the data" in lines(validation=str(packed))
     assert "up to 20.0 GiB for tokens" in lines(source="hf://owner/name")
     assert "the run's folder" in lines(source="hf://owner/name")
     assert "reads again" in lines(source="hf://owner/name", cache_gib=0)
