@@ -30,6 +30,7 @@ class Result(enum.Enum):
     OPTIMIZER = "another optimizer"
     CODES = "quantized frozen weights"
     ADAPTERS = "adapters instead of the whole model"
+    PREDICTED = "weights predicted in place of steps"
     DATA = "what is trained on"
     """The rows, their order, their length, or how many form a step."""
     MODEL = "the model itself"

@@ -7,7 +7,7 @@ from typing import Any
 from memconsole.plan import plan as plans
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.plan import Plan, PlanError, quote
-from memconsole.plan.toggles import activations, adapters, arithmetic, data, sizes, update
+from memconsole.plan.toggles import activations, adapters, arithmetic, data, hybrid, sizes, update
 
 OPTIMIZATIONS: tuple[Optimization, ...] = (
     arithmetic.PRECISION,
@@ -22,6 +22,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     arithmetic.COMPILE,
     update.OPTIMIZER_IN_BACKWARD,
     adapters.BASE_STORAGE,
+    hybrid.HYBRID,
     sizes.BATCH_SIZE,
     sizes.EVALUATION_BATCH_SIZE,
     sizes.SEQUENCE_LENGTH,

@@ -16,6 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from memconsole import regular_file, typed_json
+from memconsole.plan.hybrid import HybridChoice
+from memconsole.plan.section import Section
 from memconsole.plan.sections import (
     BACKENDS,
     BaseStorage,
@@ -30,7 +32,6 @@ from memconsole.plan.sections import (
     PlanError,
     Precision,
     Schedule,
-    Section,
     Sharding,
     TrainChoice,
     printable,
@@ -44,6 +45,7 @@ __all__ = [
     "Checkpointing",
     "DataChoice",
     "DeviceChoice",
+    "HybridChoice",
     "ModelChoice",
     "OptimizeChoice",
     "OptimizerName",
@@ -100,6 +102,7 @@ def _sections() -> dict[str, type[Section]]:
         "device": DeviceChoice,
         "train": TrainChoice,
         "optimize": OptimizeChoice,
+        "hybrid": HybridChoice,
     }
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from memconsole.errors import UserError
+from memconsole.plan.hybrid import HybridChoice
+from memconsole.plan.section import MOST, Section, about
 
 BACKENDS = ("torch", "jax")
-MOST = 1_000_000_000_000
-"""Upper limit of counts that have no other limit. It keeps sums of bytes within 64 bits."""
 Precision = Literal["fp32", "bf16", "fp16", "bf16-sr"]
 Checkpointing = Literal["none", "selective", "attention", "full"]
 BaseStorage = Literal["bf16", "int8", "nf4"]
@@ -35,10 +34,6 @@ class PlanError(UserError, ValueError):
         self.key = key
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Common shape of the plan's sections."""
-
-
 def printable(text: str, limit: int = 200) -> str:
     """`text` on one line: control characters escaped, the middle of a long one left out."""
     if len(text) > limit:
@@ -57,10 +52,6 @@ def quote(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 200:
         return "a number of more than 60 digits"
     return printable(repr(value))
-
-
-def about(text: str, **limits: Any) -> Meta:
-    return Meta(description=text, **limits)
 
 
 class ModelChoice(Section, frozen=True, kw_only=True):
@@ -305,6 +296,7 @@ class Plan(Section, frozen=True, kw_only=True):
     device: DeviceChoice = DeviceChoice()
     train: TrainChoice = TrainChoice()
     optimize: OptimizeChoice = OptimizeChoice()
+    hybrid: HybridChoice = HybridChoice()
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -29,7 +29,9 @@ def another(key: str) -> Any:
         return "another"
     if key in SWITCHES:
         return 0.0 if present else 0.5
-    return 96 if setting.holds is int else 0.5
+    if setting.holds is int:
+        return 96
+    return present / 2 if present else 0.5
 
 
 def structure(plan: Plan) -> str:

@@ -1,0 +1,71 @@
+"""The row of hybrid training: weights are predicted between phases of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memconsole.plan.check_hybrid import CONFLICTS
+from memconsole.plan.hybrid import MODES, HybridChoice
+from memconsole.plan.optimization import (
+    EVERYWHERE,
+    HOST_MEMORY,
+    Optimization,
+    Reach,
+    RemedyRule,
+    Result,
+    always,
+    fixed,
+    switched,
+)
+from memconsole.plan.plan import Plan
+
+_STATE = {
+    "none": "kept",
+    "cpu": "on the host",
+    "pinned": "on the host, in pinned memory",
+    "compress": "in 8 bits",
+    "reinitialize": "dropped, then started anew",
+}
+
+
+def _said(plan: Plan, kind: str) -> str | None:
+    h = plan.hybrid
+    if not h.on:
+        return None
+    n = h.lengths
+    return (
+        f"Hybrid training ({h.mode}): {n.warmup_steps:,} steps of warmup, then {n.full_steps:,} full steps before "
+        f"jumps of at most {n.horizon:,}; optimizer state in predict phases: {_STATE[h.memory]}"
+    )
+
+
+def _at_the_peak(plan: Plan, kind: str) -> str | None:
+    if not plan.hybrid.on:
+        return None
+    held = "the snapshots take memory too" if kind == "cpu" else "snapshots wait in host memory"
+    return f"memory falls in predict phases only, the peak is a full step's; {held}"
+
+
+def _of_row(key: str) -> Callable[[Plan], str | None]:
+    return lambda plan: CONFLICTS[key](plan) if plan.hybrid.on else None
+
+
+HYBRID = Optimization(
+    key="hybrid.mode",
+    more_settings=tuple(f"hybrid.{n}" for n in HybridChoice.__struct_fields__ if n != "mode"),
+    keyboard="H",
+    label="hybrid training",
+    short="hybrid training",
+    help="jumps along the weights' path where a batch confirms it; frees memory meanwhile",
+    costs="fewer gradient steps (docs/hybrid.md)",
+    values=fixed("off", *MODES),
+    trains=EVERYWHERE,
+    conflicts={key: _of_row(key) for key in CONFLICTS},
+    result=always(Result.PREDICTED),
+    reach=Reach.NOTHING,
+    touches=(HOST_MEMORY,),
+    saves_nothing=_at_the_peak,
+    remedy=RemedyRule(rank=12, values=fixed("off")),
+    says=_said,
+    evaluating=switched({"hybrid.mode": "off"}),
+)
