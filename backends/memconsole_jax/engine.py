@@ -16,9 +16,11 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
+from memconsole.plan.hybrid import GRADIENT_PHASES
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, Precision, replace
 from memconsole_jax import devices, held, tasks
+from memconsole_jax.jumps import JaxJumps
 from memconsole_jax.loading import Loader
 from memconsole_jax.profiling import Recording
 from memconsole_jax.programs import Programs
@@ -30,6 +32,7 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
+    Keeping,
     LossSum,
     MemoryReading,
     Part,
@@ -38,7 +41,8 @@ from memconsole_trainer.engine import (
     WeightSource,
     check_names,
 )
-from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.jumps import phase_precision, stored
+from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.techniques import adapters, average, loss_scale
 from memconsole_trainer.techniques.adapters import InitialAdapters
 
@@ -109,6 +113,10 @@ class JaxEngine:
         programs = self._programs
         self._initialize = programs.lower_initialize().compile()
         self._train_step = programs.compiled_step()
+        self._steps = {self._plan.optimize.precision: self._train_step}
+        self._jumps: JaxJumps | None = None
+        if self._plan.hybrid.on:
+            self._compile_hybrid(model)
         self._evaluation_step = programs.lower_evaluate().compile()
         shapes = programs.evaluated_shapes | programs.kept_shapes
         self._outputs = jax.jit(partial(tasks.of(model).outputs, model))
@@ -116,6 +124,18 @@ class JaxEngine:
         if self._sampler is not None:
             self._sampler.prepare(self._plan.train.sample_tokens)
         gc.collect()  # frees 13 MiB left by tracing and compiling
+
+    def _compile_hybrid(self, model: Model) -> None:
+        """Compile the steps of each precision that a phase computes in, and the loss of jumps."""
+        plan = self._plan
+        for precision in {phase_precision(plan, phase) for phase in GRADIENT_PHASES}:
+            if precision not in self._steps:
+                other = replace(plan, {"optimize.precision": precision})
+                arguments = self.device.kind, self._device, self._run_directory
+                self._steps[precision] = Programs.of(other, model, *arguments).compiled_step()
+        self._jumps = JaxJumps(
+            self._programs, lambda: self._trained.weights, lambda: self._kept, self._arrays
+        )
 
     def train_step(self, batch: Batch) -> None:
         self._need("weights", "optimizer")
@@ -145,12 +165,33 @@ class JaxEngine:
         for name, array in self._loader.each(self._trained_stacks, weights.tensor):
             self._trained.weights[name] = array
 
-    def release(self, part: Part) -> None:
+    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
         self.synchronize()
-        self._move(part, held.release)
+        self._move(part, partial(held.release, keeping=keeping))
+
+    def fetch(self, part: Part) -> None:
+        """JAX copies and decodes beside the host's work."""
+        self.restore(part)
 
     def restore(self, part: Part) -> None:
         self._move(part, held.restore)
+
+    @property
+    def jumps(self) -> JaxJumps:
+        """Snapshots and jumps. Raises `RuntimeError` if the plan predicts no weights."""
+        if self._jumps is None:
+            raise RuntimeError("the plan predicts no weights: hybrid.mode is off")
+        return self._jumps
+
+    def compute_in(self, compute: Precision) -> None:
+        """Take the gradient steps from here on in this precision."""
+        self._train_step = self._steps[compute]
+
+    def count_step(self, loss: float) -> None:
+        """Count a step that updated nothing, and report its mean `loss`."""
+        rate = learning_rate(self._step, self._plan, self._total_steps)
+        self._unread.append((self._step, rate, self._put(np.array([loss, np.nan], np.float32))))
+        self._step += 1
 
     def _move(self, part: Part, move: Callable[[Any], Any]) -> None:
         trained = self._trained
@@ -190,7 +231,9 @@ class JaxEngine:
         unread, self._unread = self._unread, []
         values = jax.device_get([metrics for _, _, metrics in unread])
         return [
-            StepMetrics(step + 1, float(loss), float(norm), rate, *map(float, scale))
+            StepMetrics(
+                step + 1, float(loss), float(norm), rate, float(scale[0]) if scale else None
+            )
             for (step, rate, _), (loss, norm, *scale) in zip(unread, values, strict=True)
         ]
 
@@ -236,11 +279,14 @@ class JaxEngine:
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
         yield from self._saved.tensors(self._trained, self._kept)
+        if self._jumps is not None:
+            yield from self._jumps.tensors()
 
     def load_state(self, source: StateSource) -> None:
         self.synchronize()
         base = () if self._base is None else (adapters.FINGERPRINT,)
-        check_names(source, (STEP, *base, *self._saved.names(self._trained)))
+        own = () if self._jumps is None else stored(source).names
+        check_names(source, (STEP, *base, *self._saved.names(self._trained), *own))
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         self._step = int(source.tensor(STEP))
@@ -254,6 +300,8 @@ class JaxEngine:
             self._kept = self._saved.kept(source)
         precision = self._precision(source.tensor(loss_scale.NAME) if self._scaled else None)
         self._trained = self._saved.trained(source, self._trained, precision)
+        if self._jumps is not None:
+            self._jumps.load(source)
 
     def memory(self) -> MemoryReading:
         return self._memory.reading()

@@ -26,6 +26,7 @@ from memconsole_jax.techniques.lora import is_adapter
 from memconsole_jax.techniques.optimizers import clip_factor
 from memconsole_jax.techniques.precision import adapted
 from memconsole_jax.techniques.rounding import Rounding
+from memconsole_trainer.schedule import summed_batches
 from memconsole_trainer.techniques.compressed import is_compressed
 from memconsole_trainer.techniques.loss_scale import is_scaled
 
@@ -102,15 +103,15 @@ def backward_pass(plan: Plan, model: Model, disk: Disk | None = None) -> Callabl
     """(weights, `TrainState.precision`, kept, arrays (A, B, ...)) -> `Backward`."""
     task = tasks.of(model)
     loss = task.loss(plan, model, disk)
-    scaled = is_scaled(plan.optimize.precision)
+    scaled, summed = is_scaled(plan.optimize.precision), summed_batches(plan)
 
     def backward(weights: Tree, state: Array | None, kept: Tree, arrays: Tree) -> Backward:
         scale = 1.0 if state is None or not scaled else state[0]
-        total, gradients = mean_gradients(task, loss, weights, kept, arrays, scale)
+        total, gradients = mean_gradients(task, loss, weights, kept, arrays, scale * summed)
         squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
         norm = jnp.sqrt(sum(squares)) / scale
         factor = clip_factor(norm, plan.train.grad_clip) / scale
-        metrics = [total / scale, norm, *([scale] if scaled else [])]
+        metrics = [total / (scale * summed), norm, *([scale] if scaled else [])]
         return Backward(
             gradients, factor, jnp.isfinite(norm) if scaled else None, jnp.stack(metrics)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, Precision
 from memconsole.plan.trained import frozen_names
 from memconsole_torch import devices, tasks
 from memconsole_torch.held import Held
+from memconsole_torch.jumps import TorchJumps
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
@@ -42,6 +44,7 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
+    Keeping,
     LossSum,
     MemoryReading,
     Part,
@@ -51,7 +54,8 @@ from memconsole_trainer.engine import (
     check_names,
 )
 from memconsole_trainer.host.platform_lines import optimization_lines
-from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.jumps import UPDATES, group_of, phase_precision, stored
+from memconsole_trainer.schedule import learning_rate, summed_batches
 from memconsole_trainer.techniques import adapters, average, base_storage, loss_scale
 
 
@@ -83,6 +87,8 @@ class TorchEngine:
         self._pending: tuple[float, Tensor, Tensor | float] | None = None
         """Learning rate, loss and loss scale of the gradients that wait for an update."""
         self._step = 0
+        self._updates = 0
+        """Updates since the optimizer began; with fp16, also those that were skipped."""
         self.device = devices.facts(device)
         self.versions = {"python": platform.python_version(), "torch": torch.__version__}
 
@@ -145,7 +151,14 @@ class TorchEngine:
         if plan.optimize.compile:
             compilation.apply(self.module)
         moves = not offload.same_memory(self._device)
-        self._held = Held(self._device, self._tensors, moves=moves)
+        self._held = Held(self._device, self._tensors, moves=moves, signed=self._is_signed)
+        self._compute: Precision = plan.optimize.precision
+        self._jumps: TorchJumps | None = None
+        if plan.hybrid.on:
+            narrow = phase_precision(plan, "predict")
+            groups = {p.name: group_of(p) for p in trained}
+            arguments = self.module, groups, self.task, self._to_device, narrow
+            self._jumps = TorchJumps(*arguments, moves=moves)
         whole = (*model.parameters(), *adapters.adapters(model, o.lora_rank))
         self.parameters = sum(p.size for p in whole)
         self.trainable_parameters = sum(p.numel() for p in self._trained)
@@ -171,16 +184,17 @@ class TorchEngine:
         if isinstance(self._optimizer, rounding.Rounded):
             self._optimizer.number = self._step
         scale = 1.0 if self._scale is None else self._scale.now
-        share = scale / max(1.0, batch.weight)
+        sums = summed_batches(self._plan)
+        share = sums * scale / max(1.0, batch.weight)
         loss = torch.zeros((), device=self._device)
         for arrays in batch.micro_batches():
-            with precision.forward_context(self._device, self._plan.optimize.precision):
+            with precision.forward_context(self._device, self._compute):
                 part = self.task.loss(self.module, Rows(arrays, self._to_device), share)
             part.backward()
             loss += part.detach()
             self._memory.observe()
             del part
-        self._pending = rate, loss, scale
+        self._pending = rate, loss / sums, scale
 
     def update(self) -> None:
         """Move the weights by the gradients of the last `backward`, and let go of them."""
@@ -193,6 +207,7 @@ class TorchEngine:
             live = None if self._scale is None else torch.isfinite(norm).float()
             self._average.follow(average.share(self._plan, self._step), live)
         self._step += 1
+        self._updates += 1
         scaled = [] if self._scale is None else [scale]
         self._metrics.append((self._step, rate, torch.stack([loss / scale, norm, *scaled])))
 
@@ -204,14 +219,40 @@ class TorchEngine:
             if tensor.requires_grad:
                 pretrained.copy_into(tensor, weights.tensor(name), name)
 
-    def release(self, part: Part) -> None:
-        """Move `part` to host memory and free its device memory until `restore`."""
+    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+        """Free the device memory of `part` until `restore`."""
         self.synchronize()
-        self._held.release(part)
+        self._held.release(part, keeping)
+        if keeping == "reinitialize":
+            self._updates = 0
+            optimizers.set_step(self._optimizer, 0)
+
+    def fetch(self, part: Part) -> None:
+        """Begin to bring a released `part` back."""
+        self._held.fetch(part)
 
     def restore(self, part: Part) -> None:
-        """Bring a released `part` back to the device, bit for bit."""
+        """Bring a released `part` back to the device."""
         self._held.restore(part)
+
+    @property
+    def jumps(self) -> TorchJumps:
+        """Snapshots and jumps. Raises `RuntimeError` if the plan predicts no weights."""
+        if self._jumps is None:
+            raise RuntimeError("the plan predicts no weights: hybrid.mode is off")
+        return self._jumps
+
+    def compute_in(self, compute: Precision) -> None:
+        """Take the gradient steps from here on in this precision."""
+        self._compute = compute
+
+    def count_step(self, loss: float) -> None:
+        """Count a step that updated nothing, and report its mean `loss`."""
+        rate = learning_rate(self._step, self._plan, self._total_steps)
+        self._step += 1
+        self._metrics.append(
+            (self._step, rate, torch.tensor([loss, math.nan], device=self._device))
+        )
 
     def _updated(self) -> Tensor:
         """Clip the gradients, step, and free them. Returns their norm before clipping, a device
@@ -311,6 +352,9 @@ class TorchEngine:
             yield name, pretrained.on_host(self._held.shown(tensor))
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
+        if self._jumps is not None:
+            yield UPDATES, np.asarray(self._updates, dtype=np.int64)
+            yield from self._jumps.tensors()
         yield STEP, np.asarray(self._step, dtype=np.int64)
 
     def load_state(self, source: StateSource) -> None:
@@ -321,14 +365,18 @@ class TorchEngine:
         self.restore("optimizer")
         mine = dict(self._named_state())
         base = () if self._base is None else (adapters.FINGERPRINT,)
-        check_names(source, (*mine, STEP, *base))
+        own = () if self._jumps is None else (UPDATES, *stored(source).names)
+        check_names(source, (*mine, STEP, *base, *own))
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         for name, tensor in mine.items():
             pretrained.copy_into(tensor, source.tensor(name), name)
         self._step = int(source.tensor(STEP))
+        self._updates = self._step if self._jumps is None else int(source.tensor(UPDATES))
         skipped = 0 if self._scale is None else self._scale.skipped()
-        optimizers.set_step(self._optimizer, self._step - skipped)
+        optimizers.set_step(self._optimizer, self._updates - skipped)
+        if self._jumps is not None:
+            self._jumps.load(source)
         self._metrics.clear()
 
     def memory(self) -> MemoryReading:
@@ -361,6 +409,10 @@ class TorchEngine:
             yield from self.module.parameters()
             yield from self.module.buffers()
             yield from (a for _, a in self._average.named()) if self._average is not None else ()
+
+    def _is_signed(self, state: Tensor) -> bool:
+        """Whether a tensor of the optimizer's state has values of both signs."""
+        return not any(state is s.get("exp_avg_sq") for s in self._optimizer.state.values())
 
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.module.named_parameters():

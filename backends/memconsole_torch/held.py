@@ -1,4 +1,4 @@
-"""Moves weights, optimizer state or gradients from the device to the host and back."""
+"""Frees the device memory of weights, optimizer state or gradients, and fills it again."""
 
 from __future__ import annotations
 
@@ -7,63 +7,135 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from memconsole_trainer.engine import Part
+from memconsole_torch.techniques import blocks
+from memconsole_trainer.engine import Keeping, Part
+
+
+class Moved:
+    """A tensor whose storage waits on the host."""
+
+    def __init__(self, tensor: Tensor, *, pinned: bool) -> None:
+        self._tensor, storage = tensor, tensor.untyped_storage()
+        host = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+        self._host = host.pin_memory() if pinned and storage.device.type == "cuda" else host
+        storage.resize_(0)
+
+    def shown(self, tensor: Tensor) -> Tensor:
+        """The values of `tensor`, which is in this storage."""
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(self._host, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def fill(self) -> None:
+        """Bring the storage back."""
+        storage = self._tensor.untyped_storage()
+        storage.resize_(self._host.nbytes())
+        storage.copy_(self._host, non_blocking=self._host.is_pinned())
+
+
+class Coded:
+    """A tensor of which only 8-bit codes are kept, or nothing: then it comes back as zeros."""
+
+    def __init__(self, tensor: Tensor, codes: blocks.Codes | None) -> None:
+        self._tensor, self._codes, self._shape = tensor, codes, tensor.shape
+        tensor.data = tensor.new_empty(0)
+
+    def shown(self, tensor: Tensor) -> Tensor:
+        """The values that the tensor will have."""
+        if self._codes is None:
+            return tensor.new_zeros(self._shape)
+        return blocks.decode(self._codes, tensor.new_empty(self._shape))
+
+    def fill(self) -> None:
+        """Give the tensor its memory and its values."""
+        self._tensor.data = self.shown(self._tensor)
 
 
 class Held:
-    """Frees the memory of a part and fills it again. The tensors stay the same objects, so that whoever refers to
+    """Releases and restores parts. The tensors stay the same objects, so that whoever refers to
     them need not know.
 
-    `tensors` gives those of a part. Nothing `moves` where the device's memory is the host's, and tensors that are not
-    on the device stay where they are.
+    `tensors` gives those of a part. If the device's memory is the host's (not `moves`), nothing is
+    moved to the host. Tensors that are not on the device stay where they are. `signed` says whether
+    a tensor's values have both signs, for their codes.
     """
 
     def __init__(
-        self, device: torch.device, tensors: Callable[[Part], Iterable[Tensor]], *, moves: bool
+        self,
+        device: torch.device,
+        tensors: Callable[[Part], Iterable[Tensor]],
+        *,
+        moves: bool,
+        signed: Callable[[Tensor], bool] = lambda tensor: True,
     ) -> None:
-        self._device, self._tensors, self._moves = device, tensors, moves
-        self._away: dict[Part, list[torch.UntypedStorage]] = {}
-        self._kept: dict[int, torch.UntypedStorage] = {}
-        """What released storages hold, by their place."""
+        self._device, self._tensors, self._moves, self._signed = device, tensors, moves, signed
+        self._away: dict[Part, dict[int, Moved | Coded]] = {}
+        """What was released, by the place of its storage, or of the tensor if that is coded."""
+        self._coming: dict[Part, torch.cuda.Event | None] = {}
+        """Parts that are on their way back, and the end of their copies."""
 
-    def release(self, part: Part) -> None:
-        """Move the storages of `part` to the host. Does nothing if they are there already."""
+    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+        """Free the storages of `part`. Does nothing if they are free already."""
         if part in self._away:
             return
-        self._away[part] = []
-        for tensor in self._tensors(part) if self._moves else ():
+        kept = self._away[part] = {}
+        coded = keeping in ("compress", "reinitialize")
+        for tensor in self._tensors(part) if self._moves or coded else ():
             storage = tensor.untyped_storage()
-            if storage.nbytes() and storage.device.type == self._device.type:
-                self._kept[storage._cdata] = _on_host(storage)
-                self._away[part].append(storage)
-                storage.resize_(0)
+            if not storage.nbytes() or storage.device.type != self._device.type:
+                continue
+            if coded:
+                signed = self._signed(tensor)
+                codes = blocks.encode(tensor, signed=signed) if keeping == "compress" else None
+                kept[id(tensor)] = Coded(tensor, codes)
+            else:
+                kept[storage._cdata] = Moved(tensor, pinned=keeping == "pinned")
+
+    def fetch(self, part: Part) -> None:
+        """Begin to bring `part` back; on CUDA beside the work that is queued meanwhile. `restore`
+        ends it. Does nothing if it was not released, or is on its way."""
+        if part not in self._away or part in self._coming:
+            return
+        if self._device.type != "cuda":
+            self._fill(part)
+            self._coming[part] = None
+            return
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._fill(part)
+        self._coming[part] = stream.record_event()
 
     def restore(self, part: Part) -> None:
-        """Bring `part` back, bit for bit. Nothing happens where it was not released."""
-        for storage in self._away.pop(part, []):
-            kept = self._kept.pop(storage._cdata)
-            storage.resize_(kept.nbytes())
-            storage.copy_(kept)
+        """Bring `part` back. Does nothing if it was not released."""
+        if part not in self._away:
+            return
+        if part in self._coming:
+            event = self._coming.pop(part)
+            if event is not None:
+                torch.cuda.current_stream().wait_event(event)
+        else:
+            self._fill(part)
+        del self._away[part]
+
+    def _fill(self, part: Part) -> None:
+        for kept in self._away[part].values():
+            kept.fill()
 
     def forget(self, part: Part) -> None:
         """Let go of a released `part` for good."""
-        for storage in self._away.pop(part, []):
-            del self._kept[storage._cdata]
+        self._away.pop(part, None)
+        self._coming.pop(part, None)
 
     def need(self, *parts: Part) -> None:
-        """Raise `RuntimeError` where one of `parts` is released."""
+        """Raise `RuntimeError` if one of `parts` is released."""
         for part in parts:
             if part in self._away:
                 raise RuntimeError(f"{part} of the model are released: restore them first")
 
     def shown(self, tensor: Tensor) -> Tensor:
-        """`tensor`, or its values on the host where it is released."""
-        kept = self._kept.get(tensor.untyped_storage()._cdata)
-        if kept is None:
-            return tensor
-        empty = torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-
-def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    return storage.clone() if storage.device.type == "cpu" else storage.cpu()
+        """`tensor`, or its values on the host if it is released."""
+        for away in self._away.values():
+            kept = away.get(id(tensor)) or away.get(tensor.untyped_storage()._cdata)
+            if kept is not None:
+                return kept.shown(tensor)
+        return tensor

@@ -24,6 +24,11 @@ Part = Literal["weights", "optimizer", "gradients"]
 the optimizer state; the gradients that wait for an update."""
 
 
+Keeping = Literal["cpu", "pinned", "compress", "reinitialize"]
+"""How a released part waits: in host memory, in page-locked host memory, in 8 bits on its device, or not
+at all: then the optimizer starts anew."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """The rows of one optimizer step, or of one evaluation call.
@@ -59,6 +64,8 @@ class StepMetrics:
     learning_rate: float
     loss_scale: float | None = None
     """Factor the loss was multiplied by; None if the loss is not scaled."""
+    undone: bool = False
+    """Whether the weights were set back to before the step, whose loss then does not count."""
 
     @property
     def skipped(self) -> bool:
@@ -156,14 +163,15 @@ class Engine(Protocol):
         not change. Raises `WeightsError` for a tensor of another shape."""
         ...
 
-    def release(self, part: Part) -> None:
-        """Move `part` to host memory and free its device memory until `restore`. Meanwhile `state`
-        still yields it, `load_state` puts what it loads on the device, and any other call that
-        needs it raises `RuntimeError`."""
+    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+        """Free the device memory of `part` until `restore`. Meanwhile `state` still yields it,
+        `load_state` puts what it loads on the device, and any other call that needs it raises
+        `RuntimeError`. Only the optimizer state can be compressed or reinitialized."""
         ...
 
     def restore(self, part: Part) -> None:
-        """Bring a released `part` back to the device, bit for bit."""
+        """Bring a released `part` back to the device: bit for bit from host memory; from 8 bits, as
+        `techniques.blockwise` rounds; else as before the first step."""
         ...
 
     def take_metrics(self) -> list[StepMetrics]:

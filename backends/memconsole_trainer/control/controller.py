@@ -5,19 +5,34 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from memconsole.plan.plan import Plan
+from memconsole.runs.record import events
+from memconsole_trainer.control.hybrid import Hybrid
 from memconsole_trainer.control.plain import Plain
-from memconsole_trainer.engine import Batch, Engine
+from memconsole_trainer.engine import Batch, Engine, StepMetrics
 
 
 class Controller(Protocol):
-    """Takes the optimizer steps of a run. The loop supplies batches, counts, evaluates and
-    saves."""
+    """Takes the steps of a run. The loop supplies batches, counts, evaluates and saves."""
 
-    phase: str
-    """The current phase of the run, as events report it. Each phase has its own memory peak."""
+    @property
+    def phase(self) -> str:
+        """The phase of the next step, as events report it. Each phase has its own memory peak."""
+        ...
 
-    def step(self, engine: Engine, batch: Batch) -> None:
-        """Take one optimizer step with `batch`. Does not wait for the device."""
+    def prepare(self, engine: Engine) -> None:
+        """Make the transition to `phase`, if it has just begun."""
+        ...
+
+    def step(self, engine: Engine, batch: Batch) -> bool:
+        """Take one step with `batch`. Returns whether the batch was trained on."""
+        ...
+
+    def take_metrics(self, engine: Engine) -> list[StepMetrics]:
+        """Metrics of every step since the last call."""
+        ...
+
+    def take_events(self) -> list[events.Event]:
+        """What there is to report since the last call."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -29,6 +44,6 @@ class Controller(Protocol):
         ...
 
 
-def controller_of(plan: Plan) -> Controller:
+def controller_of(plan: Plan, total_steps: int) -> Controller:
     """Return the controller that a plan asks for."""
-    return Plain()
+    return Hybrid(plan, total_steps) if plan.hybrid.on else Plain()

@@ -144,6 +144,8 @@ def fingerprint(plan: Plan, model: Model, free: frozenset[str] = CHANGEABLE) -> 
     for key in free:
         counted["train"].pop(key.removeprefix("train."), None)
     counted["data"].pop("cache_gib", None)
+    if plan.hybrid.on:
+        counted["hybrid"] = _changed(plan.hybrid, Plan().hybrid)
     parts = (plan.backend, counted, model)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 

@@ -29,7 +29,7 @@ from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
-from memconsole_trainer.loop.schedule import warmup_steps
+from memconsole_trainer.schedule import warmup_steps
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
@@ -118,7 +118,7 @@ def set_up(attempt: Attempt) -> Job:
         state = resumed(stored, fingerprints, older)
         progress.stretch(state, plan)
         check_unchanged(attempt.run, stored, data, say)
-    control = controller_of(plan)
+    control = controller_of(plan, state.total_steps)
     if stored is not None:
         control.load_state(stored.part("control", dict[str, Any] | None) or {})
     stream = BatchStream(data.rows(), shape, state.data or None)

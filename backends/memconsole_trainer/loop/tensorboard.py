@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memconsole.plan.hybrid import PHASES
 from memconsole.runs.record import events
 
 FOLDER = "tensorboard"
@@ -50,13 +51,24 @@ def scalars(event: events.Event) -> tuple[int, list[Scalar]]:
     elif isinstance(event, events.Evaluation):
         found = [("validation/loss", event.loss), ("validation/bits_per_byte", event.bits_per_byte)]
         found += [(f"validation/{name}", value) for name, value in event.metrics.items()]
+    elif isinstance(event, events.Jump):
+        found = [
+            ("hybrid/confidence", event.confidence),
+            ("hybrid/horizon", event.horizon),
+            ("hybrid/accepted", float(event.accepted)),
+            ("hybrid/decrease", event.decrease),
+            ("hybrid/predicted_decrease", event.predicted_decrease),
+            ("hybrid/steps_saved", event.steps_saved),
+        ]
     elif isinstance(event, events.Epoch):
         # TensorBoard's step of these values is the number of the epoch.
         found = [("epoch/train_loss", event.train_loss), ("epoch/minutes", event.minutes)]
         return event.epoch, [(tag, value) for tag, value in found if value is not None]
-    elif isinstance(event, events.Memory) and event.phase == "train":
+    elif isinstance(event, events.Memory) and event.phase in ("train", *PHASES):
+        # Each phase of a hybrid run has curves of its own.
+        group = "memory" if event.phase == "train" else f"memory_{event.phase}"
         found = [
-            (f"memory/{name}_mib", None if size is None else size / 2**20)
+            (f"{group}/{name}_mib", None if size is None else size / 2**20)
             for name, size in (
                 ("allocated", event.allocated_bytes),
                 ("peak", event.peak_bytes),

@@ -63,6 +63,7 @@ class Trainer:
         try:
             preflight(self._attempt, self._job, self._watch, self.saver)
             self._catch_up()
+            self._job.control.prepare(self._engine)
             while not self._progress.finished(self._plan):
                 item = self._job.stream.next(self._watch.check_stop)
                 if item.batch is None:
@@ -94,19 +95,21 @@ class Trainer:
         if self._compiled:
             self._profiling.before(p.step + 1)
         control = self._job.control
-        control.step(self._engine, batch)
+        trained = control.step(self._engine, batch)
         self._profiling.after(p.step + 1)
         p.step += 1
+        units = units if trained else 0
         p.tokens += units
         p.data = state
         self._unread[p.step] = (units, batch.weight)
+        for said in control.take_events():
+            self._attempt.emit(said)
         if not self._compiled:
             self._compiled = True
             self._read_losses()
         elif p.step % t.log_every == 0:
             self._read_losses()
-        if self._watch.phase != control.phase:
-            self._watch.enter(control.phase)
+        self._watch.follow(control)
         self._watch.wait_while_paused()
         self._watch.check_stop()
         if t.evaluate_every and p.step % t.evaluate_every == 0:
@@ -119,17 +122,18 @@ class Trainer:
 
     def _read_losses(self) -> None:
         """Read the metrics of the steps since the last call from the device and report them."""
-        metrics = self._engine.take_metrics()
+        metrics = self._job.control.take_metrics(self._engine)
         if not metrics:
             return
         seconds = self._watch.lap()
         p = self._progress
         counted = [(m, self._unread.pop(m.step)) for m in metrics]
         units = sum(count for _, (count, _) in counted)
-        finite = all(math.isfinite(m.loss) for m in metrics)
+        finite = all(math.isfinite(m.loss) or m.undone for m in metrics)
         if finite:
             for m, (_, weight) in counted:
-                p.add_loss(m.loss, weight, (m.step - 1) % self._plan.train.log_every == 0)
+                begins = (m.step - 1) % self._plan.train.log_every == 0
+                p.add_loss(*((0.0, 0.0) if m.undone else (m.loss, weight)), begins)
         last = metrics[-1]
         norm = last.gradient_norm
         said = events.Step(

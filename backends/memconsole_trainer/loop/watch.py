@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
+from memconsole.plan.hybrid import PhaseName
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
+from memconsole_trainer.control.controller import Controller
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.host.host_memory import HostMemory, resident, tree_memory
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.setup import StopRequestedError
 
 MEMORY_EVERY_SECONDS = 1.0
+PHASES = frozenset({*get_args(PhaseName), "restore"})
+"""The phases of hybrid training."""
 PAUSE_POLL_SECONDS = 0.2
 
 
@@ -36,6 +41,22 @@ class Watch:
             self._attempt.emit(events.Phase(phase=phase, detail=detail))
         self.phase = phase
         self.beat()
+
+    def follow(self, control: Controller) -> None:
+        """Make a controller's transition to its next phase. A phase has its own memory peak, without
+        that of the transition to it."""
+        before = self.phase
+        if before == control.phase:
+            control.prepare(self._engine)
+            return
+        if before in PHASES:
+            self._engine.synchronize()
+            self.memory()
+        control.prepare(self._engine)
+        if before in PHASES:
+            self._engine.synchronize()
+            self._engine.reset_peak()
+        self.enter(control.phase)
 
     def warn(self, message: str) -> None:
         """Report a problem that does not end the run."""

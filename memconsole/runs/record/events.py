@@ -32,7 +32,7 @@ class Phase(Event, frozen=True, kw_only=True):
     """The trainer has entered a phase.
 
     The phases are: import data tokenizer build preflight compile train evaluate checkpoint sample
-    paused wait_disk stopping.
+    paused wait_disk stopping; in hybrid training warmup full predict restore correct instead of train.
     """
 
     phase: str
@@ -61,6 +61,32 @@ class Step(Event, frozen=True, kw_only=True):
     data_wait_seconds: float = 0.0
     """Seconds of a step spent waiting for its batch. A device that computes on its own may have been
     busy meanwhile with steps still queued."""
+
+
+class Jump(Event, frozen=True, kw_only=True):
+    """In hybrid training: the weights were moved along their predicted path, or stayed."""
+
+    step: int
+    horizon: int
+    """How many gradient steps the path stands for."""
+    scale: float
+    """The multiple of the path that lowered the loss most."""
+    accepted: bool
+    """Whether the weights moved. If not, they are as before, bit for bit."""
+    predicted_decrease: float
+    """By how much the loss of one half of the batch fell, in nats."""
+    decrease: float
+    """By how much the loss of the other half fell."""
+    confidence: float
+    """After this jump: how far recent jumps did what was predicted, from 0 to 1."""
+    tried: int = 0
+    """Jumps since the run began, in all attempts; `kept` and `undone` count some of them."""
+    kept: int = 0
+    """Jumps that were accepted and not undone."""
+    undone: int = 0
+    """Accepted jumps that were taken back, because training diverged after them."""
+    steps_saved: float = 0.0
+    """Gradient steps that the kept jumps stand for, less one step for each jump that was tried."""
 
 
 class Epoch(Event, frozen=True, kw_only=True):
@@ -184,6 +210,7 @@ Record = (
     Started
     | Phase
     | Step
+    | Jump
     | Epoch
     | Evaluation
     | Memory

@@ -19,7 +19,7 @@ from memconsole_jax.stacking import stacks
 from memconsole_jax.tasks import sampling
 from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch, Engine
-from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
 

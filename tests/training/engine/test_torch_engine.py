@@ -21,7 +21,7 @@ from memconsole_torch.models.generate import choose
 from memconsole_torch.techniques import compilation
 from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
 from tests.training.harness.grids import spread

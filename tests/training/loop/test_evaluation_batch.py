@@ -16,7 +16,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.loop.schedule import learning_rate
+from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
 

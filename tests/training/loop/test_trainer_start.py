@@ -18,7 +18,7 @@ from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.models.sizing import size
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.host.host_memory import HostMemory, tree_memory
-from memconsole_trainer.loop.schedule import learning_rate, warmup_steps
+from memconsole_trainer.schedule import learning_rate, warmup_steps
 from memconsole_trainer.weights.initialize import InitialWeights
 
 

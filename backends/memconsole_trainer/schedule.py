@@ -21,6 +21,13 @@ def decay_steps(plan: Plan, total_steps: int) -> int:
     return min(wanted, max(1, total_steps - warmup_steps(plan, total_steps)))
 
 
+def summed_batches(plan: Plan) -> int:
+    """How many micro-batches' mean gradients are added up instead of averaged, and by how much the
+    rate is divided: 1 unless `hybrid.accumulation` is scale-rate."""
+    summed = plan.hybrid.on and plan.hybrid.accumulation == "scale-rate"
+    return plan.optimize.accumulation_steps if summed else 1
+
+
 def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     """Learning rate of optimizer step `step`, counted from 0, of `total_steps`.
 
@@ -30,7 +37,7 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     (warm-up, stable, decay) it is constant until the last `decay_share` of the steps, in which it
     falls as 1 - sqrt (Hägele et al. 2024, arXiv:2405.18392, §3).
     """
-    t, peak = plan.train, plan.peak_learning_rate
+    t, peak = plan.train, plan.peak_learning_rate / summed_batches(plan)
     warmup = warmup_steps(plan, total_steps)
     if step < warmup:
         return peak * (step + 1) / warmup

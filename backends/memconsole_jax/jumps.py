@@ -1,0 +1,196 @@
+"""Snapshots of the trained weights and jumps between them, in JAX."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from memconsole.plan.plan import replace
+from memconsole_jax import held, tasks
+from memconsole_jax.programs import Programs
+from memconsole_jax.tasks.task import Tree
+from memconsole_trainer import engine
+from memconsole_trainer.engine import Batch, StateSource
+from memconsole_trainer.jumps import (
+    PREFIX,
+    Pairs,
+    Path,
+    along,
+    phase_precision,
+    stored,
+)
+
+SLICE = 2**18
+"""Elements of a weight whose snapshots are widened to fp32 at a time, on the host."""
+Host = dict[str, NDArray[Any]]
+
+
+class JaxJumps:
+    """Implements `memconsole_trainer.jumps.Jumps`. Groups are the stacks of the weights.
+
+    The first snapshot's bf16 rounding is the anchor. Each snapshot is stored as its difference from
+    the anchor in bf16, which is more precise than the bf16 of a weight as long as weights stay near
+    the anchor.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        weights: Callable[[], Tree],
+        kept: Callable[[], Tree],
+        arrays: Callable[[Mapping[str, engine.Array], int], Tree],
+    ) -> None:
+        """`weights` returns the dict of the trained weights, whose entries jumps replace. `arrays`
+        puts a micro-batch of so many rows on the device. Compiles the loss of predict phases."""
+        plan, rows = programs.plan, programs.batch_axes
+        self._programs, self._stacks = programs, programs.trained
+        self._weights, self._kept, self._arrays = weights, kept, arrays
+        compute = phase_precision(plan, "predict")
+        self._narrow = {
+            name: compute == "bf16" and len(stack.members[0].shape) > 1
+            for name, stack in self._stacks.items()
+        }
+        self._moves = compute == "bf16" and programs.kind != "cpu"
+        self._rows = rows[1] if rows[0] > 1 else (rows[1] + 1) // 2
+        computed = replace(plan, {"optimize.precision": compute})
+        self._loss = self._compiled(tasks.of(programs.model).evaluation(computed, programs.model))
+        self._anchor: Host = {}
+        self._snapshots: list[Host] = []
+        self._path: Tree = {}
+        self._base: Tree = {}
+        self._before: Host = {}
+        """The weights before the first move since `settle`, on the host."""
+
+    def _compiled(self, evaluation: Any) -> Any:
+        shapes = {
+            name: jax.ShapeDtypeStruct(
+                x.shape, jnp.bfloat16 if self._narrow[name] else x.dtype, sharding=x.sharding
+            )
+            for name, x in self._programs.trained_shapes.items()
+        }
+        arrays = self._programs.arrays(self._rows)
+        return jax.jit(evaluation).lower(shapes, self._programs.kept_shapes, arrays).compile()
+
+    def snapshot(self) -> None:
+        """Add a snapshot of the weights."""
+        if not self._snapshots:
+            self._anchor = {n: np.array(w).astype(jnp.bfloat16) for n, w in self._weights().items()}
+        self._snapshots.append(
+            {
+                name: (np.array(w) - self._anchor[name].astype(np.float32)).astype(jnp.bfloat16)
+                for name, w in self._weights().items()
+            }
+        )
+
+    def forget(self, count: int) -> None:
+        """Drop the `count` oldest snapshots."""
+        del self._snapshots[:count]
+        if not self._snapshots:
+            self._anchor = {}
+
+    def products(self, pairs: Pairs) -> dict[str, NDArray[np.float64]]:
+        """The inner products of movements, (pairs, pairs), by group."""
+        before, after = ([pair[i] for pair in pairs] for i in (0, 1))
+        found: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros((len(pairs),) * 2))
+        for name in self._stacks:
+            for _, rows in self._slices(name):
+                moved = rows[after] - rows[before]
+                found[name] += (moved @ moved.T).astype(np.float64)
+        return dict(found)
+
+    def begin(self, path: Path) -> None:
+        """Get ready to move along `path`."""
+        weights = self._weights()
+        for name, narrow in self._narrow.items():
+            weight = weights[name]
+            self._base[name] = weight.astype(jnp.bfloat16) if narrow else weight
+            if narrow and self._moves:  # matrices leave the device before the path is put there
+                weights[name] = held.release(weight)
+        before, after = ([pair[i] for pair in path.pairs] for i in (0, 1))
+        for name, weight in self._base.items():
+            moved = np.empty(weight.size, jnp.bfloat16)
+            for part, rows in self._slices(name):
+                movements = rows[after] - rows[before]
+                moved[part] = along(movements, path.shares[name]).astype(jnp.bfloat16)
+            self._path[name] = jax.device_put(moved.reshape(weight.shape), weight.sharding)
+
+    def loss(self, batch: Batch, scale: float) -> float:
+        """The summed loss of `batch` with the weights moved by `scale` times the path."""
+        moved = _moved(self._base, self._path, scale) if scale else self._base
+        kept = self._kept()
+        sums = [
+            self._loss(moved, kept, self._arrays(arrays, self._rows))[0]
+            for arrays in batch.micro_batches()
+        ]
+        return float(sum(jax.device_get(sums)))
+
+    def end(self, scale: float) -> None:
+        """Move the weights by `scale` times the path. With 0 they are as before, bit for bit."""
+        weights = self._weights()
+        self._base = {}
+        weights.update(held.restore(dict(weights)))
+        if scale and not self._before:
+            self._before = {n: np.array(w) for n, w in weights.items()}
+        if scale:
+            weights.update(_moved_in_place(dict(weights), self._path, scale))
+        self._path = {}
+
+    def undo(self) -> None:
+        """Set the weights back to before the first move since `settle`, bit for bit."""
+        weights = self._weights()
+        for name, before in self._before.items():
+            weights[name] = jax.device_put(before, weights[name].sharding)
+        self._before = {}
+
+    def settle(self) -> None:
+        """Forget the weights before the last move."""
+        self._before = {}
+
+    def tensors(self) -> Iterator[tuple[str, engine.Array]]:
+        """The snapshots as the tensors of a checkpoint."""
+        parts = {"before": self._before, "anchor": self._anchor}
+        parts |= {str(number): snapshot for number, snapshot in enumerate(self._snapshots)}
+        for which, arrays in parts.items():
+            for name, array in arrays.items():
+                for canonical, row in self._stacks[name].split(array):
+                    yield f"{PREFIX}{which}.{canonical}", row
+
+    def load(self, source: StateSource) -> None:
+        """Take over the snapshots of a checkpoint."""
+
+        def taken(which: str, dtype: Any = jnp.bfloat16) -> Host:
+            return {
+                name: stack.gather(lambda n: source.tensor(f"{PREFIX}{which}.{n}")).astype(dtype)
+                for name, stack in self._stacks.items()
+            }
+
+        kept = stored(source)
+        self._before = taken("before", np.float32) if kept.before else {}
+        self._anchor = taken("anchor") if kept.snapshots else {}
+        self._snapshots = [taken(str(number)) for number in range(kept.snapshots)]
+
+    def _slices(self, name: str) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """The snapshots of a weight, (snapshots, elements) in fp32, slice by slice."""
+        flat = [snapshot[name].reshape(-1) for snapshot in self._snapshots]
+        for start in range(0, flat[0].size, SLICE):
+            part = slice(start, start + SLICE)
+            yield part, np.stack([f[part] for f in flat]).astype(np.float32)
+
+
+def _sum(base: Tree, path: Tree, scale: float) -> Tree:
+    def one(weight: Array, moved: Array) -> Array:
+        wide = weight.astype(jnp.float32) + scale * moved.astype(jnp.float32)
+        return wide.astype(weight.dtype)
+
+    return jax.tree.map(one, base, path)
+
+
+_moved = jax.jit(_sum)
+_moved_in_place = jax.jit(_sum, donate_argnums=0)

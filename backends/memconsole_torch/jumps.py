@@ -1,0 +1,210 @@
+"""Snapshots of the trained weights and jumps between them, in torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from memconsole.plan.sections import Precision
+from memconsole_torch.held import Held
+from memconsole_torch.models.pretrained import copy_into, on_host
+from memconsole_torch.tasks.task import Rows, Task
+from memconsole_torch.techniques import compilation, precision
+from memconsole_trainer.engine import Array, Batch, StateSource
+from memconsole_trainer.jumps import PREFIX, SHRINKAGE, TINY, Pairs, Path, stored
+
+CPU_SLICE = 2**17
+"""Elements of a weight whose snapshots are widened to fp32 at a time, on a CPU."""
+DEVICE_SLICE = 2**22
+_BF16 = torch.bfloat16
+
+
+class TorchJumps:
+    """Implements `memconsole_trainer.jumps.Jumps`.
+
+    The first snapshot's bf16 rounding is the anchor. Each snapshot is stored as its difference from
+    the anchor in bf16, which is more precise than the bf16 of a weight as long as weights stay near
+    the anchor.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        groups: Mapping[str, str],
+        task: Task,
+        place: Callable[[Array], Tensor],
+        compute: Precision,
+        *,
+        moves: bool,
+    ) -> None:
+        """`groups`: the group of each trained weight by name. `place` copies an array to the
+        device. `moves`: the device has memory of its own."""
+        own = dict(module.named_parameters())
+        self._weights = {name: own[name] for name in groups}
+        self._groups, self._module, self._task, self._place = groups, module, task, place
+        self._compute: Precision = compute
+        self._device = next(iter(self._weights.values())).device
+        self._slice = CPU_SLICE if self._device.type == "cpu" else DEVICE_SLICE
+        self._anchor: dict[str, Tensor] = {}
+        self._snapshots: list[dict[str, Tensor]] = []
+        self._path: dict[str, Tensor] = {}
+        self._base: dict[str, Tensor] = {}
+        self._before: dict[str, Tensor] = {}
+        """The weights before the first move since `settle`, on the host."""
+        self._held = Held(self._device, lambda part: self._narrow().values(), moves=moves)
+
+    @torch.no_grad()
+    def snapshot(self) -> None:
+        """Add a snapshot of the weights."""
+        if not self._snapshots:
+            self._anchor = {n: w.to(_BF16).cpu() for n, w in self._weights.items()}
+        self._snapshots.append(
+            {
+                name: (w - self._anchor[name].to(self._device)).to(_BF16).cpu()
+                for name, w in self._weights.items()
+            }
+        )
+
+    def forget(self, count: int) -> None:
+        """Drop the `count` oldest snapshots."""
+        del self._snapshots[:count]
+        if not self._snapshots:
+            self._anchor = {}
+
+    @torch.no_grad()
+    def products(self, pairs: Pairs) -> dict[str, NDArray[np.float64]]:
+        """The inner products of movements, (pairs, pairs), by group."""
+        before, after = ([pair[i] for pair in pairs] for i in (0, 1))
+        found: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros((len(pairs),) * 2))
+        for name, group in self._groups.items():
+            for _, rows in self._slices(name):
+                moved = rows[after] - rows[before]
+                found[group] += (moved @ moved.T).double().cpu().numpy()
+        return dict(found)
+
+    @torch.no_grad()
+    def begin(self, path: Path) -> None:
+        """Get ready to move along `path`."""
+        # Matrices leave the device before anything is added to it.
+        self._held.release("weights")
+        narrow = self._narrow()
+        before, after = ([pair[i] for pair in path.pairs] for i in (0, 1))
+        self._base = {
+            n: self._held.shown(w).to(self._device).to(_BF16) if n in narrow else w
+            for n, w in self._weights.items()
+        }
+        for name, group in self._groups.items():
+            shares = torch.from_numpy(path.shares[group]).float().to(self._device)
+            self._path[name] = torch.empty_like(self._weights[name], dtype=_BF16)
+            flat = self._path[name].view(-1)
+            for part, rows in self._slices(name):
+                flat[part] = _along(rows[after] - rows[before], shares).to(_BF16)
+
+    @torch.no_grad()
+    def loss(self, batch: Batch, scale: float) -> float:
+        """The summed loss of `batch` with the weights moved by `scale` times the path."""
+        total = torch.zeros((), device=self._device)
+        with self._moved(scale), compilation.paused():
+            for arrays in batch.micro_batches():
+                with precision.forward_context(self._device, self._compute):
+                    total += self._task.sums(self._module, Rows(arrays, self._place))[0]
+        return float(total)
+
+    @torch.no_grad()
+    def end(self, scale: float) -> None:
+        """Move the weights by `scale` times the path. With 0 they are as before, bit for bit."""
+        self._base = {}
+        self._held.restore("weights")
+        if scale and not self._before:
+            self._before = {n: w.detach().cpu().clone() for n, w in self._weights.items()}
+        for name, weight in self._weights.items() if scale else ():
+            weight.add_(self._path[name], alpha=scale)
+        self._path = {}
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Set the weights back to before the first move since `settle`, bit for bit."""
+        for name, before in self._before.items():
+            self._weights[name].copy_(before)
+        self._before = {}
+
+    def settle(self) -> None:
+        """Forget the weights before the last move."""
+        self._before = {}
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        """The snapshots as the tensors of a checkpoint."""
+        for name, tensor in self._before.items():
+            yield f"{PREFIX}before.{name}", on_host(tensor)
+        for name, tensor in self._anchor.items():
+            yield f"{PREFIX}anchor.{name}", on_host(tensor)
+        for number, snapshot in enumerate(self._snapshots):
+            for name, tensor in snapshot.items():
+                yield f"{PREFIX}{number}.{name}", on_host(tensor)
+
+    def load(self, source: StateSource) -> None:
+        """Take over the snapshots of a checkpoint."""
+
+        def taken(which: str, dtype: torch.dtype = _BF16) -> dict[str, Tensor]:
+            found = {n: torch.empty(w.shape, dtype=dtype) for n, w in self._weights.items()}
+            for name, tensor in found.items():
+                copy_into(tensor, source.tensor(f"{PREFIX}{which}.{name}"), name)
+            return found
+
+        kept = stored(source)
+        self._before = taken("before", torch.float32) if kept.before else {}
+        self._anchor = taken("anchor") if kept.snapshots else {}
+        self._snapshots = [taken(str(number)) for number in range(kept.snapshots)]
+
+    def _slices(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """The snapshots of a weight on the device, (snapshots, elements) in fp32, slice by slice."""
+        flat = [snapshot[name].view(-1) for snapshot in self._snapshots]
+        for start in range(0, flat[0].numel(), self._slice):
+            part = slice(start, start + self._slice)
+            yield part, torch.stack([f[part] for f in flat]).to(self._device).float()
+
+    def _narrow(self) -> dict[str, Tensor]:
+        """The weights of which predict phases use bf16 copies: matrices, if they compute in bf16."""
+        if self._compute != "bf16":
+            return {}
+        return {name: weight for name, weight in self._weights.items() if weight.dim() > 1}
+
+    @contextmanager
+    def _moved(self, scale: float) -> Iterator[None]:
+        """The module has weights moved by `scale` times the path."""
+        tried = {
+            id(weight): nn.Parameter(
+                torch.add(self._base[n], self._path[n], alpha=scale)
+                if scale
+                else self._base[n].detach(),
+                requires_grad=False,
+            )
+            for n, weight in self._weights.items()
+        }
+        places = [
+            (module._parameters, key, parameter)
+            for module in self._module.modules()
+            for key, parameter in module._parameters.items()
+            if id(parameter) in tried
+        ]
+        try:
+            for parameters, key, parameter in places:
+                parameters[key] = tried[id(parameter)]
+            yield
+        finally:
+            for parameters, key, parameter in places:
+                parameters[key] = parameter
+
+
+def _along(moved: Tensor, shares: Tensor) -> Tensor:
+    """See `memconsole_trainer.jumps.along`."""
+    variance, mean = torch.var_mean(moved, dim=0)
+    error = variance / len(moved)
+    kept = torch.clamp(1 - SHRINKAGE * error / (mean * mean + TINY), min=0)
+    return shares @ moved * kept
