@@ -7,7 +7,7 @@ from memconsole.devices.reading import Devices
 from memconsole.memory.answers.advice import Remedy, remedies
 from memconsole.memory.answers.correction import OutOfMemoryRun
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.comparison import MEASURED_PHASES
+from memconsole.runs.read.comparison import measured_phases
 from memconsole.runs.record.shortfall import Shortfall
 
 
@@ -25,6 +25,7 @@ def died(lacked: Shortfall | None) -> OutOfMemoryRun | None:
     """The run's shortfall in the form that the estimator takes; None if nothing was measured."""
     if lacked is None:
         return None
-    phase = next((name for name, told in MEASURED_PHASES.items() if lacked.phase in told), "")
+    phases = measured_phases([lacked.phase])
+    phase = next((name for name, told in phases.items() if lacked.phase in told), "")
     held = lacked.peak_bytes or lacked.held_bytes or 0
     return OutOfMemoryRun(needed_bytes=lacked.needed_bytes, held_bytes=held, phase=phase)

@@ -11,6 +11,7 @@ import msgspec
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.exact.sharpen import KnownExact, alike, compiled, saved, sharpened
 from memconsole.memory.formula import memory_table
+from memconsole.memory.hybrid import hybrid_table, plain
 from memconsole.memory.reasons import nothing_saved
 from memconsole.memory.seconds import peak_units_per_second, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
@@ -80,7 +81,15 @@ def table_of(
     plan: Plan, budget: Budget, lookup: Lookup | None = None, *, parts: bool = True
 ) -> MemoryTable:
     """The memory table alone, with the exact numbers that `lookup` returns. Without `parts`, components are filled in
-    only if there are exact numbers. Raises `PlanError`."""
+    only if there are exact numbers, or for a hybrid plan. Raises `PlanError`."""
+    if not plan.hybrid.on:
+        return _plain_table(plan, budget, lookup, parts=parts)
+    return hybrid_table(plan, model_of(plan), lambda p: _plain_table(p, budget, lookup))
+
+
+def _plain_table(
+    plan: Plan, budget: Budget, lookup: Lookup | None, *, parts: bool = True
+) -> MemoryTable:
     model = model_of(plan)
     known = lookup(plan, budget) if lookup is not None else None
     if known is None:
@@ -88,24 +97,24 @@ def table_of(
     table = memory_table(plan, model, budget)
     if plan.backend != "torch" or not plan.optimize.compile:
         return sharpened(table, known)
-    plain = memory_table(uncompiled(plan), model, budget)
-    return compiled(table, sharpened(plain, known))
+    eager = memory_table(uncompiled(plan), model, budget)
+    return compiled(table, sharpened(eager, known))
 
 
 def training_floor(plan: Plan, budget: Budget) -> int:
     """Device bytes that `plan` needs with any optimizer and any place for its state: forward, loss and backward pass
-    without that state, at the low end of the formula's band. Raises `PlanError`."""
-    plain = msgspec.structs.replace(plan.optimize, optimizer="sgd", optimizer_offload="none")
-    table = table_of(msgspec.structs.replace(plan, optimize=plain), budget)
+    without that state or hybrid training, at the low end of the formula's band. Raises `PlanError`."""
+    least = msgspec.structs.replace(plan.optimize, optimizer="sgd", optimizer_offload="none")
+    table = table_of(msgspec.structs.replace(plain(plan), optimize=least), budget)
     state = next(c for c in table.components if c.name == "optimizer state")
     # an optimizer in the backward pass adds its workspace to that phase
-    left_out = {"optimizer step"} | ({"backward"} if plain.optimizer_in_backward else set())
+    left_out = {"optimizer step"} | ({"backward"} if least.optimizer_in_backward else set())
     phases = (phase for phase in table.step_phases if phase not in left_out)
     most = max(table.phases[phase] - state.at(phase) for phase in phases)
     costs = runtime(plan.backend, budget.kind)
     if budget.kind == "cpu":
         return int(most * costs.band[0])
-    reserved = costs.reserved_bytes(most, sixteen_bit=plain.precision != "fp32")
+    reserved = costs.reserved_bytes(most, sixteen_bit=least.precision != "fp32")
     return costs.band_bytes(reserved * costs.band[0], 0)[0]
 
 

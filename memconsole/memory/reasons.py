@@ -14,6 +14,10 @@ PHASE_WORDS = {
     "optimizer step": "the optimizer step",
     "evaluation": "the evaluation",
     "checkpoint": "the checkpoint",
+    "warmup": "a step of the warmup",
+    "full": "a full step",
+    "predict": "the predict phase",
+    "correct": "a step of the correct phase",
 }
 
 

@@ -27,6 +27,8 @@ COMPONENTS = (
     "data",
     "runtime",
 )
+SNAPSHOTS = "snapshots"
+"""A component that only hybrid plans have: earlier weights, and the movement predicted from them."""
 BETWEEN_STEPS = ("evaluation", "checkpoint")
 """Phases outside the training step. All other phases of a table belong to it."""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from memconsole.cli.tables import columns
 from memconsole.plan.differences import differing
+from memconsole.plan.hybrid import PHASES
 from memconsole.plan.tasks import TASKS
 from memconsole.runs.read.figures import figures
 from memconsole.runs.read.missing import marked, missing_words
@@ -37,6 +38,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
         _speeds(reports),
         ("minutes", [f"{made.total_minutes:.2f}" for made in reports]),
         ("peak memory", [_peak(made) for made in reports]),
+        *_hybrid(reports),
     ):
         rows.append([label, *values])
     click.echo("\n".join(columns(rows)))
@@ -85,6 +87,24 @@ def _speeds(reports: list[Report]) -> tuple[str, list[str]]:
 def _speed(made: Report) -> str:
     speeds = sorted(step.tokens_per_second for step in made.steps)
     return f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "n/a"
+
+
+def _hybrid(reports: list[Report]) -> list[tuple[str, list[str]]]:
+    """The jumps of hybrid runs, and the measured peak of each of their phases. No rows without such a run."""
+    rows = []
+    if any(made.jumps for made in reports):
+        words = [
+            f"{j.kept:,} of {j.tried:,}, {j.steps_saved:,.0f} steps saved"
+            if (j := made.jumps)
+            else "n/a"
+            for made in reports
+        ]
+        rows.append(("jumps kept", words))
+    for phase in PHASES:
+        peaks = [made.memory.by_phase.get(phase) for made in reports]
+        if any(peaks):
+            rows.append((f"peak in {phase}", [format_bytes(n) if n else "n/a" for n in peaks]))
+    return rows
 
 
 def _peak(made: Report) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memconsole.plan.hybrid import PHASES
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.figures import figures
+from memconsole.runs.read.jumps import counts_word, jump_words
 from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration
 
 WIDTH = 80
+_STEADY = ("train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
+"""Phases that alternate all the time; a change of them is no news."""
 
 
 class ProgressLines:
@@ -48,7 +52,7 @@ class ProgressLines:
                 yield facts.weights
         if facts.phase != self._phase:
             self._phase = facts.phase
-            if facts.phase not in ("train", "evaluate", "checkpoint", "sample", WAIT_DISK):
+            if facts.phase not in _STEADY:
                 yield f"{facts.phase}{': ' + facts.phase_detail if facts.phase_detail else ''}"
         if run.unsaved and not self._unsaved:
             yield f"the run {run.unsaved}"
@@ -99,6 +103,8 @@ def step_line(run: RunSnapshot) -> str:
         parts.append(f"{facts.tokens_per_second:,.0f} {task_of(run.plan).units}/s")
     if facts.memory and facts.memory.allocated_bytes is not None:
         parts.append(f"memory {format_bytes(facts.memory.allocated_bytes)}")
+    if facts.jump is not None:
+        parts.append(f"jumps {counts_word(facts.jump)}")
     if run.eta_seconds is not None:
         parts.append(f"{format_duration(run.eta_seconds)} left")
     return "  ".join(parts)
@@ -146,6 +152,8 @@ def summary(run: RunSnapshot) -> str:
         )
         rows.append(("Total epochs", marked(str(len(run.epochs)), "epochs", run.uncertain)))
     rows.append(("Steps", f"{facts.step:,}"))
+    if facts.jump is not None:
+        rows.append(("Jumps", jump_words(facts.jump)))
     if facts.peak_bytes is not None:
         peak = marked(format_bytes(facts.peak_bytes), "memory.measured", run.uncertain)
         rows.append(("Peak memory", peak))

@@ -157,6 +157,7 @@ def setup_of(plan: Plan) -> tuple[object, ...]:
         plan.data.tokenizer,
         plan.data.isolate_documents,
         msgspec.structs.replace(o, accumulation_steps=min(2, o.accumulation_steps)),
+        plan.hybrid,
     )
 
 

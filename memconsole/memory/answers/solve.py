@@ -38,15 +38,17 @@ HARM = tuple(result for result in Result if result is not Result.SAME)
 """What a change may do to the training result, the least harmful first."""
 
 
+NOT_OURS = (Result.PREDICTED, Result.DATA)
+"""What only the user changes: which steps are trained, and on what."""
+
+
 def _may_change(row: Optimization) -> bool:
     values = row.values(Plan())
-    return not row.size and all(
-        row.result_of(a, b) is not Result.DATA for a in values for b in values
-    )
+    return not row.size and not any(row.result_of(a, b) in NOT_OURS for a in values for b in values)
 
 
 FREE = tuple(row for row in OPTIMIZATIONS if _may_change(row))
-"""The optimizations that may change. Sizes and the training data never do."""
+"""The optimizations that may change. Sizes, the training data and hybrid training never do."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

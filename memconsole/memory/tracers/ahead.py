@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from memconsole.memory.activations import torch_step
 from memconsole.memory.estimate import model_of
+from memconsole.memory.hybrid import parts
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.memory.tracers.question import neighbours
@@ -49,12 +50,14 @@ def _around(plan: Plan, budget: Budget) -> Iterator[None]:
 
 def _make(plan: Plan, budget: Budget) -> None:
     try:
-        step = _step(plan, budget)
+        model = model_of(plan)
+        steps = [step_of(one, model, budget.kind) for one in parts(plan)]
     except PlanError:
         return
     if plan.backend == "torch":
-        torch_step.prepare(step)
-    step_seconds(plan, step.model, budget)
+        for step in steps:
+            torch_step.prepare(step)
+    step_seconds(plan, model, budget)
 
 
 def _step(plan: Plan, budget: Budget) -> StepSizes:

@@ -8,6 +8,7 @@ import msgspec
 
 from memconsole.memory.estimate import model_of
 from memconsole.memory.exact import affine
+from memconsole.memory.hybrid import plain
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
@@ -31,8 +32,9 @@ class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
-    """The question for `plan` on the device of `budget`, with torch.compile switched off. Raises `PlanError`."""
-    plan = uncompiled(plan)
+    """The question for `plan` on the device of `budget`, without torch.compile and hybrid training. Raises
+    `PlanError`."""
+    plan = plain(uncompiled(plan))
     model = model_of(plan)
     structure = f"{plan.backend} {affine.structure_key(plan, model, budget.kind)}"
     target = "" if budget.local else plan.device.name

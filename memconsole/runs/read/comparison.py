@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-MEASURED_PHASES = {
-    "training step": ("compile", "train"),
-    "evaluation": ("evaluate",),
-    "checkpoint": ("checkpoint",),
-}
-"""For each phase of an estimate, the trainer's phases that measure it."""
+from memconsole.plan.hybrid import PHASES
+
+_STEP = "training step"
+_BETWEEN = {"evaluation": ("evaluate",), "checkpoint": ("checkpoint",)}
+
+
+def measured_phases(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """For each phase of an estimate, the trainer's phases that measure it. `names` are the phases of
+    either.
+
+    A plain run is measured over whole training steps, a hybrid run in each of its own phases. The
+    first step compiles; it belongs to the phase that comes first.
+    """
+    own = set(names)
+    steps = [phase for phase in PHASES if phase in own]
+    if not steps:
+        return {_STEP: ("compile", "train"), **_BETWEEN}
+    found: dict[str, tuple[str, ...]] = {phase: (phase,) for phase in steps}
+    return found | {steps[0]: ("compile", steps[0])} | _BETWEEN
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +98,8 @@ def compare(
     `out_of_memory` makes every measurement a lower bound.
     """
     rows = [_column(name, estimated, measured, out_of_memory) for name in _COLUMNS]
-    for name, phases in MEASURED_PHASES.items():
+    names = (*by_phase, *(estimated.phases if estimated else ()))
+    for name, phases in measured_phases(names).items():
         seen = max((by_phase[p] for p in phases if p in by_phase), default=None)
         guess, tier, note = _phase(estimated, name)
         if seen is not None or guess is not None:
@@ -123,12 +139,12 @@ def _phase(estimated: EstimatedTable | None, name: str) -> tuple[int | None, str
     """Bytes and tier of a phase of the estimate, and a note on the highest phase of the step."""
     if estimated is None:
         return None, "", ""
-    training = name == "training step"
+    training = name == _STEP
     # A trainer measures the highest of a training step's phases as one.
     found = {
         phase: size
         for phase, size in estimated.phases.items()
-        if (phase not in MEASURED_PHASES if training else phase == name)
+        if (phase not in _BETWEEN if training else phase == name)
     }
     if not found:
         return None, "", ""

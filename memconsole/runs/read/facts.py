@@ -27,6 +27,8 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     learning_rate: float | None = None
     gradient_norm: float | None = None
     loss: float | None = None
+    jump: events.Jump | None = None
+    """The last jump of a hybrid run, with the counts of all of them."""
     memory: events.Memory | None = None
     peaks_by_phase: dict[str, int] = {}
     peak_bytes: int | None = None

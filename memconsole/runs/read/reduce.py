@@ -12,7 +12,7 @@ from memconsole.runs.read.history import History
 from memconsole.runs.record import events
 from memconsole.sanitize import clean, clean_line
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 MAX_WARNINGS = 20
 MAX_EVALUATIONS = 128
 MAX_EPOCHS = 256
@@ -115,6 +115,8 @@ def reduce(state: RunState, record: events.Record) -> RunState:
             _memory(state, record)
         case events.Phase():
             _phase(state, record)
+        case events.Jump():
+            _jump(state, record)
         case events.Evaluation():
             _evaluation(state, record)
         case events.Epoch():
@@ -209,6 +211,8 @@ def _started(state: RunState, record: events.Started) -> None:
         state.epoch = max((mark.event.epoch for mark in state.epochs), default=0)
     if state.checkpoint is not None and state.checkpoint.step > resumed:
         state.checkpoint = None
+    if state.jump is not None and state.jump.step > resumed:
+        state.jump = None
     state.gauges.truncate(resumed)
     state.step = state.side_from_step = resumed
 
@@ -263,6 +267,14 @@ def _step(state: RunState, record: events.Step) -> None:
         state.data_waits.append(_positive(record.data_wait_seconds))
         for kept in (state.step_times, state.data_waits):
             del kept[:-RATE_RECORDS]
+
+
+def _jump(state: RunState, record: events.Jump) -> None:
+    counts = (record.step, record.horizon, record.tried, record.kept, record.undone)
+    if not _plausible(*counts) or not math.isfinite(record.confidence + record.steps_saved):
+        state.odd += 1
+        return
+    state.jump = record
 
 
 def _epoch(state: RunState, record: events.Epoch) -> None:

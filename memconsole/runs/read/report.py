@@ -79,6 +79,17 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was missing, if the run ran out of memory."""
 
 
+class JumpsLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The jumps of a hybrid run: those of `tried` that moved the weights for good, those that were taken back later,
+    and the gradient steps that they stand for."""
+
+    tried: int
+    kept: int
+    undone: int
+    steps_saved: float
+    confidence: float
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Encodes to the document of `memconsole report --json`."""
 
@@ -110,6 +121,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model's first weights came from, and how many were read."""
     symptoms: tuple[Symptom, ...] = ()
     """What went wrong, with the settings that act on it."""
+    jumps: JumpsLine | None = None
+    """Only of a hybrid run that has jumped."""
     missing_records: int = 0
     """Records of the event log that could not be read or are not there."""
     uncertain: tuple[str, ...] = ()
@@ -230,6 +243,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         attempts=len(run.attempt_numbers()),
         ladder=rungs(run),
         symptoms=_symptoms(run, state),
+        jumps=_jumps(state),
         missing_records=story.missing,
         uncertain=uncertain_figures(story.missing, ended is not None),
     )
@@ -290,6 +304,12 @@ def _measured(state: RunState) -> MeasuredLine:
     if on_cpu:
         missing["reserved_bytes"] = "the C library keeps tensors in its heap and tells no reserve"
     return MeasuredLine(**found, missing=missing)
+
+
+def _jumps(state: RunState) -> JumpsLine | None:
+    if state.jump is None:
+        return None
+    return JumpsLine(**{name: getattr(state.jump, name) for name in JumpsLine.__struct_fields__})
 
 
 def _final_train_loss(story: Story) -> float | None:

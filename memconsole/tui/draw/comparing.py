@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memconsole.memory.table import COMPONENTS, Estimate, MemoryTable
+from memconsole.memory.table import COMPONENTS, SNAPSHOTS, Estimate, MemoryTable
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
+from memconsole.runs.read.jumps import counts_word
 from memconsole.runs.read.missing import marked
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, finite, plot
@@ -93,6 +94,7 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
         ),
         ("minutes", [minutes_word(run.elapsed_seconds / 60) for run in shown]),
         ("memory peak", [_marked(_bytes(run.facts.peak_bytes), run) for run in shown]),
+        *_hybrid_rows(shown),
         *(
             [("records missing", [f"{run.missing_records:,}" for run in shown])]
             if any(run.missing_records for run in shown)
@@ -102,6 +104,18 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
     lines += [_row(name, texts, cells) for name, texts in figures]
     lines += difference_rows([run.plan for run in shown], cells, width)
     return lines
+
+
+def _hybrid_rows(runs: Sequence[RunSnapshot]) -> list[tuple[str, list[str]]]:
+    """Jumps and memory of the predict phases; no rows without a hybrid run."""
+    if not any(run.facts.jump for run in runs):
+        return []
+    jumps = [run.facts.jump for run in runs]
+    return [
+        ("jumps", ["—" if jump is None else counts_word(jump) for jump in jumps]),
+        ("steps saved", ["—" if jump is None else f"{jump.steps_saved:,.0f}" for jump in jumps]),
+        ("peak in predict", [_bytes(run.facts.peaks_by_phase.get("predict")) for run in runs]),
+    ]
 
 
 def _marked(text: str, run: RunSnapshot) -> str:
@@ -146,7 +160,7 @@ def plan_rows(this: PricedPlan, other: PricedPlan, width: int) -> list[Line]:
         return lines
     mine, theirs = this.estimate.table, other.estimate.table
     lines.append(rule("memory at the peak", width, f"{mine.tier} | {theirs.tier}"))
-    for name in COMPONENTS:
+    for name in (*COMPONENTS, SNAPSHOTS):
         pair = _at_peak(mine, name), _at_peak(theirs, name)
         if any(pair):
             lines.append(_bytes_row(name, *pair, cells))

@@ -23,6 +23,7 @@ _PARTS = {
     "workspace": ("S", "part-b"),
     "data": ("D", "part-c"),
     "runtime": ("R", "part-d"),
+    "snapshots": ("N", "part-a"),
 }
 
 

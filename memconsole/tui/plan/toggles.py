@@ -158,7 +158,7 @@ def best_lines(view: PlanView, width: int, height: int) -> list[Line]:
 def _value_line(view: PlanView, row: Optimization, value: object, width: int) -> Line:
     present = value == row.value(view.plan)
     found = next((s for s in view.savings_of(row.key) if s.value == value), None)
-    name = left(value_word(value), 12)
+    name = left(value_word(value), 13)
     if present:
         return [Span(" ● ", "accent"), Span(name, "accent"), Span("in this plan", "dim")]
     if found is None:
@@ -168,7 +168,7 @@ def _value_line(view: PlanView, row: Optimization, value: object, width: int) ->
         Span(" ○ ", "dim"),
         Span(name),
         saving_span(found, view.stale, 10),
-        Span(" " + fit(words.strip(), width - 27), "dim"),
+        Span(" " + fit(words.strip(), width - 28), "dim"),
     ]
 
 

@@ -7,6 +7,7 @@ from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.gauges import gauge_lines, history_line, peak_line
 from memconsole.tui.draw.ink import Line, Span, fit, left, rule
 from memconsole.tui.draw.words import measure_word, number_or_reason, rate_word, step_word
+from memconsole.tui.run.phases import jump_rows, phase_rows
 from memconsole.tui.run.run_gauges import run_gauges
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
@@ -66,9 +67,10 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
     if view.prediction is not None:
         predicted = rate_word(view.prediction.tokens_per_second)
         rows[0] = (rows[0][0], f"{rows[0][1]}  (~{predicted})")
-        if facts.tokens_per_second:
-            share = facts.tokens_per_second / view.prediction.peak_tokens_per_second
-            rows.append(("MFU", f"{share:.1%} of peak"))
+    rows += [*jump_rows(view), *phase_rows(view)]
+    if view.prediction is not None and facts.tokens_per_second:
+        share = facts.tokens_per_second / view.prediction.peak_tokens_per_second
+        rows.append(("MFU", f"{share:.1%} of peak"))
     if evaluated:
         rows.append(("best validation", measure_word(min(evaluated))))
     if facts.step_seconds is not None:

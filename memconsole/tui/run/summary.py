@@ -7,11 +7,13 @@ from collections.abc import Collection
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.comparison import Comparison, EstimatedTable, MemoryLine, compare
 from memconsole.runs.read.figures import figures
+from memconsole.runs.read.jumps import jump_words
 from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
 from memconsole.tui.draw.words import loss_word, measure_word, minutes_word
+from memconsole.tui.run.phases import phase_rows
 from memconsole.tui.views.run_view import RunView
 from memconsole.units import format_bytes, format_duration
 
@@ -70,6 +72,10 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     device = facts.started.device_name if facts.started else run.plan.device.name
     rows.append(("device", f"{device} · {run.plan.backend}", ""))
     rows += memory_rows(view, run)
+    if run.facts.jump is not None:
+        rows.append(("jumps", jump_words(run.facts.jump), ""))
+    by_phase = " · ".join(f"{name.strip(' ▸')} {words}" for name, words in phase_rows(view))
+    rows += [("memory by phase", by_phase, "")] if by_phase else []
     rows.append(("run", f"{run.id} · step {facts.step:,} · attempts {run.attempt}", ""))
     if run.missing_records:
         rows.append(("event log", missing_words(run.missing_records), "warn"))

@@ -23,8 +23,9 @@ def planned(**changes: object) -> Plan:
         planned(data__sequence_length=1000),
         planned(optimize__lora_rank=8, optimize__freeze_base=True, model__name="gemma-3-1b"),
         planned(optimize__optimizer_in_backward=True, train__grad_clip=0.0),
+        planned(hybrid__mode="balanced"),
     ],
-    ids=("plain", "adapters behind a window", "in backward"),
+    ids=("plain", "adapters behind a window", "in backward", "hybrid"),
 )
 def test_the_next_key_press_finds_all_it_needs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = catalog_budgets(plan)["rtx-4090"]

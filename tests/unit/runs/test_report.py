@@ -246,6 +246,23 @@ def test_an_estimate_stands_next_to_its_measurement_with_the_error_and_the_band(
     assert "checkpoint" not in rows
 
 
+def test_each_phase_of_a_hybrid_run_stands_next_to_its_own_estimate() -> None:
+    """The first step compiles and belongs to the first phase. A phase that never came has no measurement."""
+    table = EstimatedTable(
+        tier="~", peak_bytes=900, device_bytes=900, host_bytes=900,
+        phases={"warmup": 800, "full": 900, "predict": 300, "correct": 900, "evaluation": 350},
+    )  # fmt: skip
+    by_phase = {"compile": 850, "warmup": 780, "full": 910, "predict": 310, "evaluate": 340}
+    rows = compare(table, MemoryLine(), by_phase)
+    found = {c.name: (c.estimated_bytes, c.measured_bytes) for c in rows}
+    for column in ("allocated", "reserved", "device", "host"):
+        del found[column]
+    assert found == {
+        "warmup": (800, 850), "full": (900, 910), "predict": (300, 310), "correct": (900, None),
+        "evaluation": (350, 340),
+    }  # fmt: skip
+
+
 def test_a_run_that_died_of_memory_measured_only_a_lower_bound() -> None:
     table = EstimatedTable(
         tier="~", peak_bytes=900, device_bytes=900, host_bytes=1, band_bytes=(800, 1000)

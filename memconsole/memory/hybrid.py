@@ -1,0 +1,174 @@
+"""The memory table of a hybrid plan: one column for each phase of the run.
+
+A step of warmup, full or correct is an ordinary training step, so its column is the largest moment of that step. A
+predict phase has no gradients, and no activations but those of a forward pass (`memory/state/predicting.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from memconsole.memory.coefficients import runtime
+from memconsole.memory.state import predicting
+from memconsole.memory.state.step_sizes import StepSizes, step_of
+from memconsole.memory.table import (
+    BETWEEN_STEPS,
+    COMPONENTS,
+    SNAPSHOTS,
+    Component,
+    MemoryTable,
+    Tier,
+)
+from memconsole.plan.hybrid import GRADIENT_PHASES, RESTORE, HybridChoice, PhaseName
+from memconsole.plan.models.model import Model
+from memconsole.plan.plan import Plan
+
+Price = Callable[[Plan], MemoryTable]
+"""Makes the table of a plan without hybrid training."""
+Tables = dict[Plan, MemoryTable]
+
+
+class _Column(msgspec.Struct, frozen=True):
+    """Live bytes of one phase."""
+
+    parts: dict[str, int]
+    tier: Tier = Tier.FORMULA
+    tiers: dict[str, Tier] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def plain(plan: Plan, phase: PhaseName | None = None) -> Plan:
+    """`plan` without hybrid training, in the precision of `phase`."""
+    changed: Plan = msgspec.structs.replace(plan, hybrid=HybridChoice())
+    precision = "same" if phase is None else plan.hybrid.precision_of(phase)
+    if precision == "same":
+        return changed
+    optimize = msgspec.structs.replace(plan.optimize, precision=precision)
+    return msgspec.structs.replace(changed, optimize=optimize)
+
+
+def tried(plan: Plan) -> Plan:
+    """The plan whose evaluation is the forward pass of a jump of `plan`: half of the batch, micro-batch by
+    micro-batch."""
+    found = plain(plan, "predict")
+    rows = plan.train.batch_size
+    if plan.optimize.accumulation_steps == 1:
+        rows -= rows // 2
+    train = msgspec.structs.replace(found.train, evaluation_batch_size=rows)
+    changed: Plan = msgspec.structs.replace(found, train=train)
+    return changed
+
+
+def parts(plan: Plan) -> tuple[Plan, ...]:
+    """The plans without hybrid training whose tables make the table of `plan`."""
+    if not plan.hybrid.on:
+        return (plan,)
+    steps = (plain(plan, phase) for phase in GRADIENT_PHASES)
+    return tuple(dict.fromkeys((plain(plan), *steps, tried(plan))))
+
+
+def hybrid_table(plan: Plan, model: Model, price: Price) -> MemoryTable:
+    """The table of a hybrid `plan`. Numbers of training steps keep their tier; those of predict phases are by
+    formula."""
+    tables = {one: price(one) for one in parts(plan)}
+    table = _folded(plan, model, tables)
+    if table.formula is None:
+        return table
+    by_formula = {one: found.formula or found for one, found in tables.items()}
+    return msgspec.structs.replace(table, formula=_folded(plan, model, by_formula))
+
+
+def _folded(plan: Plan, model: Model, tables: Tables) -> MemoryTable:
+    base = tables[plain(plan)]
+    kind = base.budget.kind
+    step = step_of(plan, model, kind)
+    columns = _columns(step, tables)
+    peak_phase = max(columns, key=lambda phase: columns[phase].total)
+    peak = columns[peak_phase].total
+    reserved, context = peak, 0
+    if kind != "cpu":
+        reserved = base.reserved_bytes * peak // base.peak_bytes
+        context = runtime(base.backend, kind).context_bytes
+    low, high = base.band_bytes
+    wider = reserved + context - base.device_bytes
+    return msgspec.structs.replace(
+        base,
+        tier=columns[peak_phase].tier,
+        components=_components(columns),
+        phases={phase: column.total for phase, column in columns.items()},
+        phase_tiers={phase: column.tier for phase, column in columns.items()},
+        peak_phase=peak_phase,
+        peak_bytes=peak,
+        reserved_bytes=reserved,
+        device_bytes=reserved + context,
+        host_bytes=base.host_bytes + (wider if kind == "cpu" else predicting.host_bytes(step)),
+        band_bytes=(low + wider, high + wider),
+    )
+
+
+def _columns(step: StepSizes, tables: Tables) -> dict[str, _Column]:
+    """The phases in the order of a run, then what happens between steps."""
+    h, found = step.plan.hybrid, dict[str, _Column]()
+
+    def trained(phase: PhaseName) -> _Column:
+        table = tables[plain(step.plan, phase)]
+        highest = max(table.step_phases, key=table.phases.__getitem__)
+        return _column(table, highest, predicting.kept_bytes(step, phase))
+
+    if h.lengths.warmup_steps:
+        found["warmup"] = trained("warmup")
+    found["full"] = trained("full")
+    found["predict"] = _predicted(step, tables, restoring=False)
+    if h.memory != "none" and h.correction_interval > 1 and h.restore_ahead:
+        found[RESTORE] = _predicted(step, tables, restoring=True)
+    found["correct"] = trained("correct")
+    kept = predicting.kept_bytes(step, "correct")
+    base = tables[plain(step.plan)]
+    return found | {phase: _column(base, phase, kept) for phase in BETWEEN_STEPS}
+
+
+def _column(table: MemoryTable, phase: str, snapshots: int) -> _Column:
+    """A phase of a plain table, with snapshots."""
+    parts = {c.name: c.at(phase) for c in table.components}
+    tiers = {c.name: c.tier_at(phase) for c in table.components}
+    return _Column(parts | {SNAPSHOTS: snapshots}, table.phase_tier(phase), tiers)
+
+
+def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
+    """The largest moment of a jump."""
+    plan = tried(step.plan)
+    table = tables[plan]
+    forward = {c.name: c.at("evaluation") for c in table.components}
+    found = []
+    for moment in predicting.moments(step, narrow=plan.optimize.precision != "fp32"):
+        used = {"runtime": forward["runtime"], "workspace": moment.workspace}
+        used = forward if moment.evaluates else used
+        found.append(
+            _Column(
+                dict.fromkeys(COMPONENTS, 0)
+                | used
+                | {
+                    "weights": moment.weights,
+                    "optimizer state": predicting.state_held(step, restoring=restoring),
+                    SNAPSHOTS: moment.snapshots,
+                }
+            )
+        )
+    return max(found, key=lambda column: column.total)
+
+
+def _components(columns: dict[str, _Column]) -> tuple[Component, ...]:
+    names = dict.fromkeys(name for column in columns.values() for name in column.parts)
+    return tuple(
+        Component(
+            name,
+            {p: c.parts[name] for p, c in columns.items() if c.parts.get(name)},
+            {p: c.tiers[name] for p, c in columns.items() if name in c.tiers},
+        )
+        for name in names
+    )

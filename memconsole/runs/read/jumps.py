@@ -1,0 +1,21 @@
+"""The jumps of a hybrid run in words."""
+
+from __future__ import annotations
+
+from memconsole.runs.record import events
+
+
+def counts_word(jump: events.Jump) -> str:
+    """``12 of 20 kept, 1 undone``: how many jumps moved the weights for good."""
+    undone = f", {jump.undone:,} undone" if jump.undone else ""
+    return f"{jump.kept:,} of {jump.tried:,} kept{undone}"
+
+
+def saved_word(jump: events.Jump) -> str:
+    """``340 steps saved``: the gradient steps that they stand for."""
+    return f"{jump.steps_saved:,.0f} steps saved"
+
+
+def jump_words(jump: events.Jump) -> str:
+    """All counts of a run's jumps, and the confidence after the last one."""
+    return f"{counts_word(jump)}, {saved_word(jump)}, confidence {jump.confidence:.0%}"

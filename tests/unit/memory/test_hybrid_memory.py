@@ -1,0 +1,186 @@
+"""The table of a hybrid plan: what each phase holds, counted by hand from the number of trained weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memconsole.memory.answers.advice import remedies
+from memconsole.memory.estimate import architecture_of, estimate, table_of
+from memconsole.memory.hybrid import plain
+from memconsole.memory.state.sizes import sizes
+from memconsole.memory.table import SNAPSHOTS, MemoryTable, Tier
+from memconsole.plan.budget import Budget
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, PlanError, replace
+
+GPT2 = replace(Plan(), {"model.name": "gpt2"})
+N = sizes(architecture_of(GPT2)).used.elements
+MATRICES = N - sizes(architecture_of(GPT2)).small
+TRAINED = ("warmup", "full", "correct")
+
+
+def device(kind: str) -> Budget:
+    return Budget(
+        name=kind, kind=kind, memory_label="memory", total_bytes=1 << 40, usable_bytes=1 << 40, why="test",
+        bandwidth_bytes_per_second=1e12, peak_flops={"fp32": 2e13, "bf16": 1e14},
+    )  # fmt: skip
+
+
+def hybrid(**settings: Any) -> Plan:
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return replace(GPT2, {"hybrid.mode": "balanced", **named})
+
+
+def at(table: MemoryTable, component: str, phase: str) -> int:
+    return next(c.at(phase) for c in table.components if c.name == component)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_trained_phase_holds_what_a_plain_step_holds(backend: str, kind: str) -> None:
+    plan, budget = hybrid(backend=backend), device(kind)
+    table, step = table_of(plan, budget), table_of(plain(plan), budget)
+    for phase in TRAINED:
+        own = table.phases[phase] - at(table, SNAPSHOTS, phase)
+        assert own == max(step.phases[p] for p in step.step_phases)
+        assert (at(table, SNAPSHOTS, phase) > 0) == (kind == "cpu" and phase != "warmup")
+    for phase in table.phases:
+        assert sum(at(table, c.name, phase) for c in table.components) == table.phases[phase]
+
+
+def test_a_cpu_holds_six_snapshots_with_their_anchor_and_the_weights_before_a_jump() -> None:
+    table = table_of(hybrid(), device("cpu"))
+    assert at(table, SNAPSHOTS, "full") == 7 * 2 * N
+    assert at(table, SNAPSHOTS, "correct") == 7 * 2 * N + 4 * N
+    assert at(table, SNAPSHOTS, "predict") == 7 * 2 * N + 4 * N + 2 * N  # and the path
+    shorter = hybrid(hybrid__full_steps=6)  # three snapshots in a full phase, at a stride of three
+    assert at(table_of(shorter, device("cpu")), SNAPSHOTS, "full") == 4 * 2 * N
+
+
+def test_a_gpu_keeps_the_path_on_the_device_and_the_rest_on_the_host() -> None:
+    plan, budget = hybrid(hybrid__memory="pinned"), device("gpu")
+    table = table_of(plan, budget)
+    assert at(table, SNAPSHOTS, "predict") == 2 * N
+    assert at(table, SNAPSHOTS, "full") == 0
+    more = table.host_bytes - table_of(plain(plan), budget).host_bytes
+    # six snapshots and an anchor, the weights before a jump, the weights while copies are tried, the state
+    assert more == 7 * 2 * N + 4 * N + 4 * MATRICES + 8 * N
+
+
+@pytest.mark.parametrize(
+    ("memory", "kind", "left"),
+    [
+        ("none", "gpu", 8 * N),
+        ("cpu", "gpu", 0),
+        ("pinned", "gpu", 0),
+        ("reinitialize", "gpu", 0),
+        ("cpu", "cpu", 8 * N),
+        ("pinned", "cpu", 8 * N),
+        ("reinitialize", "cpu", 0),
+    ],
+)
+def test_the_optimizer_state_is_where_its_strategy_puts_it(
+    memory: str, kind: str, left: int
+) -> None:
+    table = table_of(hybrid(hybrid__memory=memory), device(kind))
+    assert at(table, "optimizer state", "predict") == left
+    assert at(table, "optimizer state", "full") == 8 * N
+    assert at(table, "gradients", "predict") == 0
+    assert ("restore" in table.phases) == (memory != "none")
+    if memory != "none":
+        assert at(table, "optimizer state", "restore") == 8 * N
+
+
+def test_a_compressed_state_takes_a_byte_per_number_and_four_per_block() -> None:
+    table = table_of(hybrid(hybrid__memory="compress"), device("cpu"))
+    codes = 2 * N + 4 * -(-2 * N // 256)
+    assert at(table, "optimizer state", "predict") == codes
+    assert at(table, "optimizer state", "restore") == 8 * N + codes
+
+
+def test_jumps_try_16_bit_copies_or_whole_ones() -> None:
+    gpu = device("gpu")
+    fp32 = table_of(hybrid(hybrid__predict_precision="fp32"), gpu)
+    assert at(fp32, "weights", "predict") == 8 * N  # as they are, and moved
+    bf16 = table_of(hybrid(hybrid__predict_precision="bf16"), gpu)
+    # fp32 matrices wait on the host; matrices in bf16, vectors in fp32, each as they are and moved
+    assert at(bf16, "weights", "predict") == 4 * MATRICES + 8 * (N - MATRICES)
+
+
+def test_a_phase_has_the_price_of_its_own_precision() -> None:
+    gpu = device("gpu")
+    plan = hybrid(hybrid__warmup_precision="bf16")
+    table = table_of(plan, gpu)
+    narrow = table_of(replace(GPT2, {"optimize.precision": "bf16"}), gpu)
+    assert table.phases["warmup"] == max(narrow.phases[p] for p in narrow.step_phases)
+    assert table.phases["full"] == table_of(hybrid(), gpu).phases["full"]
+
+
+def test_half_of_a_batch_is_tried_or_whole_micro_batches() -> None:
+    gpu = device("gpu")
+    one, several = (
+        at(table_of(plan, gpu), "logits and loss", "predict")
+        for plan in (
+            hybrid(train__batch_size=8, hybrid__predict_precision="fp32"),
+            hybrid(train__batch_size=4, optimize__accumulation_steps=2, hybrid__predict_precision="fp32"),
+        )
+    )  # fmt: skip
+    assert one == several > 0
+
+
+def test_the_row_never_saves_at_the_peak_and_says_why() -> None:
+    for kind in ("cpu", "gpu"):
+        savings = [s for s in estimate(GPT2, device(kind)).savings if s.key == "hybrid.mode"]
+        assert {s.value for s in savings} == {"conservative", "balanced", "aggressive"}
+        for saving in savings:
+            assert saving.saves_bytes <= 0
+            assert saving.reason.startswith("memory falls in predict phases only")
+
+
+def test_a_remedy_switches_it_off_and_says_that_the_result_changes() -> None:
+    found = {r.key: r for r in remedies(hybrid(), device("cpu"))}
+    assert found["hybrid.mode"].changes == {"hybrid.mode": "off"}
+    assert found["hybrid.mode"].saves_bytes == 7 * 2 * N + 4 * N
+    assert found["hybrid.mode"].result
+    assert "hybrid.mode" not in {r.key for r in remedies(GPT2, device("cpu"))}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        ({"optimize.precision": "fp16"}, "hybrid.mode", "set optimize.precision = fp32 or bf16"),
+        ({"train.batch_size": 1}, "hybrid.mode", "at least 2"),
+        ({"hybrid.memory": "cpu", "optimize.optimizer_offload": "pinned"}, "hybrid.memory",
+         "set optimize.optimizer_offload = none"),
+        ({"hybrid.memory": "compress", "optimize.optimizer": "adafactor"}, "hybrid.memory", "compact"),
+        ({"hybrid.snapshot_stride": 21}, "hybrid.snapshot_stride", "at most 20"),
+        ({"hybrid.accumulation": "scale-rate", "train.scale_learning_rate": "sqrt"},
+         "hybrid.accumulation", "set train.scale_learning_rate = none"),
+    ],
+)  # fmt: skip
+def test_what_excludes_hybrid_training_is_refused_by_its_key(
+    settings: dict[str, Any], key: str, words: str
+) -> None:
+    check(replace(GPT2, {k: v for k, v in settings.items() if k != "hybrid.mode"}))
+    with pytest.raises(PlanError, match=words) as error:
+        check(replace(hybrid(), settings))
+    assert error.value.key == key
+    assert "\n" not in str(error.value)
+
+
+def test_exact_numbers_of_a_step_keep_their_tier() -> None:
+    from memconsole.memory.exact.sharpen import KnownExact
+    from memconsole.memory.exact.timeline import Exact, ExactPhase
+
+    known = KnownExact(
+        exact=Exact(phases={"backward": ExactPhase(total_bytes=1 << 33)}, source="traced")
+    )
+    gpu = device("gpu")
+    table = table_of(hybrid(), gpu, lambda plan, budget: known)
+    step = table_of(GPT2, gpu, lambda plan, budget: known)
+    assert table.phases["full"] == step.phases["backward"]
+    assert (table.phase_tier("full"), table.phase_tier("predict")) == (Tier.EXACT, Tier.FORMULA)
+    assert table.tier == Tier.EXACT
+    assert table.formula == table_of(hybrid(), gpu)
