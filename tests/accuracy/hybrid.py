@@ -1,0 +1,110 @@
+"""Real hybrid runs of both trainers on this machine's CPU: the peak of each phase, estimated against measured.
+
+    python tests/accuracy/hybrid.py [--backend torch|jax] [--print]
+
+Rates are low and jumps short, so that jumps are kept: the weights before a kept jump take memory, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from memconsole.devices.budget import budget
+from memconsole.memory.estimate import table_of
+from memconsole.plan.hybrid import PHASES
+from memconsole.plan.plan import Plan, apply_settings
+from memconsole.runs.read.comparison import measured_phases
+from tests.accuracy.cpu import run
+from tests.accuracy.results import MIB, Bar, Case, Errors, Part, stored, write
+
+BAR = Bar(within=0.10)
+FIXED = {
+    "device.name": "cpu",
+    "model.target_params": "8000000",
+    "data.max_examples": "30",
+    "data.vocab_size": "1024",
+    "data.sequence_length": "64",
+    "train.batch_size": "4",
+    "train.max_steps": "24",
+    "train.learning_rate": "1e-4",
+    "train.schedule": "constant",
+    "train.warmup_steps": "1",
+    "train.evaluation_batches": "1",
+    "train.sample_tokens": "4",
+    "hybrid.mode": "aggressive",
+    "hybrid.warmup_steps": "4",
+    "hybrid.full_steps": "9",
+    "hybrid.snapshot_stride": "1",
+    "hybrid.horizon": "3",
+    "hybrid.confidence": "0",
+    "hybrid.predictor": "extrapolate",
+}
+VARIED = (
+    {"hybrid.memory": "none"},
+    {"hybrid.memory": "compress", "hybrid.predict_precision": "same"},
+    {"hybrid.memory": "reinitialize", "hybrid.restore_ahead": "0"},
+)
+
+
+def cases(backend: str) -> list[Case]:
+    """The phases of each run."""
+    found = []
+    for varied in VARIED:
+        wanted = {"backend": backend, **FIXED, **varied}
+        words = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
+        plan = apply_settings(Plan(), [f"{key}={value}" for key, value in wanted.items()])
+        report = run(wanted)
+        table, seen = table_of(plan, budget(plan, None)), report["memory"]["by_phase"]
+        told = measured_phases((*seen, *table.phases))
+        kept = report["jumps"]["kept"] if report["jumps"] else 0
+        for phase in PHASES:
+            peaks = [seen[name] for name in told.get(phase, ()) if name in seen]
+            if peaks and phase in table.phases:
+                case = Case(
+                    plan=f"{phase} {words}",
+                    estimated_bytes=table.phases[phase],
+                    measured_bytes=max(peaks),
+                )
+                found.append(case)
+                print(
+                    f"{backend:5} {phase:8} {case.error:+6.1%} {case.measured_bytes / MIB:7.1f} MiB  "
+                    f"{words}  ({kept} jumps kept)",
+                    flush=True,
+                )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", action="append", choices=("torch", "jax"))
+    parser.add_argument("--print", action="store_true", help="write no results")
+    options = parser.parse_args()
+    backends = options.backend or ["torch", "jax"]
+    rows = [
+        Errors(
+            estimate=f"{backend} ~ phases of hybrid runs on a CPU",
+            truth="growth of the trainer's resident memory in each phase",
+            bar=BAR,
+            cases=tuple(cases(backend)),
+        )
+        for backend in backends
+    ]
+    if options.print:
+        print("\n".join(" | ".join(row.cells()) for row in rows))
+        return
+    # the other backend's row stays as it was
+    kept = [row for old in stored() if old.name == "hybrid" for row in old.rows]
+    rows += [row for row in kept if row.estimate.split()[0] not in backends]
+    write(
+        Part(name="hybrid", command="python tests/accuracy/hybrid.py", rows=tuple(rows)),
+        packages=("torch", "jax"),
+    )
+
+
+if __name__ == "__main__":
+    main()
