@@ -34,6 +34,7 @@ SCENES = {
     "plan-fits-light": Scene(theme="memconsole-light"),
     "plan-fits-ascii": Scene(theme="ansi-dark", ascii_only=True),
     "plan-toggled": Scene(keys=("2", "2", "5")),
+    "plan-hybrid": Scene(keys=("H",)),
     "plan-does-not-fit": Scene(TOO_LARGE),
     "compare-plans": Scene(keys=("2", "2", "5", "C", "down", "enter")),
     "devices-8-gpus": Scene(keys=("g",)),

@@ -133,6 +133,8 @@ class JaxEngine:
                 other = replace(plan, {"optimize.precision": precision})
                 arguments = self.device.kind, self._device, self._run_directory
                 self._steps[precision] = Programs.of(other, model, *arguments).compiled_step()
+        if plan.hybrid.memory != "none":
+            held.prepare(self._programs.state_shapes, plan.hybrid.memory)
         self._jumps = JaxJumps(
             self._programs, lambda: self._trained.weights, lambda: self._kept, self._arrays
         )

@@ -105,9 +105,7 @@ def release(tree: Any, keeping: Keeping = "cpu") -> Any:
     def one(path: Any, x: Any) -> Released:
         if isinstance(x, Released):
             return x
-        words = [_word(key) for key in path]
-        tensors = x.shape[0] if words and words[-1].startswith("layers.") else 1
-        found = _released(x, keeping, tensors, signed="nu" not in words)
+        found = _released(path, x, keeping)
         jax.block_until_ready(found.kept if keeping != "reinitialize" else ())
         x.delete()
         return found
@@ -115,12 +113,27 @@ def release(tree: Any, keeping: Keeping = "cpu") -> Any:
     return tree_map_with_path(one, tree)
 
 
-def _released(x: Array, keeping: Keeping, tensors: int, *, signed: bool) -> Released:
-    """`tensors`: how many are stacked in the array; blocks never span two of them. `signed`: its
-    values have both signs; second moments (`nu` in Optax) have not."""
+def prepare(shapes: Any, keeping: Keeping) -> None:
+    """Compile what releases and restores arrays of these shapes, one array at a time. Later the
+    compiler's memory would be counted as theirs."""
+    if keeping == "compress":
+        tree_map_with_path(
+            lambda path, x: (
+                _released(path, jnp.zeros(x.shape, x.dtype), keeping).restored().delete()
+            ),
+            shapes,
+        )
+
+
+def _released(path: Any, x: Array, keeping: Keeping) -> Released:
+    """`path` is the array's place in its tree."""
     if keeping == "reinitialize":
         return Dropped(jax.ShapeDtypeStruct(x.shape, x.dtype), x.sharding)
     if keeping == "compress" and x.ndim:
+        words = [_word(key) for key in path]
+        # Blocks never span two of the tensors that are stacked in an array.
+        tensors = x.shape[0] if words and words[-1].startswith("layers.") else 1
+        signed = "nu" not in words  # Optax's name of second moments
         codes, scales = _encode(x.reshape(tensors, -1), signed=signed)
         return Coded(codes, x.sharding, scales, x.shape, signed)
     (device,) = x.devices()

@@ -61,6 +61,7 @@ class JaxJumps:
         self._rows = rows[1] if rows[0] > 1 else (rows[1] + 1) // 2
         computed = replace(plan, {"optimize.precision": compute})
         self._loss = self._compiled(tasks.of(programs.model).evaluation(computed, programs.model))
+        self._prepare()
         self._anchor: Host = {}
         self._snapshots: list[Host] = []
         self._path: Tree = {}
@@ -77,6 +78,20 @@ class JaxJumps:
         }
         arrays = self._programs.arrays(self._rows)
         return jax.jit(evaluation).lower(shapes, self._programs.kept_shapes, arrays).compile()
+
+    def _prepare(self) -> None:
+        """Compile what moves weights. Later the compiler's memory would be counted as theirs."""
+        shapes = self._programs.trained_shapes
+        path = {n: jnp.zeros(x.shape, jnp.bfloat16) for n, x in shapes.items()}
+        base = {n: self._copied(n, jnp.zeros(x.shape, x.dtype)) for n, x in shapes.items()}
+        jax.block_until_ready(_moved(base, path, 1.0))
+        del base
+        weights = {n: jnp.zeros(x.shape, x.dtype) for n, x in shapes.items()}
+        jax.block_until_ready(_moved_in_place(weights, path, 1.0))
+
+    def _copied(self, name: str, weight: Array) -> Array:
+        """What a jump tries in place of a weight."""
+        return weight.astype(jnp.bfloat16) if self._narrow[name] else weight
 
     def snapshot(self) -> None:
         """Add a snapshot of the weights."""
@@ -110,7 +125,7 @@ class JaxJumps:
         weights = self._weights()
         for name, narrow in self._narrow.items():
             weight = weights[name]
-            self._base[name] = weight.astype(jnp.bfloat16) if narrow else weight
+            self._base[name] = self._copied(name, weight)
             if narrow and self._moves:  # matrices leave the device before the path is put there
                 weights[name] = held.release(weight)
         before, after = ([pair[i] for pair in path.pairs] for i in (0, 1))
