@@ -118,11 +118,13 @@ def prepare(shapes: Any, keeping: Keeping) -> None:
     compiler's memory would be counted as theirs."""
     if keeping == "compress":
         tree_map_with_path(
-            lambda path, x: (
-                _released(path, jnp.zeros(x.shape, x.dtype), keeping).restored().delete()
-            ),
-            shapes,
+            lambda path, x: _released(path, zeros(x, x.dtype), keeping).restored().delete(), shapes
         )
+
+
+def zeros(shape: Any, dtype: Any) -> Array:
+    """Zeros where `shape` is: a shape with a sharding."""
+    return jax.device_put(np.zeros(shape.shape, dtype), shape.sharding)
 
 
 def _released(path: Any, x: Array, keeping: Keeping) -> Released:

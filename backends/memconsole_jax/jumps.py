@@ -82,11 +82,11 @@ class JaxJumps:
     def _prepare(self) -> None:
         """Compile what moves weights. Later the compiler's memory would be counted as theirs."""
         shapes = self._programs.trained_shapes
-        path = {n: jnp.zeros(x.shape, jnp.bfloat16) for n, x in shapes.items()}
-        base = {n: self._copied(n, jnp.zeros(x.shape, x.dtype)) for n, x in shapes.items()}
+        path = {n: held.zeros(x, jnp.bfloat16) for n, x in shapes.items()}
+        base = {n: self._copied(n, held.zeros(x, x.dtype)) for n, x in shapes.items()}
         jax.block_until_ready(_moved(base, path, 1.0))
         del base
-        weights = {n: jnp.zeros(x.shape, x.dtype) for n, x in shapes.items()}
+        weights = {n: held.zeros(x, x.dtype) for n, x in shapes.items()}
         jax.block_until_ready(_moved_in_place(weights, path, 1.0))
 
     def _copied(self, name: str, weight: Array) -> Array:
