@@ -145,7 +145,8 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     table = tables[plan]
     forward = {c.name: c.at("evaluation") for c in table.components}
     found = []
-    for moment in predicting.moments(step, narrow=plan.optimize.precision != "fp32"):
+    narrow = plan.optimize.precision != "fp32"
+    for moment in predicting.moments(step, narrow=narrow, restoring=restoring):
         used = {"runtime": forward["runtime"], "workspace": moment.workspace}
         used = forward if moment.evaluates else used
         found.append(

@@ -30,16 +30,18 @@ class Moved(msgspec.Struct, frozen=True):
     """Whether a forward pass runs."""
 
 
-def moments(step: StepSizes, *, narrow: bool) -> tuple[Moved, ...]:
+def moments(step: StepSizes, *, narrow: bool, restoring: bool) -> tuple[Moved, ...]:
     """The moments of a jump that can be the largest: inner products of the snapshots, a forward pass, the move.
-    `narrow`: predict phases compute in bf16."""
+    `narrow`: predict phases compute in bf16. `restoring`: the optimizer state is on its way back."""
     n = step.trained.elements
     m = n - step.trained.small
     path, vectors = NARROW * n, WIDE * (n - m)
     on_cpu = step.kind == "cpu"
     kept = snapshot_bytes(step, "predict") if on_cpu else 0
     before = _before_bytes(step) if on_cpu else 0
-    earlier = before if step.plan.hybrid.correction_interval > 1 else 0
+    h = step.plan.hybrid
+    jumps = h.correction_interval - (0 if h.memory == "none" else h.restore_ahead)
+    earlier = before if restoring or jumps > 1 else 0  # kept since an earlier jump of the phase
     used, tried = step.weights, WIDE * n
     if narrow:
         used += NARROW * m - (

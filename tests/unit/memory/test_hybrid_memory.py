@@ -100,6 +100,16 @@ def test_a_compressed_state_takes_a_byte_per_number_and_four_per_block() -> None
     assert at(table, "optimizer state", "restore") == 8 * N + codes
 
 
+def test_the_first_jump_of_a_predict_phase_has_no_weights_to_return_to() -> None:
+    """With two jumps in a phase, the second one runs while the state comes back."""
+    cpu = device("cpu")
+    kept, away = hybrid(), hybrid(hybrid__memory="reinitialize")
+    tables = [table_of(plan, cpu) for plan in (kept, away)]
+    held = [at(table, SNAPSHOTS, "predict") for table in tables]
+    assert held[0] - held[1] == 4 * N
+    assert at(tables[1], SNAPSHOTS, "restore") == held[0]
+
+
 def test_jumps_try_16_bit_copies_or_whole_ones() -> None:
     gpu = device("gpu")
     fp32 = table_of(hybrid(hybrid__predict_precision="fp32"), gpu)

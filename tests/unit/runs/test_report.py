@@ -150,7 +150,9 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
         "ladder",
         "task",
         "unit",
+        "weights",
         "symptoms",
+        "jumps",
         "missing_records",
         "uncertain",
     ]
