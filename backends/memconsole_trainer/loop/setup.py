@@ -184,7 +184,7 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
     return reading.allocated_bytes, reading.peak_bytes
 
 
-def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str], older: str) -> Progress:
+def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str], older: str = "") -> Progress:
     """Read the progress from a checkpoint. `older` is the plan's fingerprint as older checkpoints
     hold it. Raises `PlanError` or `DataError` if plan or tokenizer
     have changed, and `DataError` if the checkpoint does not hold it."""
