@@ -51,6 +51,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/optimizations.py
 	$(BIN)/python tests/bench/agreement.py
 	$(BIN)/python tests/bench/bitnet.py
+	$(BIN)/python tests/bench/hybrid.py
 	$(BIN)/python tests/bench/presets.py
 	$(BIN)/python tests/bench/window_reading.py
 	$(BIN)/python tests/bench/tokenizing.py
