@@ -1,9 +1,9 @@
-# install · run · check · test · soak · bench · accuracy · screenshots
+# install · run · check · test · soak · bench · bench-peers · accuracy · screenshots
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install run lint check test soak bench accuracy screenshots clean
+.PHONY: install run lint check test soak bench bench-peers accuracy screenshots clean
 
 install: .venv/.installed
 
@@ -59,6 +59,10 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/waiting.py
 	$(BIN)/python tests/bench/fine_tuning.py --write
 	$(BIN)/python tests/pty/bar.py
+
+# NANOGPT_DIR names a checkout of nanoGPT; transformers and accelerate are peers where installed.
+bench-peers: .venv/.installed-dev
+	$(BIN)/python tests/bench/peers.py $(if $(QUICK),--quick)
 
 screenshots: .venv/.installed-dev
 	$(BIN)/python screenshots/make.py

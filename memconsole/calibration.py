@@ -111,7 +111,7 @@ class Receipts:
         path = (self._root or runs_root()) / name / RECEIPT
         try:
             stored = self._decoder.decode(regular_file.read(path, MOST_BYTES, follow=False))
-            plan = typed_json.convert(stored.plan, Plan)
+            plan = typed_json.convert(_with_heap(stored.plan), Plan)
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
@@ -134,3 +134,8 @@ class Receipts:
             at_least=lacked is not None,
         )
         self._by_setup.setdefault(setup_of(plan), []).append(run)
+
+
+def _with_heap(stored: dict[str, Any]) -> dict[str, Any]:
+    """A receipt's plan with `optimize.heap`. Receipts without it are of runs whose heap was tight."""
+    return {**stored, "optimize": {"heap": "tight", **stored.get("optimize", {})}}

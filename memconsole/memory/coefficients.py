@@ -30,6 +30,9 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Resident memory of the trainer's process tree before the model is built."""
     compiler_bytes: int = 0
     """Host memory of torch.compile in the trainer: its modules and the compiled code."""
+    heap_shares: dict[str, float] = {}
+    """By `optimize.heap`: what the heap of a CPU keeps of freed memory at the peak, as a share of what a step
+    allocates and frees."""
     context_range: tuple[int, int] | None = None
     """Smallest and largest driver charge that was measured; None if `band` applies to it too. On a CPU: what XLA's
     libraries took in addition to their price, in the plans of docs/estimates.md."""

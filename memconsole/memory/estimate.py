@@ -102,9 +102,11 @@ def _plain_table(
 
 
 def training_floor(plan: Plan, budget: Budget) -> int:
-    """Device bytes that `plan` needs with any optimizer and any place for its state: forward, loss and backward pass
-    without that state or hybrid training, at the low end of the formula's band. Raises `PlanError`."""
-    least = msgspec.structs.replace(plan.optimize, optimizer="sgd", optimizer_offload="none")
+    """Device bytes that `plan` needs with any optimizer, any place for its state and any heap: forward, loss and
+    backward pass without that state or hybrid training, at the low end of the formula's band. Raises `PlanError`."""
+    least = msgspec.structs.replace(
+        plan.optimize, optimizer="sgd", optimizer_offload="none", heap="tight"
+    )
     table = table_of(msgspec.structs.replace(plain(plan), optimize=least), budget)
     state = next(c for c in table.components if c.name == "optimizer state")
     # an optimizer in the backward pass adds its workspace to that phase

@@ -13,6 +13,7 @@ from memconsole.memory.activations.block_programs import is_traced
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.host import (
     compiler_bytes,
+    heap_bytes,
     host_bytes,
     runtime_bytes,
     saved_bytes,
@@ -25,6 +26,8 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
+HEAP_MISS = (0.3, 1.0)
+"""By which share of its price the heap may keep less or more: gaps between arrays depend on their order."""
 PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
 """The phases of a plain training step and those between steps, in the order of a table."""
 
@@ -42,7 +45,8 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
             totals[moment.phase], largest[moment.phase] = total, moment
     on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
     framework, waiting = runtime_bytes(step, costs), waiting_on_device(step)
-    own = framework + waiting + (compiler if on_cpu else 0)
+    heap = heap_bytes(step, costs, max(totals.values()))
+    own = framework + waiting + heap + (compiler if on_cpu else 0)
     ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
     phases = {phase: total + own for phase, total in ordered.items()}
     peak_phase = max(phases, key=phases.__getitem__)
@@ -69,7 +73,9 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
             costs,
             peak if on_cpu else saved_bytes(step) + compiler,
         ),
-        band_bytes=costs.band_bytes(reserved * low, reserved * high),
+        band_bytes=costs.band_bytes(
+            reserved * low - heap * HEAP_MISS[0], reserved * high + heap * HEAP_MISS[1]
+        ),
         band_from=why,
     )
 

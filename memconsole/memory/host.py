@@ -30,6 +30,13 @@ def compiler_bytes(plan: Plan, costs: Runtime) -> int:
     return costs.compiler_bytes if plan.optimize.compile else 0
 
 
+def heap_bytes(step: StepSizes, costs: Runtime, live: int) -> int:
+    """Bytes that the heap of a CPU keeps of freed memory at the peak, where `live` bytes are in use. Weights and
+    optimizer state are never freed."""
+    share = costs.heap_shares.get(step.plan.optimize.heap, 0.0) if step.kind == "cpu" else 0.0
+    return int(share * max(0, live - step.weights - step.state.resident))
+
+
 SHARD_BYTES = 64 * 2**20
 """`memconsole_trainer.weights.checkpoint.SHARD_BYTES`."""
 

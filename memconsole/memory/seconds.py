@@ -34,6 +34,9 @@ HOST_LINK = 12e9
 """Bytes per second between host and device (PCIe 4 x16 at half its peak, pageable memory)."""
 PINNED_LINK = 24e9
 """The same from pinned memory."""
+CLEARED = 2.4e-10
+"""Seconds a CPU takes per byte that the system hands out anew: it clears each page first. Measured with `heap = tight`
+over `fast`, steps of 0.8 M and 19 M parameters (`tests/bench/optimizations.py`)."""
 DISK = 1e9
 """Bytes per second to and from a file that is mostly in the page cache."""
 SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16": 24.0}}
@@ -75,8 +78,6 @@ def step_flops(plan: Plan, model: Model) -> float:
         total += forward - head - attention_flops_per_token(architecture, plan.data.sequence_length)
     elif o.gradient_checkpointing == "selective":
         total += 0.05 * (forward - head)
-    if o.fused_loss:
-        total += head
     tokens = plan.micro_batch_tokens * o.accumulation_steps
     return float(total) * tokens
 
@@ -166,12 +167,8 @@ def _traffic(plan: Plan, model: Model, kind: str) -> float:
     """Bytes a step moves through device memory for activations, logits, weights and state, without matmul operands."""
     o = plan.optimize
     s = sizes(model)
-    per_token = _kept_per_token(plan, model, "none", kind)
-    element = 4 if o.precision == "fp32" or (plan.backend == "jax" and kind == "cpu") else 2
-    vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
-    logits = vocabulary * (24 if element == 4 else 20)
-    recompute = {"none": 1.0, "selective": 1.2}.get(o.gradient_checkpointing, 1.4)
-    activations = plan.micro_batch_tokens * (3 * per_token * recompute + logits)
+    element = _element(plan, kind)
+    activations = _passing(plan, model, kind)
     weights = 3 * element * s.total
     if element == 2:
         weights += 6 * s.total
@@ -179,6 +176,21 @@ def _traffic(plan: Plan, model: Model, kind: str) -> float:
     accumulate = 12 * trained.elements if o.accumulation_steps > 1 else 0
     update = 16 * trained.elements + 2 * state_bytes(o.optimizer, trained)
     return float(o.accumulation_steps * (activations + weights + accumulate) + update)
+
+
+def _element(plan: Plan, kind: str) -> int:
+    """Bytes of an element in matmuls. XLA on a CPU computes 16-bit types in fp32."""
+    wide = plan.optimize.precision == "fp32" or (plan.backend == "jax" and kind == "cpu")
+    return 4 if wide else 2
+
+
+def _passing(plan: Plan, model: Model, kind: str) -> float:
+    """Bytes of activations and logits that a micro-batch writes and reads."""
+    per_token = _kept_per_token(plan, model, "none", kind)
+    vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
+    logits = vocabulary * (24 if _element(plan, kind) == 4 else 20)
+    again = {"none": 1.0, "selective": 1.2}.get(plan.optimize.gradient_checkpointing, 1.4)
+    return plan.micro_batch_tokens * (3 * per_token * again + logits)
 
 
 def _kept_per_token(plan: Plan, model: Model, checkpointing: Checkpointing, kind: str) -> int:
@@ -255,6 +267,8 @@ def step_seconds(plan: Plan, model: Model, budget: Budget) -> float:
     if budget.kind != "cpu":
         seconds += _transfers(plan, model)
     seconds += _moving(plan, model, budget.kind)
+    if budget.kind == "cpu" and o.heap == "tight":
+        seconds += CLEARED * o.accumulation_steps * _passing(plan, model, budget.kind)
     if o.optimizer == "muon":
         update = _orthogonalizing_flops(model, o.lora_rank, frozen_names(plan, model))
         seconds += update / (peak_flops(budget, "fp32", plan.backend) * costs.flops_share)

@@ -43,6 +43,8 @@ class Reach(enum.Enum):
     """The forward or the backward pass."""
     UPDATE = enum.auto()
     """Only the optimizer's update and its state."""
+    HEAP = enum.auto()
+    """Only what the heap of a CPU keeps of freed memory."""
     SIZES = enum.auto()
     """Only how many rows and tokens there are."""
     NOTHING = enum.auto()

@@ -7,7 +7,16 @@ from typing import Any
 from memconsole.plan import plan as plans
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.plan import Plan, PlanError, quote
-from memconsole.plan.toggles import activations, adapters, arithmetic, data, hybrid, sizes, update
+from memconsole.plan.toggles import (
+    activations,
+    adapters,
+    arithmetic,
+    data,
+    heap,
+    hybrid,
+    sizes,
+    update,
+)
 
 OPTIMIZATIONS: tuple[Optimization, ...] = (
     arithmetic.PRECISION,
@@ -31,6 +40,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     data.STREAMING,
     data.SHUFFLE_BUFFER,
     data.MAX_EXAMPLES,
+    heap.HEAP,
 )
 
 BY_KEY: dict[str, Optimization] = {row.key: row for row in OPTIMIZATIONS}

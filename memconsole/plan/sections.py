@@ -20,6 +20,7 @@ EIGHT_BIT: tuple[OptimizerName, ...] = ("adamw-8bit", "adamw8-all")
 """Optimizers whose moments are stored in 8 bits."""
 OptimizerOffload = Literal["none", "cpu", "pinned", "compressed"]
 Sharding = Literal["none", "fsdp"]
+Heap = Literal["fast", "jemalloc", "tight"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 OnOutOfMemory = Literal["stop", "halve"]
 LearningRateScale = Literal["none", "sqrt", "linear"]
@@ -285,6 +286,12 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     ] = "bf16"
     compile: Annotated[bool, about("torch.compile the training step")] = False
     sharding: Annotated[Sharding, about("split weights, gradients and state over devices")] = "none"
+    heap: Annotated[
+        Heap,
+        about(
+            "of a CPU run: fast keeps freed memory; jemalloc, too, closely packed; tight gives it back at once"
+        ),
+    ] = "fast"
 
 
 class Plan(Section, frozen=True, kw_only=True):

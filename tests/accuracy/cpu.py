@@ -81,6 +81,7 @@ def settings(seed: int, backend: str) -> dict[str, str]:
         "optimize.fused_loss": rng.random() < 0.3,
         "optimize.lora_rank": rank,
         "optimize.freeze_base": rank > 0,
+        "optimize.heap": rng.choice(("fast", "tight")),
     }  # fmt: skip
     return {**FIXED, **{key: _word(value) for key, value in drawn.items()}}
 

@@ -20,15 +20,47 @@ IGNORE = -100
 Share: TypeAlias = Tensor | float
 CHUNK_TOKENS = 512
 """Tokens whose logits exist at a time."""
+CPU_CACHED = 2**18
+"""Logits that one pass over them covers on a CPU: 1 MiB."""
 
 
 def whole(hidden: Tensor, weight: Tensor, targets: Tensor, *, share: Share = 1.0) -> Tensor:
-    """Summed nats from the full fp32 logits."""
-    logits = F.linear(hidden, weight).float()  # (B, T, V)
-    nats = F.cross_entropy(
-        logits.flatten(0, -2), targets.flatten().long(), ignore_index=IGNORE, reduction="sum"
-    )
-    return nats * share
+    """Summed nats from the full logits. Differentiable once."""
+    found: Tensor = _Whole.apply(hidden, weight, targets, share)
+    return found
+
+
+class _Whole(torch.autograd.Function):
+    """Overwrites the logits with their gradient in the forward pass, and keeps that.
+
+    Autograd's own steps would keep the log-probabilities, and compute the gradient beside them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, share: Share) -> Tensor:
+        rows, head = _operands(hidden, weight)
+        ctx.trained = ctx.needs_input_grad[:2]
+        ctx.shape, ctx.kinds = hidden.shape, (hidden.dtype, weight.dtype)
+        with torch.autocast(rows.device.type, enabled=False):
+            scores = F.linear(rows, head).float()  # (N, V)
+            nats = _into_slopes(scores, targets.flatten().long(), share, any(ctx.trained))
+            if any(ctx.trained):
+                ctx.save_for_backward(rows if ctx.trained[1] else None, weight)
+                ctx.slopes = scores.to(rows.dtype)
+        return nats * share
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (rows, weight), slopes, by_rows, by_weight = ctx.saved_tensors, ctx.slopes, None, None
+        ctx.slopes = None
+        if ctx.trained[0]:
+            by_rows = (slopes @ weight.to(slopes.dtype)).mul_(scale)
+            by_rows = by_rows.view(ctx.shape).to(ctx.kinds[0])
+        if ctx.trained[1]:
+            by_weight = (slopes.T @ rows).mul_(scale)
+            del slopes
+            by_weight = by_weight.to(ctx.kinds[1])
+        return by_rows, by_weight, None, None
 
 
 def chunked(
@@ -80,34 +112,22 @@ def _over_chunks(
     wants_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Summed nats times `share`, and if requested its gradients with respect to `hidden` and, in
-    fp32, `weight`.
-
-    The gradient of the logits is softmax - onehot on unmasked rows and 0 on masked ones.
-    """
-    rows = hidden.detach().flatten(0, -2)  # (N, H)
+    fp32, `weight`."""
+    rows, head = _operands(hidden, weight)
     labels = targets.flatten().long()  # (N,)
-    kind = rows.device.type
-    if torch.is_autocast_enabled(kind):
-        rows = rows.to(torch.get_autocast_dtype(kind))
-    head = weight.detach().to(rows.dtype)  # (V, H)
+    wanted = wants_hidden or wants_weight
     nats = torch.zeros((), device=rows.device)
     by_rows = torch.empty_like(rows, dtype=hidden.dtype) if wants_hidden else None
     by_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(rows.device.type, enabled=False):
         for start in range(0, rows.shape[0], chunk):
             part = slice(start, start + chunk)
-            x, y = rows[part], labels[part]
-            counts = (y != IGNORE)[:, None]  # (n, 1)
-            y = y.clamp(min=0)[:, None]
+            x = rows[part]
             scores = F.linear(x, head).float()  # (n, V), overwritten in place by its gradient
-            picked, most = scores.gather(1, y), scores.amax(-1, keepdim=True)
-            total = scores.sub_(most).exp_().sum(-1, keepdim=True)
-            nats += ((total.log() + most - picked) * counts).sum()
-            if by_rows is None and by_weight is None:
+            nats += _into_slopes(scores, labels[part], share, wanted)
+            if not wanted:
                 del scores
                 continue
-            factor = counts * share
-            scores.mul_(factor / total).scatter_add_(1, y, -factor.to(scores.dtype))
             gradient = scores.to(x.dtype)
             del scores
             if by_rows is not None:
@@ -120,3 +140,34 @@ def _over_chunks(
     if by_rows is not None:
         by_rows = by_rows.view_as(hidden)
     return nats, by_rows, by_weight
+
+
+def _operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states (N, H) and the head (V, H) in the precision of matmuls."""
+    rows = hidden.detach().flatten(0, -2)
+    kind = rows.device.type
+    if torch.is_autocast_enabled(kind):
+        rows = rows.to(torch.get_autocast_dtype(kind))
+    return rows, weight.detach().to(rows.dtype)
+
+
+def _into_slopes(scores: Tensor, targets: Tensor, share: Share, wanted: bool) -> Tensor:
+    """Summed nats of fp32 logits (N, V) and targets (N,). Overwrites the logits, if `wanted` with
+    the gradient of `share` times the nats: softmax - onehot on unmasked rows and 0 on masked ones.
+
+    On a CPU a few rows at a time, so that they stay in its cache from one operation to the next.
+    """
+    count, vocabulary = scores.shape
+    at_once = max(1, CPU_CACHED // vocabulary) if scores.device.type == "cpu" else count
+    nats = torch.zeros((), device=scores.device)
+    for start in range(0, count, at_once):
+        part, labels = scores[start : start + at_once], targets[start : start + at_once]
+        counts = (labels != IGNORE)[:, None]  # (n, 1)
+        labels = labels.clamp(min=0)[:, None]
+        picked, most = part.gather(1, labels), part.amax(-1, keepdim=True)
+        total = part.sub_(most).exp_().sum(-1, keepdim=True)
+        nats += ((total.log() + most - picked) * counts).sum()
+        if wanted:
+            factor = counts * share
+            part.mul_(factor / total).scatter_add_(1, labels, -factor.to(part.dtype))
+    return nats

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from memconsole.plan.plan import Precision
-from memconsole.plan.processor import missing_instructions
+from memconsole.plan.processor import missing_instructions, vectors_alone
 from memconsole_torch.techniques import optimizers
 from memconsole_trainer.techniques import loss_scale
 
@@ -105,5 +105,9 @@ def _speed(device: torch.device, precision: Precision) -> str:
         return "native on this GPU" if native else "emulated on this GPU: slow"
     if device.type == "cpu":
         missing = missing_instructions(precision)
-        return f"slow on this CPU: no {missing}" if missing else "native on this CPU"
+        if missing:
+            return f"slow on this CPU: no {missing}"
+        if vectors_alone(precision):
+            return "slower than fp32 on this CPU: it has vectors for it, and no matrix unit (AMX)"
+        return "native on this CPU"
     return "loss and norms stay float32"

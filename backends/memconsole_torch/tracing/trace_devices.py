@@ -29,6 +29,7 @@ from memconsole_torch.techniques import (
     activation_offload,
     average,
     compressed,
+    fused_loss,
     offload,
     quantized_adam,
     quantized_base,
@@ -98,6 +99,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change(quantized_adam, "_table", _table)
         change(quantized_adam.Buffers, "update", _first_of_its_size(quantized_adam.Buffers.update))
         change(compressed.Compressed, "_update", _once_a_length(compressed.Compressed._update))
+        change(fused_loss, "CPU_CACHED", 2**62)  # all rows at once
         change(quantized_base, "_pairs", partial(_table, pairs()))
         change(quantized_base, "_slices", _first_slice)
         change(activation_offload, "store", partial(_Nowhere, kind in ("gpu", "rocm")))

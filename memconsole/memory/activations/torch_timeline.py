@@ -109,25 +109,25 @@ class Timeline:
         return self.between + self.tables_kept + self.norm.kept.activations.token * self.tokens
 
     def _whole_loss(self) -> Iterator[Moment]:
-        """The loss over whole logits. Forward: fp32 logits and their log-softmax (8TV). Backward: the log-softmax, its
-        gradient and the gradient of the logits (12TV); then that gradient in the compute precision, with the
-        gradients of the hidden states and of the head."""
+        """The loss over whole logits, which their gradient overwrites (4TV). In 16 bits it exists twice while it is cast.
+        Then the gradients of the hidden states and of the head are computed from it."""
         step, c = self.step, self.step.compute
         n, standing = self.tokens * step.architecture.vocab_size, step.standing
-        copies = self.copies + self.head_cast
         live = self._before_head + self.hidden
-        yield self._at("loss", standing, live, copies, 8 * n + self.labels)
+        yield self._at(
+            "loss", standing, live, self.copies + self.head_cast, _logits(c, n) + self.labels
+        )
         if not step.flow.head:
             live -= self.hidden  # a frozen head does not keep its input
         copies = self.kept_copies + self.head_cast
-        yield self._at("backward", standing, live, copies, 12 * n)
-        made = c * step.head if self.head_gradient else 0
-        yield self._at("backward", standing, live, copies, c * n, made + self.hidden)
-        if self.head_gradient and c == 2 and step.gradient == 4:
-            cast, work = self.head_gradient, made + self.hidden
-            yield self._at(
-                "backward", standing + cast, self._before_head, self.kept_copies, 0, work
-            )
+        yield self._at("backward", standing, live, copies, c * n, self.hidden)
+        if not self.head_gradient:
+            return
+        work = c * step.head + self.hidden
+        yield self._at("backward", standing, live, self.kept_copies, c * n, work)
+        if c == 2 and step.gradient == 4:
+            cast = standing + self.head_gradient
+            yield self._at("backward", cast, live, self.kept_copies, 0, work)
 
     def _chunked_loss(self) -> Iterator[Moment]:
         """The loss in chunks. Live are one chunk's logits, which their gradient overwrites, and what is computed from

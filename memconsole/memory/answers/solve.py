@@ -204,18 +204,20 @@ def _by_size(devices: Mapping[str, Budget]) -> list[tuple[str, Budget]]:
 
 
 def _is_last(row: Optimization) -> bool:
-    """Whether an optimization changes only the update and its state. Those are combined last."""
-    return row.reach is Reach.UPDATE
+    """Whether an optimization changes only the update, its state or the heap. Those are combined last."""
+    return row.reach in (Reach.UPDATE, Reach.HEAP)
 
 
 class _Space:
-    """Every combination of the toggles' values: a first choice for most toggles, and a last one for update toggles."""
+    """Every combination of the toggles' values: a first choice for most toggles, and a last one for update toggles
+    and the heap."""
 
     def __init__(self, plan: Plan, budget: Budget, keep: frozenset[str]) -> None:
         self._plan = plan
         self._budget = budget
-        first = [_options(plan, row, keep) for row in FREE if not _is_last(row)]
-        last = [_options(plan, row, keep) for row in FREE if _is_last(row)]
+        rows = [row for row in FREE if row.reach is not Reach.HEAP or budget.kind == "cpu"]
+        first = [_options(plan, row, keep) for row in rows if not _is_last(row)]
+        last = [_options(plan, row, keep) for row in rows if _is_last(row)]
         self._first = [_merged(chosen) for chosen in itertools.product(*first)]
         self._last = [_merged(chosen) for chosen in itertools.product(*last)]
         self._floors: dict[int, int] = {}

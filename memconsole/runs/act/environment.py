@@ -7,30 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memconsole.cache import cache_folder
+from memconsole.plan import jemalloc
 from memconsole.plan.plan import Plan
 
 RUN_ID = "MEMCONSOLE_RUN_ID"
 ATTEMPT = "MEMCONSOLE_ATTEMPT"
 
-MALLOC_RETURNS = {
-    "torch": {
-        "MALLOC_ARENA_MAX": "2",
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "131072",
-    },
-    "jax": {
-        "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_THRESHOLD_": "1048576",
-        "MALLOC_TRIM_THRESHOLD_": "1048576",
-    },
+NEVER = str(2**40)
+"""As a threshold in bytes: no array is that large."""
+ARENAS = {"torch": "2", "jax": "1"}
+HEAPS = {
+    ("torch", "fast"): (NEVER, NEVER),
+    ("jax", "fast"): (NEVER, NEVER),
+    ("torch", "tight"): ("65536", "131072"),
+    ("jax", "tight"): ("1048576", "1048576"),
 }
-"""Settings that make glibc return freed memory to the system.
+"""By backend and `optimize.heap`: the size from which glibc takes a block from the system and gives
+it back when it is freed, and the free bytes at the heap's end from which it gives those back.
 
-Resident memory then shows tensors and not glibc's caches. At glibc's own threshold of 128 KiB,
-torch's tensors of small models fragment the heap: of 28 MiB, 11 MiB are unexplained, against 5 MiB
-at 64 KiB. The lower threshold costs a few per cent of the time. XLA holds few arrays, but its
-matrix library allocates and frees scratch many times a step; there 1 MiB returns as much.
+With tight, resident memory shows tensors and not glibc's caches. At glibc's own threshold of
+128 KiB, torch's tensors of small models fragment the heap: of 28 MiB, 11 MiB are unexplained,
+against 5 MiB at 64 KiB. XLA holds few arrays, but its matrix library allocates and frees scratch
+many times a step; there 1 MiB returns as much. The system clears each page that it hands out: a
+step of a small model then takes half as long again (`tests/bench/optimizations.py`).
 """
+JEMALLOC_CONF = "dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1,retain:false"
+"""Freed pages stay, in one arena. Nothing is mapped ahead, because a memory limit would count it."""
 
 
 def device_kind(plan: Plan, devices: Path = Path("/dev"), platform: str = sys.platform) -> str:
@@ -64,7 +66,7 @@ def trainer_environment(
     # Otherwise the library tokenizes with one thread after the process was forked.
     wanted = {"TOKENIZERS_PARALLELISM": "true"}
     if kind == "cpu":
-        wanted |= MALLOC_RETURNS[plan.backend]
+        wanted |= _heap(plan)
     if plan.backend == "torch" and kind == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in inherited:
         # Segments that can grow keep reserved memory close to allocated memory.
         wanted["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -78,9 +80,25 @@ def trainer_environment(
         if kind == "cpu":
             wanted["JAX_PLATFORMS"] = "cpu"
     environment = wanted | dict(inherited)
+    if kind == "cpu" and plan.optimize.heap == "jemalloc" and jemalloc.library():
+        others = inherited.get("LD_PRELOAD", "")
+        environment["LD_PRELOAD"] = f"{jemalloc.library()}:{others}".rstrip(":")
     if plan.backend == "jax" and plan.device.memory_fraction is not None:
         environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{plan.device.memory_fraction:g}"
     environment["PYTHONUNBUFFERED"] = "1"
     environment[RUN_ID] = run_id
     environment[ATTEMPT] = str(attempt)
     return environment
+
+
+def _heap(plan: Plan) -> dict[str, str]:
+    """Settings of the C library's heap, or of jemalloc in its place."""
+    if plan.optimize.heap == "jemalloc":
+        return {"MALLOC_CONF": JEMALLOC_CONF}
+    backend = plan.backend if plan.backend in ARENAS else "torch"
+    from_system, returned = HEAPS[backend, plan.optimize.heap]
+    return {
+        "MALLOC_ARENA_MAX": ARENAS[backend],
+        "MALLOC_MMAP_THRESHOLD_": from_system,
+        "MALLOC_TRIM_THRESHOLD_": returned,
+    }

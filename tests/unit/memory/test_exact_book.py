@@ -438,9 +438,11 @@ def test_keys_tell_apart_what_needs_another_answer() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_every_value_of_every_optimization_is_another_structure(backend: str) -> None:
-    """But for compiling, without which is asked, and accumulation, of which two micro-batches speak for all."""
+    """But for compiling, without which is asked, the heap, and accumulation, of which two micro-batches speak for all."""
     for row in OPTIMIZATIONS:
-        if not row.key.startswith("optimize.") or row.key.endswith((".compile", ".sharding")):
+        if not row.key.startswith("optimize.") or row.key.endswith(
+            (".compile", ".sharding", ".heap")
+        ):
             continue
         base = plan(backend=backend)
         values = row.values(base)[:2] if row.key.endswith("_steps") else row.values(base)

@@ -138,7 +138,7 @@ class NoRows:
 def test_rows_that_wait_for_a_cpu_are_priced(buffer: int, windows: Path) -> None:
     """The buffer, as far as the file fills it, and the trainer's queue; another device's memory holds none."""
     rows = (windows / "large.h5").stat().st_size // ROW
-    plan = regression(data__shuffle_buffer=buffer, data__source="large.h5")
+    plan = regression(data__shuffle_buffer=buffer, data__source="large.h5", optimize__heap="tight")
     queue = BatchStream(NoRows(buffer), BatchShape(1, 16, 32))._queue.maxsize
     expected = (min(rows, buffer) + 16 * queue) * ROW
     none = table_of(regression(), device("gpu"))

@@ -48,7 +48,7 @@ def test_a_setting_is_part_of_the_key_unless_it_is_said_to_change_no_step(key: s
     plan = replace(Plan(), {key: another(key)})
     assert plan != Plan()
     reach = row.reach if row else None
-    left_out = key in OUTSIDE_THE_STEP or reach in (Reach.SIZES, Reach.NOTHING)
+    left_out = key in OUTSIDE_THE_STEP or reach in (Reach.HEAP, Reach.SIZES, Reach.NOTHING)
     assert (step_settings(plan, "gpu") == step_settings(Plan(), "gpu")) == left_out
     if not left_out:
         assert structure(plan) != structure(Plan())

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.memory.estimate import table_of
+from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import COMPONENTS
+from memconsole.plan import jemalloc
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimization import HOST_MEMORY, Optimization, Reach, Result
 from memconsole.plan.optimizations import (
@@ -139,7 +141,9 @@ PRICED: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize(
-    "row", [r for r in OPTIMIZATIONS if r.reach is not Reach.NOTHING], ids=lambda row: row.key
+    "row",
+    [r for r in OPTIMIZATIONS if r.reach not in (Reach.NOTHING, Reach.HEAP)],
+    ids=lambda row: row.key,
 )
 def test_what_a_row_touches_is_what_its_values_make_smaller(row: Optimization) -> None:
     """The component that some value makes smaller by most is the first, and all that are named shrink."""
@@ -166,6 +170,30 @@ def test_what_a_row_touches_is_what_its_values_make_smaller(row: Optimization) -
                         saved[component.name] = max(saved[component.name], less)
     assert saved.most_common(1)[0][0] == row.touches[0]
     assert all(saved[name] > 2**20 for name in row.touches)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_heap_costs_memory_or_time_on_a_cpu_and_nothing_elsewhere(backend: str) -> None:
+    cpu = msgspec.structs.replace(GPU, kind="cpu", name="cpu")
+    fast, tight = (
+        replace(Plan(), {"backend": backend, "optimize.heap": heap}) for heap in ("fast", "tight")
+    )
+    assert table_of(fast, GPU) == table_of(tight, GPU)
+    assert table_of(fast, cpu).device_bytes > table_of(tight, cpu).device_bytes
+    model = architecture_of(fast)
+    assert step_seconds(fast, model, GPU) == step_seconds(tight, model, GPU)
+    assert step_seconds(fast, model, cpu) < step_seconds(tight, model, cpu)
+
+
+def test_the_heap_of_a_library_is_refused_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = replace(Plan(), {"optimize.heap": "jemalloc"})
+    monkeypatch.setattr(jemalloc, "library", lambda: "")
+    with pytest.raises(PlanError, match=r"optimize\.heap = \"jemalloc\": no libjemalloc"):
+        check_conflicts(plan)
+    monkeypatch.setattr(jemalloc, "library", lambda: "/lib/libjemalloc.so.2")
+    check_conflicts(plan)
 
 
 @pytest.mark.parametrize("row", OPTIMIZATIONS, ids=lambda row: row.key)
@@ -261,13 +289,14 @@ def test_a_trainer_says_which_optimizations_are_on() -> None:
 
     assert said({}) == ["Optimizer: adamw"]
     for row in OPTIMIZATIONS:
-        if row.says is None or row.key == "optimize.optimizer":
+        if row.says is None or row.key in ("optimize.optimizer", "optimize.heap"):
             continue
         for value in row.values(Plan())[1:]:
             lines = said(row.settings_for(Plan(), value))
             assert len(lines) == 2, row.key
-    (_, offload) = said({"optimize.optimizer_offload": "compressed"}, "cpu")
+    (_, offload, heap) = said({"optimize.optimizer_offload": "compressed"}, "cpu")
     assert (
         offload
         == "Optimizer offload: its state waits in 16 bits in host memory, as everything else"
     )
+    assert heap == "Heap: keeps freed memory for the next step"

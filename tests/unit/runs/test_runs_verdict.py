@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memconsole.plan import jemalloc
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act.environment import device_kind, trainer_environment
@@ -241,11 +242,15 @@ def test_a_heartbeat_is_64_checked_bytes(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_the_environment_fits_the_device_and_keeps_what_a_person_set(tmp_path: Path) -> None:
+def test_the_environment_fits_the_device_and_keeps_what_a_person_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plans.replace(Plan(), {"device.name": "cpu"})
     made = trainer_environment(plan, {"MALLOC_ARENA_MAX": "8", "PATH": "/bin"}, "id", 3)
     assert made["MALLOC_ARENA_MAX"] == "8"
-    assert made["MALLOC_TRIM_THRESHOLD_"] == "131072"
+    assert made["MALLOC_TRIM_THRESHOLD_"] == str(2**40)
+    tight = trainer_environment(plans.replace(plan, {"optimize.heap": "tight"}), {})
+    assert tight["MALLOC_TRIM_THRESHOLD_"] == "131072"
     by_jax = trainer_environment(plans.replace(plan, {"backend": "jax"}), {})
     assert by_jax["MALLOC_ARENA_MAX"] == "1"
     assert made["PATH"] == "/bin"
@@ -255,6 +260,15 @@ def test_the_environment_fits_the_device_and_keeps_what_a_person_set(tmp_path: P
     assert made["TOKENIZERS_PARALLELISM"] == "true"
     single = {"TOKENIZERS_PARALLELISM": "false"}
     assert trainer_environment(plan, single)["TOKENIZERS_PARALLELISM"] == "false"
+    packed = plans.replace(plan, {"optimize.heap": "jemalloc"})
+    assert "LD_PRELOAD" not in trainer_environment(packed, {}, kind="cuda")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / jemalloc.FILE).touch()
+    found = jemalloc.library(tmp_path, tmp_path)
+    monkeypatch.setattr(jemalloc, "library", lambda: found)
+    made = trainer_environment(packed, {"LD_PRELOAD": "/other.so"})
+    assert made["LD_PRELOAD"] == f"{tmp_path}/lib/libjemalloc.so.2:/other.so"
+    assert "MALLOC_TRIM_THRESHOLD_" not in made
     gpu = trainer_environment(plan, {}, kind="cuda")
     assert gpu["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert "MALLOC_ARENA_MAX" not in gpu

@@ -1,0 +1,166 @@
+"""Speed and memory beside what people would use instead: nanoGPT and transformers' Trainer, on this machine's CPU.
+
+    python tests/bench/peers.py [--quick] [--rounds N] [--only WORD]
+
+nanoGPT is a checkout named by NANOGPT_DIR; its own train.py runs. The Trainer needs transformers and accelerate. A
+peer that is not there is reported missing. Peer and memconsole take turns in each round, so that a machine that
+slows down slows both. Shown are the medians, and the ratio memconsole / peer of each round: its median, least and most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.bench import peer_runs
+from tests.bench.peer_runs import MissingError, Speed
+from tests.bench.trained import into_page, machine, markdown
+
+RESULTS = Path(__file__).with_name("results") / "peers.json"
+PAGE = ROOT / "docs" / "speed.md"
+MIB = 2**20
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of work that both do."""
+
+    name: str
+    peer: str
+    """nanoGPT or Trainer."""
+    shape: dict[str, Any]
+    """The model's config.json."""
+    rows: int
+    length: int
+    steps: int
+    quick_steps: int
+    bf16: bool = False
+
+
+def _gpt(width: int, layers: int, heads: int, length: int) -> dict[str, Any]:
+    shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": length}
+    return {"model_type": "gpt2", "vocab_size": peer_runs.CHARACTERS, **shape}
+
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 12_000,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+}
+"""31.4 M parameters."""
+CASES = (
+    Case(name="GPT 0.8 M, 12 x 64 (nanoGPT's README run for a CPU)", peer="nanoGPT",
+         shape=_gpt(128, 4, 4, 64), rows=12, length=64, steps=400, quick_steps=80),
+    Case(name="GPT 10.7 M, 64 x 256", peer="nanoGPT", shape=_gpt(384, 6, 6, 256), rows=64,
+         length=256, steps=8, quick_steps=4),
+    Case(name="Llama 31 M, 8 x 512", peer="Trainer", shape=LLAMA, rows=8, length=512, steps=10,
+         quick_steps=4),
+    Case(name="Llama 31 M, 8 x 512, bf16", peer="Trainer", shape=LLAMA, rows=8, length=512,
+         steps=10, quick_steps=4, bf16=True),
+)  # fmt: skip
+BACKENDS = ("torch", "jax")
+
+
+def measured(case: Case, rounds: int, quick: bool) -> dict[str, Any]:
+    """Each round's speeds of one case, by who ran it; a peer that is missing says why."""
+    steps = case.quick_steps if quick else case.steps
+    found: dict[str, list[Speed]] = {}
+    missing = ""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        work = peer_runs.prepare(place, case.shape, case.rows, case.length, steps, case.bf16)
+        for _ in range(rounds):
+            try:
+                peer = peer_runs.PEERS[case.peer](work)
+                found.setdefault(case.peer, []).append(peer)
+            except MissingError as error:
+                missing = str(error)
+            for backend in BACKENDS:
+                found.setdefault(backend, []).append(peer_runs.ours(work, backend))
+    runs = {who: [msgspec.to_builtins(one) for one in speeds] for who, speeds in found.items()}
+    return {"peer": case.peer, "missing": missing, "steps": steps, "runs": runs}
+
+
+def table(results: dict[str, Any]) -> str:
+    """A row for each case and backend."""
+    rows = [
+        [
+            "work",
+            "peer",
+            "its tokens/s",
+            "its MiB",
+            "memconsole",
+            "tokens/s",
+            "ratio",
+            "MiB",
+            "ratio",
+        ]
+    ]
+    for case in CASES:
+        one = results.get(case.name)
+        for backend in BACKENDS:
+            rows.append([case.name, case.peer, *_cells(one, case.peer, backend)])
+    return markdown(rows, left=2)
+
+
+def _cells(one: dict[str, Any] | None, peer: str, backend: str) -> list[str]:
+    if one is None:
+        return ["not measured", "", backend, "", "", "", ""]
+    own, other = one["runs"][backend], one["runs"].get(peer, [])
+    cells = []
+    for key, unit in (("tokens_per_second", 1), ("peak_bytes", MIB)):
+        mine = statistics.median(run[key] for run in own) / unit
+        if not other:
+            cells.append(("missing", f"{mine:,.0f}", ""))
+            continue
+        ratios = sorted(a[key] / b[key] for a, b in zip(own, other, strict=True))
+        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        its = statistics.median(run[key] for run in other) / unit
+        cells.append((f"{its:,.0f}", f"{mine:,.0f}", spread))
+    (speed, my_speed, faster), (memory, my_memory, leaner) = cells
+    return [speed, memory, backend, my_speed, faster, my_memory, leaner]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few steps, two rounds: some minutes")
+    parser.add_argument("--rounds", type=int, help="turns of peer and memconsole (3; quick: 2)")
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    options = parser.parse_args()
+    rounds = options.rounds or (2 if options.quick else 3)
+    results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else {}
+    for case in CASES:
+        if options.only not in case.name:
+            continue
+        found = measured(case, rounds, options.quick)
+        results[case.name] = found
+        document = {"command": "python tests/bench/peers.py", **machine(), "results": results}
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        if found["missing"]:
+            print(f"{case.peer} is missing: {found['missing']}", file=sys.stderr)
+    print(table(results))
+    into_page(PAGE, "peers", table(results))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()
