@@ -32,9 +32,10 @@ def main() -> int:
         found = trained.read(options.run, options.checkpoint)
         template = template_of(found.plan)
         if template is None or not template.chat:
+            chats = [name for name, one in templates().items() if "messages" in one.text]
             raise PlanError(
                 "the run did not learn chats: memconsole sample continues its texts and answers its "
-                f"records; data.template = {', '.join(name for name in templates())} or model trains on chats"
+                f"records; data.template = {', '.join(chats)} or model trains on chats"
             )
         tokenizer, engine = ready(found)
     except (PlanError, ValueError, OSError) as error:
