@@ -63,9 +63,9 @@ for question in sys.argv[1:]:
 """
 SETTINGS = (
     "model.name=base data.source=chats.jsonl data.template=chatml data.loss_on=answers "
-    "data.sequence_length=96 data.validation_fraction=0.1 optimize.lora_rank=16 "
-    "train.learning_rate=0.01 train.max_steps=60 train.evaluate_every=20 train.warmup_steps=5 train.batch_size=8 train.sample_tokens=0 "
-    "train.answered_records=4 device.name=cpu"
+    "data.sequence_length=96 data.validation_fraction=0.1 optimize.lora_rank=32 "
+    "train.learning_rate=0.004 train.max_steps=150 train.evaluate_every=50 train.warmup_steps=5 train.batch_size=8 train.sample_tokens=0 "
+    "train.answered_records=0 train.preflight=false device.name=cpu"
 )
 SHOWN = 14
 """Lines of a long output that are shown at each end."""
@@ -111,12 +111,13 @@ def transcript(folder: Path, interpreters: list[str]) -> str:
     shell.run(sys.executable, "base.py", shown="python base.py   # transformers writes ./base")
     shell.run("ls", "base")
     settings = [word for setting in SETTINGS.split() for word in ("--set", setting)]
-    (folder / "plan.toml").write_text(
-        shell.memconsole("plan", *settings, "--toml", only="^$").rstrip() + "\n"
+    written = shell.memconsole("plan", *settings, "--toml", only="^never$")
+    (folder / "plan.toml").write_text(written)
+    shell.lines[-2] = (
+        f"$ memconsole plan {SETTINGS.replace(' ', ' --set ').join(('--set ', ''))} --toml > plan.toml"
     )
-    shell.lines[-2] += " > plan.toml"
-    shell.memconsole("plan", "--plan", "plan.toml", only="param|fine-tunes|peak|fits|per step")
-    shell.memconsole("train", "--plan", "plan.toml", only="fine-tunes|trainable|^step .*valid|^check|Best|Weights|TRAINING")  # fmt: skip
+    shell.memconsole("plan", "--plan", "plan.toml", only="^base|fine-tunes|^8 x|^peak|^fits")
+    shell.memconsole("train", "--plan", "plan.toml", only="fine-tunes|trainable|^step .*valid|^checkpoint at|Best|TRAINING")  # fmt: skip
     question = next(iter(ANSWERS))
     shell.memconsole("sample", "latest", "--message", question)
     shell.memconsole("export", "latest", "out")
