@@ -95,7 +95,7 @@ def run(wanted: dict[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "memconsole", "train", "--json", "--force"]
     for key, value in wanted.items():
         command += ["--set", f"{key}={value}"]
-    with tempfile.TemporaryDirectory() as state:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as state:
         # A cache of its own as well, so that JAX compiles as it does the first time.
         environment = {**os.environ, "XDG_STATE_HOME": state, "XDG_CACHE_HOME": state}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
