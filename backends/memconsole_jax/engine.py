@@ -185,6 +185,11 @@ class JaxEngine:
             raise RuntimeError("the plan predicts no weights: hybrid.mode is off")
         return self._jumps
 
+    def restart_average(self) -> None:
+        """Set the average of the weights, if there is one, to the weights."""
+        if self._trained.average is not None:
+            self._trained = self._trained._replace(average=first(self._trained.weights))
+
     def compute_in(self, compute: Precision) -> None:
         """Take the gradient steps from here on in this precision."""
         self._train_step = self._steps[compute]

@@ -242,6 +242,11 @@ class TorchEngine:
             raise RuntimeError("the plan predicts no weights: hybrid.mode is off")
         return self._jumps
 
+    def restart_average(self) -> None:
+        """Set the average of the weights, if there is one, to the weights."""
+        if self._average is not None:
+            self._average.restart()
+
     def compute_in(self, compute: Precision) -> None:
         """Take the gradient steps from here on in this precision."""
         self._compute = compute

@@ -25,10 +25,13 @@ class Moved:
         empty = torch.empty(0, dtype=tensor.dtype)
         return empty.set_(self._host, tensor.storage_offset(), tensor.size(), tensor.stride())
 
+    def allocate(self) -> None:
+        """Give the storage its memory."""
+        self._tensor.untyped_storage().resize_(self._host.nbytes())
+
     def fill(self) -> None:
-        """Bring the storage back."""
+        """Bring the values back."""
         storage = self._tensor.untyped_storage()
-        storage.resize_(self._host.nbytes())
         storage.copy_(self._host, non_blocking=self._host.is_pinned())
 
 
@@ -45,9 +48,16 @@ class Coded:
             return tensor.new_zeros(self._shape)
         return blocks.decode(self._codes, tensor.new_empty(self._shape))
 
+    def allocate(self) -> None:
+        """Give the tensor its memory."""
+        self._tensor.data = self._tensor.new_empty(self._shape)
+
     def fill(self) -> None:
-        """Give the tensor its memory and its values."""
-        self._tensor.data = self.shown(self._tensor)
+        """Give the tensor its values."""
+        if self._codes is None:
+            self._tensor.zero_()
+        else:
+            blocks.decode(self._codes, self._tensor)
 
 
 class Held:
@@ -55,8 +65,8 @@ class Held:
     them need not know.
 
     `tensors` gives those of a part. If the device's memory is the host's (not `moves`), nothing is
-    moved to the host. Tensors that are not on the device stay where they are. `signed` says whether
-    a tensor's values have both signs, for their codes.
+    moved to the host. Tensors that are not on the device stay where they are; to reinitialize them
+    fills them with zeros. `signed` says whether a tensor's values have both signs, for their codes.
     """
 
     def __init__(
@@ -72,6 +82,7 @@ class Held:
         """What was released, by the place of its storage, or of the tensor if that is coded."""
         self._coming: dict[Part, torch.cuda.Event | None] = {}
         """Parts that are on their way back, and the end of their copies."""
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def release(self, part: Part, keeping: Keeping = "cpu") -> None:
         """Free the storages of `part`. Does nothing if they are free already."""
@@ -81,7 +92,11 @@ class Held:
         coded = keeping in ("compress", "reinitialize")
         for tensor in self._tensors(part) if self._moves or coded else ():
             storage = tensor.untyped_storage()
-            if not storage.nbytes() or storage.device.type != self._device.type:
+            if not storage.nbytes():
+                continue
+            if storage.device.type != self._device.type:
+                if keeping == "reinitialize":
+                    tensor.zero_()
                 continue
             if coded:
                 signed = self._signed(tensor)
@@ -95,15 +110,16 @@ class Held:
         ends it. Does nothing if it was not released, or is on its way."""
         if part not in self._away or part in self._coming:
             return
-        if self._device.type != "cuda":
+        self._allocate(part)
+        if self._stream is None:
             self._fill(part)
             self._coming[part] = None
             return
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        # The memory is that of the usual stream, which may use it again later.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             self._fill(part)
-        self._coming[part] = stream.record_event()
+        self._coming[part] = self._stream.record_event()
 
     def restore(self, part: Part) -> None:
         """Bring `part` back. Does nothing if it was not released."""
@@ -114,8 +130,13 @@ class Held:
             if event is not None:
                 torch.cuda.current_stream().wait_event(event)
         else:
+            self._allocate(part)
             self._fill(part)
         del self._away[part]
+
+    def _allocate(self, part: Part) -> None:
+        for kept in self._away[part].values():
+            kept.allocate()
 
     def _fill(self, part: Part) -> None:
         for kept in self._away[part].values():

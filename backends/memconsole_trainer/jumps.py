@@ -94,6 +94,10 @@ class JumpingEngine(Engine, Protocol):
         """Count a step that updated nothing, and report its mean `loss`."""
         ...
 
+    def restart_average(self) -> None:
+        """Set the moving average of the weights, if there is one, to the weights."""
+        ...
+
     def fetch(self, part: Part) -> None:
         """Begin to bring a released `part` back, beside other work. `restore` ends it."""
         ...

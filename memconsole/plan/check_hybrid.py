@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memconsole.plan.hybrid import GRADIENT_PHASES, PhaseName
+from memconsole.plan.hybrid import GRADIENT_PHASES, LEAST_MOVEMENTS, PhaseName
 from memconsole.plan.plan import BACKENDS, Plan
 from memconsole.plan.sections import EIGHT_BIT
 
@@ -36,9 +36,14 @@ def _memory(plan: Plan) -> str | None:
 
 def _stride(plan: Plan) -> str | None:
     steps = plan.hybrid.lengths.full_steps
-    if plan.hybrid.snapshot_stride <= steps:
+    most = steps // LEAST_MOVEMENTS
+    if plan.hybrid.snapshot_stride <= most:
         return None
-    return f"a full phase has {steps:,} steps; set at most {steps:,}"
+    advice = f"set at most {most:,}" if most else "set hybrid.full_steps to at least 3"
+    return (
+        f"a jump needs {LEAST_MOVEMENTS} movements between snapshots of a full phase, which has "
+        f"{steps:,} steps; {advice}"
+    )
 
 
 def _accumulation(plan: Plan) -> str | None:

@@ -27,6 +27,8 @@ PhaseMemory = Literal["none", "cpu", "pinned", "compress", "reinitialize"]
 PhasePrecision = Literal["same", "fp32", "bf16"]
 Accumulating = Literal["normalize", "scale-rate"]
 Reward = Literal["work", "seconds"]
+LEAST_MOVEMENTS = 3
+"""Movements between snapshots that a path needs."""
 
 
 class PhaseLengths(msgspec.Struct, frozen=True):
@@ -77,7 +79,7 @@ class HybridChoice(Section, frozen=True, kw_only=True):
         Predictor,
         about("the mean of recent movements, their dynamic modes, or a regression learned online"),
     ] = "nowcast"
-    snapshots: Annotated[int, about("weight snapshots kept on the host in bf16", ge=3, le=100)] = 6
+    snapshots: Annotated[int, about("weight snapshots kept on the host in bf16", ge=4, le=100)] = 6
     snapshot_stride: Annotated[
         int, about("gradient steps between two snapshots", ge=1, le=100_000)
     ] = 3

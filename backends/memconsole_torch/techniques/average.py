@@ -37,6 +37,12 @@ class Average:
         return iter(self._averages.items())
 
     @torch.no_grad()
+    def restart(self) -> None:
+        """Begin again with the current weights."""
+        for name, average in self._averages.items():
+            average.copy_(self._weights[name])
+
+    @torch.no_grad()
     def follow(self, share: float, live: Tensor | None = None) -> None:
         """Move the averages by `share` towards the current weights; not if `live`, a device scalar,
         is 0."""

@@ -19,6 +19,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from memconsole.plan.hybrid import LEAST_MOVEMENTS
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import events
 from memconsole_trainer.control.bandit import Bandit
@@ -37,8 +38,8 @@ SCALES = (0.5, 1.0, 2.0)
 FORWARD = 1 / 3
 """Work of a forward pass, as a share of a gradient step: the backward pass costs two (Kaplan et al.
 2020, §2.1)."""
-LEAST_MOVEMENTS = 3
-"""Movements that a path needs."""
+LEAST_KEPT = 2
+"""Movements from which a standard error can be computed. A predict phase with fewer ends."""
 RESIDUALS = 64
 """Jumps whose results are kept."""
 
@@ -195,7 +196,8 @@ class Hybrid:
             self._settle(engine)
             s.phases.force_full(choice, 2)
             return
-        ready = len(self._pairs()) >= LEAST_MOVEMENTS
+        calm = judged.verdict < Verdict.FULL
+        ready = calm and len(self._pairs()) >= LEAST_MOVEMENTS
         s.phases.after_step(choice, s.confidence.value, ready)
         if before == "full" and s.phases.taken == 0:
             s.confidence.recover()
@@ -211,9 +213,10 @@ class Hybrid:
         self._s.can_undo = False
 
     def _undo(self, engine: JumpingEngine, metrics: StepMetrics, reason: str) -> None:
-        """Take the last jump back: the weights as they were before it, and a new optimizer state,
-        because the old one may hold what went wrong."""
+        """Take the last jump back: the weights as they were before it, and a new optimizer state and
+        average, because the old ones may hold what went wrong."""
         engine.jumps.undo()
+        engine.restart_average()
         self._s.tally.undo()
         engine.release("optimizer", "reinitialize")
         engine.restore("optimizer")
@@ -265,7 +268,7 @@ class Hybrid:
         if tried.accepted:
             s.can_undo = True
             self._snapshot(engine, follows_jump=True)
-        else:
+        if not tried.accepted or len(self._pairs()) < LEAST_KEPT:
             s.phases.cut()
         s.phases.after_step(self._choice, s.confidence.value, ready=True)
 
@@ -281,6 +284,7 @@ class Hybrid:
         finite = {scale: loss for scale, loss in losses.items() if math.isfinite(loss)}
         scale = min(finite, key=finite.__getitem__, default=0.0)
         predicted = (now - finite[scale]) / max(1.0, first.weight) if scale else 0.0
+        predicted = predicted if math.isfinite(predicted) else 0.0
         before = jumps.loss(second, 0.0)
         after = jumps.loss(second, scale) if predicted > 0 else math.inf
         actual = (before - after) / max(1.0, second.weight) if math.isfinite(after) else 0.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import get_args
 
-from memconsole.plan.hybrid import PhaseName
+from memconsole.plan.hybrid import PHASES, RESTORE
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
 from memconsole_trainer.control.controller import Controller
@@ -17,8 +16,6 @@ from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.setup import StopRequestedError
 
 MEMORY_EVERY_SECONDS = 1.0
-PHASES = frozenset({*get_args(PhaseName), "restore"})
-"""The phases of hybrid training."""
 PAUSE_POLL_SECONDS = 0.2
 
 
@@ -54,7 +51,8 @@ class Watch:
             self.memory()
         control.prepare(self._engine)
         if before in PHASES:
-            self._engine.synchronize()
+            if control.phase != RESTORE or self._engine.device.kind == "cpu":
+                self._engine.synchronize()  # elsewhere the next jump runs beside the copies
             self._engine.reset_peak()
         self.enter(control.phase)
 

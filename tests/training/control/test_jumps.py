@@ -12,7 +12,7 @@ from memconsole_trainer.control.halves import halves
 from memconsole_trainer.control.hybrid import Hybrid
 from memconsole_trainer.engine import Array, Keeping
 from memconsole_trainer.jumps import PREFIX, JumpingEngine, Path, along
-from memconsole_trainer.techniques import blockwise
+from memconsole_trainer.techniques import average, blockwise
 from tests.training.engine.test_regressor import batch, built
 from tests.training.harness.adapted import State
 
@@ -202,6 +202,17 @@ def test_optimizer_state_comes_back_as_its_strategy_promises(
     assert same(tensors(engine, ""), stored.tensors)
 
 
+def test_state_that_waits_elsewhere_is_reinitialized_too() -> None:
+    torch = pytest.importorskip("torch")
+    from memconsole_torch.held import Held
+
+    state = torch.full((3,), torch.nan)  # on a device that is not the engine's
+    held = Held(torch.device("meta"), lambda part: [state], moves=True)
+    held.release("optimizer", "reinitialize")
+    held.restore("optimizer")
+    assert state.tolist() == [0.0] * 3
+
+
 def coded(array: Array, signed: bool) -> Array:
     """`array` after 8 bits, block by block, each with the sign of its largest element turned to
     plus."""
@@ -258,7 +269,7 @@ def take(control: Hybrid, engine: JumpingEngine, step: int) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_loss_that_is_not_finite_after_a_jump_undoes_the_jump(backend: str) -> None:
-    engine = engine_of(backend)
+    engine = engine_of(backend, train__ema_decay=0.9)
     control = Hybrid(engine_plan(engine), 100)
     control.prepare(engine)
     before = tensors(engine, "model.")
@@ -272,6 +283,7 @@ def test_a_loss_that_is_not_finite_after_a_jump_undoes_the_jump(backend: str) ->
     control.step(engine, spoiled)
     assert control.take_metrics(engine)[-1].undone
     assert same(tensors(engine, "model."), before)
+    assert same(tensors(engine, average.PREFIX), before), "the average begins again"
     assert control.phase == "full"
     assert all(np.isfinite(x).all() for x in tensors(engine, "optimizer.").values())
 
