@@ -58,7 +58,8 @@ def main() -> int:
         said.append({"role": "user", "content": line})
         options.seed += min(number, 1)
         try:
-            one = _answered(answerer, engine, said, len(first), options)
+            forget(answerer, said, len(first))
+            one = _answered(answerer, engine, said, options)
         except RecordError as error:
             print(f"memconsole: the chat {error}", file=sys.stderr)
             said.pop()
@@ -76,23 +77,27 @@ def main() -> int:
     return 0
 
 
-def _answered(
-    answerer: Answerer, engine: Engine, said: list[Message], kept: int, options: argparse.Namespace
-) -> Answered:
-    """The answer to the last message. The oldest messages are forgotten, after the first `kept`,
-    until the rest fits into the model."""
-    while True:
-        one = answerer.answer(
-            engine,
-            Record("the chat", {"messages": said}),
-            TEMPERATURE if options.temperature is None else options.temperature,
-            options.top_k,
-            options.seed,
-            options.top_p,
-        )
-        if one.room >= 1 or len(said) <= kept + 2:
-            return one
+def forget(answerer: Answerer, said: list[Message], kept: int) -> None:
+    """Delete the oldest messages, after the first `kept`, until the answer has room: a quarter of
+    the model's positions, if an answer may be that long. Raises `RecordError`."""
+    wanted = min(answerer.most_tokens, answerer.positions // 4)
+    chat = Record("the chat", {"messages": said})
+    while len(said) > kept + 2 and answerer.room(chat) < wanted:
         del said[kept : kept + 2]
+
+
+def _answered(
+    answerer: Answerer, engine: Engine, said: list[Message], options: argparse.Namespace
+) -> Answered:
+    """The answer to the last message."""
+    return answerer.answer(
+        engine,
+        Record("the chat", {"messages": said}),
+        TEMPERATURE if options.temperature is None else options.temperature,
+        options.top_k,
+        options.seed,
+        options.top_p,
+    )
 
 
 def _lines() -> Iterator[str]:

@@ -7,7 +7,13 @@ from pathlib import Path
 import msgspec
 
 from memconsole.plan import catalog
-from memconsole.plan.models.files import TOKENIZERS, check_format, has_weights, tokenizer_file
+from memconsole.plan.models.files import (
+    TOKENIZER_JSON,
+    TOKENIZERS,
+    check_format,
+    has_weights,
+    tokenizer_file,
+)
 from memconsole.plan.models.huggingface import find_model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.plan import Plan, PlanError, printable, quote
@@ -76,9 +82,11 @@ def shortly(plan: Plan) -> str:
 def check_start(plan: Plan) -> None:
     """Raise `PlanError` if the plan can be priced, but its first weights or its tokenizer are not
     what a person expects."""
-    if checkpoint_of(plan) is not None:
-        return
+    checkpoint = checkpoint_of(plan)
     named = catalog.model_directory(plan)
+    if checkpoint is not None:
+        _check_own_tokenizer(plan, checkpoint, named)
+        return
     found = origin(plan)
     if named is not None and plan.model.weights is None:
         check_format(Path(named))
@@ -92,6 +100,19 @@ def check_start(plan: Plan) -> None:
                 f"tokenizer: expected {TOKENIZERS}; put it there, or name one with data.tokenizer",
                 "model.name",
             )
+
+
+def _check_own_tokenizer(plan: Plan, checkpoint: Path, named: str | None) -> None:
+    """Refuse to train a new tokenizer for the weights of a run."""
+    beside = named is not None and tokenizer_file(Path(named)) is not None
+    if plan.data.tokenizer is None and not beside and _reads_text(plan):
+        run = checkpoint.parent.parent
+        raise PlanError(
+            f"model.weights = {quote(str(checkpoint))}: these weights know the tokens of their run's tokenizer; "
+            f"add data.tokenizer = {quote(str(run / TOKENIZER_JSON))}, or use memconsole train --from "
+            f"{printable(run.name)}",
+            "model.weights",
+        )
 
 
 def _check_random(plan: Plan, found: Origin) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from memconsole.plan import catalog
+from memconsole.plan.origin import RANDOM, checkpoint_of
 from memconsole.plan.plan import Plan, PlanError, get, quote, replace
+from memconsole.plan.trained import frozen_names
 
 ELSEWHERE = frozenset(
     {
@@ -45,6 +50,24 @@ def changed(plan: Plan, changes: dict[str, object]) -> Plan:
                 "new run with the weights of this one",
                 key,
             )
+    return replace(plan, changes)
+
+
+def without_lost_source(plan: Plan, own_tokenizer: Path) -> Plan:
+    """`plan` for a run that has a checkpoint of its own, and maybe a tokenizer in `own_tokenizer`.
+
+    The other run that it started from may have deleted that checkpoint by then, or may be gone.
+    Only frozen weights are read from it again.
+    """
+    source = checkpoint_of(plan)
+    if source is None or (source / "MANIFEST.json").is_file():
+        return plan
+    if frozen_names(plan, catalog.model(plan)):
+        return plan
+    changes: dict[str, object] = {"model.weights": RANDOM}
+    tokenizer = plan.data.tokenizer
+    if tokenizer is not None and not Path(tokenizer).expanduser().exists():
+        changes["data.tokenizer"] = str(own_tokenizer)
     return replace(plan, changes)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from memconsole.plan import catalog
 from memconsole.plan.check import check
+from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
 from memconsole.plan.origin import check_start, origin
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
-from memconsole.plan.resuming import ELSEWHERE
+from memconsole.plan.resuming import ELSEWHERE, without_lost_source
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
@@ -78,6 +79,9 @@ def set_up(attempt: Attempt) -> Job:
     _at(attempt, committed[-1] if committed else None)
     say.phase("import")
     picked, plan = attempt.run.read_plan(), present_plan(attempt.run)
+    begun = plan
+    if committed:
+        plan = without_lost_source(plan, attempt.run.path / TOKENIZER_JSON)
     check(plan)
     check_start(plan)
     model = catalog.model(plan)
@@ -137,7 +141,7 @@ def set_up(attempt: Attempt) -> Job:
             "build",
             parameters=engine.parameters,
             trainable_parameters=engine.trainable_parameters,
-            weights=_origin(plan, weights),
+            weights=_origin(begun, weights),
         )
         print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
     except BaseException:

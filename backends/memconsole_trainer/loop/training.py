@@ -86,6 +86,8 @@ class Trainer:
         p, every = self._progress, self._plan.train.evaluate_every
         if every and p.step and p.step % every == 0 and p.judged_step != p.step:
             self._evaluate()
+            if self._improved:
+                self._save()
 
     def _step(self, batch: Batch, units: int, state: dict[str, object]) -> None:
         p, t = self._progress, self._plan.train

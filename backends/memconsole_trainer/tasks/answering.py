@@ -76,7 +76,7 @@ class Answerer:
         """The answers to one record, which need not hold any. Raises `RecordError`."""
         question = self.template.question(record.fields)
         prompt = prompt_ids(self.tokenizer, question)
-        room = min(self.most_tokens, self.positions - len(prompt) - 1)
+        room = self._room(prompt)
         if room < 1:
             nothing = dict.fromkeys(question.names, "")
             return Answered(str(question.prompt), "", nothing, len(prompt), room)
@@ -85,6 +85,13 @@ class Answerer:
         text = self.tokenizer.continuation(prompt, new)
         answers = question.parse(text)
         return Answered(str(question.prompt), text, answers, len(prompt), room)
+
+    def room(self, record: Record) -> int:
+        """Tokens that the answer to a record may have. Raises `RecordError`."""
+        return self._room(prompt_ids(self.tokenizer, self.template.question(record.fields)))
+
+    def _room(self, prompt: Sequence[int]) -> int:
+        return min(self.most_tokens, self.positions - len(prompt) - 1)
 
 
 def prompt_ids(tokenizer: Tokenizer, question: Question) -> list[int]:

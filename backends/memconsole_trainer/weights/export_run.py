@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import parameters
-from memconsole.plan.origin import RANDOM
+from memconsole.plan.origin import RANDOM, origin
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.techniques.adapters import SCALE
 from memconsole_trainer.weights import companions
@@ -76,6 +76,11 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
     if not rank:
         raise PlanError(
             "the run trained no adapters (optimize.lora_rank = 0): export the whole model"
+        )
+    if found.plan.model.weights is not None:
+        raise PlanError(
+            f"the adapters belong to weights that no directory holds ({origin(found.plan).words}): "
+            "export the whole model"
         )
     make_folder(out)
     tensors: dict[str, Array] = {}

@@ -7,6 +7,7 @@ import click
 from memconsole.plan import plan as plans
 from memconsole.plan import resuming
 from memconsole.plan.check import check
+from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import launch
 from memconsole.runs.act.control import request_continue
@@ -65,7 +66,8 @@ def _changed(run: RunDirectory, assignments: tuple[str, ...]) -> Plan | None:
         return None
     before = run.read_plan()
     after = resuming.changed(before, dict(plans.parse_assignments(assignments)))
-    check(after)
+    own = run.path / TOKENIZER_JSON
+    check(resuming.without_lost_source(after, own) if run.committed_checkpoints() else after)
     if told := resuming.words(before, after):
         click.echo(f"goes on with {told}")
     return after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from memconsole.cli.runs.train import weights_of
 from memconsole.plan import catalog, resuming
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
-from memconsole.plan.origin import origin, shortly
+from memconsole.plan.origin import check_start, origin, shortly
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.act.launch import resume
 from memconsole.runs.record import events
@@ -21,7 +22,7 @@ from memconsole.runs.record.manifest import step_of
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.loop.progress import Progress, stretch
 from memconsole_trainer.weights import trained
-from tests.training.harness.runs import attempt, final, plan, told
+from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
 pytest.importorskip("torch")
 
@@ -151,3 +152,40 @@ def test_a_new_run_starts_from_the_weights_of_a_run(
         PlanError, match=r'model\.weights = "/nowhere": expected random, a checkpoint'
     ):
         check(replace(begun, {"model.weights": "/nowhere"}))
+
+
+def test_the_best_is_kept_if_a_stop_cut_its_evaluation_short(
+    finished: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    best = best_step(finished)
+    run = create_run(finished.read_plan())
+    assert attempt(run, lambda phase, step: phase == "evaluate" and step == best) == 75
+    assert attempt(run) == 0, final(run)
+    assert [step_of(path) for path in run.committed_checkpoints()] == [best, 8]
+    assert trained.read(run.path, "best").checkpoint.step == best
+
+
+def test_a_run_that_began_with_another_runs_weights_goes_on_without_them(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    source = create_run(plan(text, train__max_steps=1, train__preflight=False))
+    assert attempt(source) == 0, final(source)
+    begun = weights_of(source.id)
+    with pytest.raises(PlanError, match=r"add data\.tokenizer = .*tokenizer\.json"):
+        check_start(replace(begun, {"data.tokenizer": None}))
+    whole, broken = create_run(two := replace(begun, {"train.max_steps": 2})), create_run(two)
+    assert attempt(whole) == 0, final(whole)
+    assert attempt(broken, lambda phase, step: step == 1) == 75
+    shutil.rmtree(source.path)
+    assert attempt(broken) == 0, final(broken)
+    assert state_hashes(broken) == state_hashes(whole)
+    said = [one.weights for one in told(broken, events.Phase) if one.weights]
+    assert said == [f"from the weights of run {source.id} (step-000000001)"] * 2
+    with pytest.raises(PlanError, match="expected random, a checkpoint"):
+        check(two)
+    adapted = replace(two, {"optimize.lora_rank": 4, "optimize.freeze_base": True})
+    assert (
+        resuming.without_lost_source(adapted, broken.path / "tokenizer.json") == adapted
+    )  # its base lies nowhere else

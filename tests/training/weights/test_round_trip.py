@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -15,14 +16,21 @@ import msgspec
 import pytest
 
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.templates.chat import Message
+from memconsole.plan.templates.choice import template_of
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole_trainer.chat import forget
 from memconsole_trainer.chat import main as chat
+from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text import tokenizer as tokenizers
 from memconsole_trainer.export import main as export
 from memconsole_trainer.sample import main as sample
+from memconsole_trainer.tasks.answering import Answerer
 from memconsole_trainer.weights import export as weights_export
+from memconsole_trainer.weights.export_run import export_adapters
 from memconsole_trainer.weights.initialize import InitialWeights
+from memconsole_trainer.weights.trained import read
 from tests.training.harness import round_trip
 from tests.training.harness.runs import TINY, attempt, final
 
@@ -194,6 +202,26 @@ def test_a_model_trained_from_scratch_answers_the_same_in_transformers(
     first, second, third = capsys.readouterr().out.splitlines()
     assert (first, third) == (ANSWERS["hello"], ANSWERS["one"])
     assert second
+    old: list[Message] = [
+        {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "o"))
+    ]
+    asked: Message = {"role": "user", "content": "one"}
+    found = read(run.path)
+    template, tokenizer = template_of(found.plan), found.tokenizer()
+    assert template is not None
+    for long in range(40):
+        said = [*old * long, asked]
+        answerer = Answerer(template, tokenizer, 16, 200)
+        forget(answerer, said, 0)
+        assert said[-1] == asked
+        assert answerer.room(Record("the chat", {"messages": said})) == 16
+    assert len(said) < 41
+    assert said[:2] == old  # no more is forgotten than is needed
+    adapted = {"optimize.lora_rank": 4, "optimize.freeze_base": True, "model.weights": "random"}
+    alone = dataclasses.replace(found, plan=replace(found.plan, adapted))
+    with pytest.raises(PlanError, match="belong to weights that no directory holds"):
+        export_adapters(alone, tmp_path / "adapters")
+    assert not (tmp_path / "adapters").exists()
 
 
 @pytest.mark.slow
