@@ -33,8 +33,8 @@ def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirecto
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         wild = {
-            "train__learning_rate": 0.3,
-            "train__warmup_steps": 0,
+            "train__learning_rate": 1.0,
+            "train__warmup_steps": 4,
             "train__schedule": "constant",
             "train__grad_clip": 0.0,
             "train__max_steps": 8,
