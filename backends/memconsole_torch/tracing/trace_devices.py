@@ -24,10 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memconsole_torch import jumps
 from memconsole_torch.models import decoder
 from memconsole_torch.techniques import (
     activation_offload,
     average,
+    blocks,
     compressed,
     fused_loss,
     offload,
@@ -112,6 +114,8 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(rounding, "CPU_SLICE", stochastic.DEVICE_SLICE)
             change(compressed, "CPU_SLICE", stochastic.DEVICE_SLICE)
             change(average, "CPU_SLICE", stochastic.DEVICE_SLICE)
+            change(blocks, "CPU_SLICE", blocks.DEVICE_SLICE)
+            change(jumps, "CPU_SLICE", jumps.DEVICE_SLICE)
             attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
             change(decoder, "attend", attend)
         if kind in ("gpu", "rocm"):

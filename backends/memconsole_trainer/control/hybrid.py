@@ -19,6 +19,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from memconsole import typed_json
 from memconsole.plan.hybrid import LEAST_MOVEMENTS
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import events
@@ -163,7 +164,7 @@ class Hybrid:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()`."""
         own = {name: state[name] for name in _State.__struct_fields__}
-        self._s = msgspec.convert(own, _State)
+        self._s = typed_json.convert(own, _State)
         self._predictor.load_state(state["predictor"])
         self._bandit.load_state(state["bandit"])
 

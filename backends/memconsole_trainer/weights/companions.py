@@ -10,9 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.models import tokenizer_config
 from memconsole.plan.models.files import TOKENIZER_JSON
+from memconsole.plan.models.huggingface import CONFIG_BYTES
 from memconsole.plan.plan import Plan
 from memconsole.plan.templates.choice import source_of, template_of
 from memconsole_trainer.data.text.tokenizer import Tokenizer
@@ -94,7 +96,7 @@ def _generation_of_source(plan: Plan) -> dict[str, Any]:
     if directory is None:
         return {}
     try:
-        found = json.loads(Path(directory, GENERATION).read_text(encoding="utf-8"))
+        found = json.loads(regular_file.read(Path(directory, GENERATION), CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import parameters
+from memconsole.plan.models.huggingface import CONFIG_BYTES
 from memconsole.plan.origin import RANDOM, origin
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.techniques.adapters import SCALE
@@ -60,7 +62,7 @@ def source_dtype(found: TrainedModel) -> str:
     if directory is None or found.plan.model.weights == RANDOM:
         return DTYPES[0]
     try:
-        config = json.loads(Path(directory, "config.json").read_text(encoding="utf-8"))
+        config = json.loads(regular_file.read(Path(directory, "config.json"), CONFIG_BYTES))
         named = config.get("dtype", config.get("torch_dtype"))
     except (OSError, ValueError, AttributeError, RecursionError):
         named = None

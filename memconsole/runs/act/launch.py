@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from memconsole import typed_json
+from memconsole import regular_file, typed_json
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import restart
@@ -98,7 +98,7 @@ def resume(
     if changed is not None:
         first = run.path / FIRST_PLAN
         if not first.exists():
-            write_atomic(first, run.plan_path.read_bytes())
+            write_atomic(first, regular_file.read(run.plan_path, plans.PLAN_BYTES))
         write_atomic(run.plan_path, plans.dumps(changed, full=True).encode())
     if changed_data:
         try:

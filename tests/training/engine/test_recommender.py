@@ -24,7 +24,7 @@ from memconsole_trainer.data.ratings.baselines import ranked
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.techniques import base_storage
 from memconsole_trainer.weights.initialize import InitialWeights
-from memconsole_trainer.weights.starting import starting_weights
+from memconsole_trainer.weights.trained import starting_weights
 from tests.training.harness.tiny_models import ARCHITECTURES, save
 
 torch.set_num_threads(1)
