@@ -204,7 +204,11 @@ def get(plan: Plan, key: str) -> Any:
 
 
 def replace(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """A plan with dotted keys changed, each value checked. Raises `PlanError`."""
+    """A plan with dotted keys changed, each value checked. Raises `PlanError`.
+
+    Weights belong to a model: another `model.name` or `model.decoder` has its own, unless
+    `model.weights` is changed too.
+    """
     by_section: dict[str, dict[str, Any]] = {}
     top: dict[str, Any] = {}
     for key, value in changes.items():
@@ -215,6 +219,10 @@ def replace(plan: Plan, changes: Mapping[str, Any]) -> Plan:
             by_section.setdefault(section, {})[name] = converted
         else:
             top[name] = converted
+    model = by_section.get("model", {})
+    named = model.keys() & {"name", "decoder"}
+    if any(getattr(plan.model, key) != model[key] for key in named):
+        model.setdefault("weights", None)
     for section, fields in by_section.items():
         top[section] = msgspec.structs.replace(getattr(plan, section), **fields)
     changed: Plan = msgspec.structs.replace(plan, **top)

@@ -123,7 +123,6 @@ settings: dict[str, Any] = {
     "train.max_steps": 100_000,
     "train.log_every": 1,
     "train.checkpoint_every": EVERY,
-    "train.evaluate_every": 50_000,  # a best evaluation would save too
     "train.keep_checkpoints": 1,
     "train.sample_tokens": 0,
     "train.preflight": False,

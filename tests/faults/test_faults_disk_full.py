@@ -124,7 +124,7 @@ def test_a_run_on_a_disk_that_is_filled_twice_waits_and_loses_no_step(
     disk, text = tmp_path / "disk", tmp_path / "text"
     disk.mkdir()
     text.mkdir()
-    (text / "a.txt").write_text("the cat sat on the mat while dogs ran over hills " * 200)
+    (text / "a.txt").write_text("the cat sat on the mat while dogs ran over hills " * 20_000)
     story = Path(__file__).with_name("full_disk.py")
     output = on_a_small_disk(disk, 40, "-P", str(story), str(disk), backend, str(text), str(hold))
     told = json.loads(output.splitlines()[-1])

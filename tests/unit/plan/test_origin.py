@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from memconsole.cli.main import cli
+from memconsole.plan import catalog
 from memconsole.plan.origin import check_start, origin, shortly
 from memconsole.plan.plan import Plan, PlanError, replace
 
@@ -125,3 +126,14 @@ def test_plan_and_its_json_say_it() -> None:
     assert json.loads(CliRunner().invoke(cli, words).output)["weights"] == "from scratch"
     refused = CliRunner().invoke(cli, ["plan", "--set", "model.weights=best"])
     assert 'model.weights = "best": expected random' in str(refused.exception)
+
+
+def test_another_decoder_or_model_has_its_own_weights() -> None:
+    preset = catalog.preset("efficientids")
+    assert preset.model.weights == "random"
+    assert replace(preset, {"model.decoder": "elsewhere"}).model.weights is None
+    assert replace(preset, {"model.name": "gpt2"}).model.weights is None
+    kept = {"model.decoder": preset.model.decoder, "model.items": 11}
+    assert replace(preset, kept).model.weights == "random"
+    named = {"model.decoder": "elsewhere", "model.weights": "random"}
+    assert replace(preset, named).model.weights == "random"
