@@ -11,20 +11,32 @@ of a whole weight.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
 
 CPU_SLICE = 2**17
 """Elements per slice on a CPU: 2 MiB of buffers, which stay in the processor's cache."""
+THREAD_SLICE = 2**16
+"""The same in each of several threads."""
+MOST_THREADS = 4
+"""Threads that update slices; more would wait for the interpreter."""
 DEVICE_SLICE = 2**20
 """Elements per slice on other devices, where each slice costs some 25 kernel launches."""
+UPPER = 1 if sys.byteorder == "little" else 0
+"""Where the upper 16 bits of a number lie in memory."""
+Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, dict[str, Any]]
+"""A slice of a weight and of its gradient, the weight's state, the slice's first element, its group."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -53,17 +65,56 @@ class QuantizedAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
         """One update, slice by slice."""
-        slices = self.buffers
         for group in self.param_groups:
             group["count"] = group["count"] + group["live"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                slices = slices or Buffers(p.device)
-                weight, gradient = p.view(-1), p.grad.reshape(-1)
-                for start in range(0, p.numel(), slices.size):
-                    part = slice(start, start + slices.size)
-                    slices.update(weight[part], gradient[part], self.state[p], start, group)
+        trained = [
+            (p, p.grad.reshape(-1), group)
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        if not trained:
+            return
+        device = trained[0][0].device
+        threads = min(torch.get_num_threads(), MOST_THREADS)
+        alone = device.type != "cpu" or threads == 1 or self.buffers is not None
+        if alone or _get_current_dispatch_mode() is not None:
+            buffers = self.buffers or Buffers(device)
+            for cut in self._slices(trained, buffers.size):
+                buffers.update(*cut)
+        else:
+            _in_threads(list(self._slices(trained, THREAD_SLICE)), threads, device)
+
+    def _slices(
+        self, trained: Iterable[tuple[Tensor, Tensor, dict[str, Any]]], size: int
+    ) -> Iterator[Slice]:
+        """The slices of all weights: they do not depend on one another."""
+        for p, gradient, group in trained:
+            weight = p.view(-1)
+            for start in range(0, p.numel(), size):
+                part = slice(start, start + size)
+                yield weight[part], gradient[part], self.state[p], start, group
+
+
+def _in_threads(slices: Sequence[Slice], threads: int, device: torch.device) -> None:
+    """Update slices in several threads, each with buffers of its own.
+
+    torch runs a lookup in one thread only, and waits for its threads after each operation.
+    """
+
+    @torch.no_grad()
+    def run(first: int) -> None:
+        torch.set_num_threads(1)
+        buffers = Buffers(device, THREAD_SLICE)
+        for cut in slices[first::threads]:
+            buffers.update(*cut)
+
+    whole = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(run, range(threads)))
+    finally:
+        torch.set_num_threads(whole)  # the last call also decides for threads that start later
 
 
 def _narrow_state(p: Tensor) -> dict[str, Tensor]:
@@ -83,12 +134,14 @@ def _wide_state(p: Tensor) -> dict[str, Tensor]:
 class Buffers:
     """The buffers of an optimizer step, and the update of a slice in them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.size = CPU_SLICE if device.type == "cpu" else DEVICE_SLICE
+    def __init__(self, device: torch.device, size: int | None = None) -> None:
+        self.size = size or (CPU_SLICE if device.type == "cpu" else DEVICE_SLICE)
         self._first, self._second, self._work = torch.empty(3, self.size, device=device)
         self._rows = torch.empty(self.size, dtype=torch.int32, device=device)
         self._values = [_table(blockwise.values(signed=s), device) for s in (False, True)]
-        self._lookup = [_table(blockwise.lookup(signed=s), device) for s in (False, True)]
+        # By the upper 16 bits as an unsigned number.
+        rolled = [np.roll(blockwise.lookup(signed=s), -blockwise.OFFSET) for s in (False, True)]
+        self._lookup = [_table(table, device) for table in rolled]
 
     def update(
         self,
@@ -127,9 +180,16 @@ class Buffers:
         first.lerp_(gradient, (1 - beta1) * live)
         second.lerp_(torch.mul(gradient, gradient, out=work), (1 - beta2) * live)
         torch.sqrt(second, out=work)
-        work.div_((1 - beta2**count) ** 0.5).add_(group["eps"])
-        weight.mul_(1 - rate * group["weight_decay"])
-        weight.sub_(torch.div(first, work, out=work).mul_(rate / (1 - beta1**count)))
+        if group["weight_decay"]:
+            weight.mul_(1 - rate * group["weight_decay"])
+        # m / c1 / (sqrt(v) / c2 + eps) with one division
+        scale = (1 - beta2**count) ** 0.5
+        work.add_(scale * group["eps"])
+        size = rate * scale / (1 - beta1**count)
+        if isinstance(size, Tensor):
+            weight.sub_(torch.div(first, work, out=work).mul_(size))
+        else:
+            weight.addcdiv_(first, work, value=-size)
 
     def widen(self, codes: Tensor, scales: Tensor, out: Tensor, *, signed: bool) -> Tensor:
         """Decode `codes` (n,) to fp32 at the start of `out`, padded with zeros to the end of the
@@ -146,12 +206,13 @@ class Buffers:
         """Encode the start of `moment`, whole blocks of it, into `codes` (n,) and `scales`."""
         blocks = moment[: scales.numel() * BLOCK].view(-1, BLOCK)
         work = self._work[: blocks.numel()].view(-1, BLOCK)
-        torch.amax(torch.abs(blocks, out=work), dim=1, out=scales)
+        magnitudes = torch.abs(blocks, out=work) if signed else blocks
+        torch.amax(magnitudes, dim=1, out=scales)
         reciprocal = torch.where(scales < _TINY, 0.0, scales.reciprocal())
         torch.mul(blocks, reciprocal[:, None], out=work)
         n = codes.numel()
-        rows = torch.add(work.view(-1)[:n].view(torch.int32), blockwise.HALF, out=self._rows[:n])
-        rows.bitwise_right_shift_(16).add_(blockwise.OFFSET)
+        bits = work.view(-1)[:n].view(torch.int32).add_(blockwise.HALF)
+        rows = self._rows[:n].copy_(bits.view(torch.uint16)[UPPER::2])
         torch.index_select(self._lookup[signed], 0, rows, out=codes)
 
 

@@ -318,6 +318,29 @@ class Largest(TorchDispatchMode):
         return result
 
 
+def test_threads_update_slices_as_one_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_torch, "THREAD_SLICE", 2048)
+    ended = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        generator = torch.Generator().manual_seed(0)
+        shapes = ((70, 150), (64, 96))
+        weights = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
+        group = {"params": weights, "weight_decay": 0.1}
+        optimizer = in_torch.QuantizedAdamW([group], (0.9, 0.95), 1e-8, weights)
+        optimizer.param_groups[0]["lr"] = 1e-2
+        for _ in range(3):
+            for p in weights:
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+        assert torch.get_num_threads() == threads
+        states = [optimizer.state[p][name] for p in weights for name in optimizer.state[p]]
+        ended.append([*weights, *states])
+    torch.set_num_threads(1)
+    for one, several in zip(*ended, strict=True):
+        assert torch.equal(one, several)
+
+
 def test_a_torch_step_makes_no_temporary_beyond_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_torch, "CPU_SLICE", 1024)
     weight = torch.nn.Parameter(torch.ones(200_000))
