@@ -408,7 +408,8 @@ def test_the_platform_lines_say_what_is_on() -> None:
     plain = create(a_plan(), None).platform_lines()
     assert plain[0].startswith("Detected platform: CPU (")
     assert plain[1] == "Precision: float32"
-    assert len(plain) == 3
+    assert plain[3].startswith("Heap: keeps")
+    assert len(plain) == 4
     lean = a_plan(
         optimize__precision="bf16",
         optimize__gradient_checkpointing="full",

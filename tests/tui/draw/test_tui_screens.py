@@ -139,7 +139,7 @@ async def test_60x16_is_usable(make_console: Make) -> None:
         assert "›1 ○ mixed" in text
         await pilot.press("up")
         await settle(pilot)
-        assert "›A · data" in screen_text(app), "the list follows its cursor"
+        assert "›M ○ heap" in screen_text(app), "the list follows its cursor"
 
 
 async def test_resizing_is_never_an_error(make_console: Make) -> None:

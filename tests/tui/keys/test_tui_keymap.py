@@ -261,7 +261,7 @@ async def test_a_remapped_key_acts_and_shows_everywhere_and_the_old_one_does_not
     monkeypatch.setattr(PlanScreen, "action_launch", lambda self: launched.append("launch"))
     text = (
         '[plan]\nlaunch = "L"\nfit = "F"\n"toggle-train.batch_size" = "ctrl+e"\nhelp = "~"\n'
-        'model = "M"\n'
+        'model = "Z"\n'
     )
     app = make_console(keymap=keymap(text), slow_link=False)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -278,8 +278,8 @@ async def test_a_remapped_key_acts_and_shows_everywhere_and_the_old_one_does_not
         seen = screen_text(app)
         assert " L launch  F fit " in seen.splitlines()[-1]
         assert "~ help" in seen.splitlines()[-1]
-        assert "M model" in seen.splitlines()[-1]
-        assert " M model " in seen.splitlines()[2]
+        assert "Z model" in seen.splitlines()[-1]
+        assert " Z model " in seen.splitlines()[2]
         assert any("ctrl+e" in line and "batch" in line for line in seen.splitlines()[:-1])
         await pilot.press("colon")
         await settle(pilot)
