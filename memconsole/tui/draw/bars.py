@@ -13,7 +13,7 @@ from memconsole.tui.draw.ink import Line, Span
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEVELS = "▁▂▃▄▅▆▇█"
-FULL, EMPTY, TICK, OVER = "█", "·", "┃", "▲"
+FULL, EMPTY, TICK, REACHED = "█", "·", "┃", "▒"
 
 
 def cells(value: float, scale: float, width: int) -> float:
@@ -29,10 +29,12 @@ def bar(
     width: int,
     *,
     tick: float | None = None,
+    reached: float | None = None,
     role: str = "train",
     whole_cells: bool = False,
 ) -> Line:
-    """A bar of exactly `width` cells. `tick` is marked on the same scale, at most at the end."""
+    """A bar of exactly `width` cells. `tick` is marked on the same scale, at most at the end; the
+    cells up to `reached`, an earlier maximum, are shaded."""
     if width <= 0:
         return []
     length = cells(value, scale, width) if value is not None else 0.0
@@ -41,38 +43,50 @@ def bar(
     eighth = int((length - whole) * 8)
     if eighth and whole < width:
         row[whole] = (FULL if eighth >= 4 else EMPTY) if whole_cells else _EIGHTHS[eighth]
-    roles = [role if n < whole or (n == whole and eighth) else "dim" for n in range(width)]
+    filled = whole + bool(eighth and whole < width)
+    most = round(cells(reached, scale, width)) if reached is not None else 0
+    row[filled:most] = [REACHED] * max(0, most - filled)
+    roles = [role if n < max(filled, most) else "dim" for n in range(width)]
     if tick is not None and scale > 0 and math.isfinite(tick) and tick >= 0:
         at = min(width - 1, int(cells(tick, scale, width)))
         row[at], roles[at] = TICK, "tick"
     return _joined(row, roles)
 
 
-def sparkline(points: Iterable[tuple[float, float]], end: float, full: float, width: int) -> Line:
-    """Points `(x, value)`, x ascending from 0 to `end`, as a row of `width` cells.
+def area(
+    points: Iterable[tuple[float, float]],
+    end: float,
+    scale: float,
+    width: int,
+    rows: int,
+    *,
+    line: float | None = None,
+    most: float | None = None,
+) -> list[Line]:
+    """Points `(x, value)`, x ascending from 0 to `end`, as a filled area of `rows` x `width` cells.
 
-    A full cell stands for `full`; a value beyond it is an arrow. Each cell shows the highest value
-    of its range of x, or the cell before if it has none. The ranges are fixed, so a growing series
-    changes only its last cell.
+    The top is `scale`. Each column shows the highest value of its range of x, or the column before
+    if it has none. The ranges are fixed, so a growing series changes only its last column. `line` is
+    dotted where nothing is drawn, and columns above `most` have another colour.
     """
     highest: dict[int, float] = {}
     for x, value in points:
-        if math.isfinite(value):
+        if math.isfinite(value) and width > 0:
             at = min(width - 1, int(cells(x, end, width)))
             highest[at] = max(value, highest.get(at, value))
-    if not highest or width <= 0:
-        return [Span(" " * max(0, width))]
-    row, roles, level = [" "] * width, ["dim"] * width, ""
-    for at in range(min(highest), max(highest) + 1):
-        if at in highest:
-            level = OVER if highest[at] > full else _level(highest[at], full)
-        row[at], roles[at] = level, "warn" if level == OVER else "train"
-    return _joined(row, roles)
-
-
-def _level(value: float, full: float) -> str:
-    """A block character that fills the lower part of a cell, to the nearest eighth."""
-    return _LEVELS[max(0, round(cells(value, full, len(_LEVELS))) - 1)]
+    dotted = None if line is None else rows - 1 - min(rows - 1, int(cells(line, scale, rows)))
+    grid = [["┄" if y == dotted else " "] * width for y in range(rows)]
+    roles = [["tick" if y == dotted else "dim"] * width for y in range(rows)]
+    value = 0.0
+    for at in range(min(highest), max(highest) + 1) if highest else ():
+        value = highest.get(at, value)
+        eighths = max(1, round(cells(value, scale, rows) * 8))
+        for y in range(rows):
+            level = min(8, eighths - 8 * (rows - 1 - y))
+            if level > 0:
+                grid[y][at] = _LEVELS[level - 1]
+                roles[y][at] = "warn" if most is not None and value > most else "train"
+    return [_joined(row, of) for row, of in zip(grid, roles, strict=True)]
 
 
 def stacked(

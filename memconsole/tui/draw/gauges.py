@@ -1,20 +1,26 @@
 """Pure functions that draw memory gauges.
 
-A gauge shows used of total, a bar with the predicted peak as a tick, and the source.
+A gauge is a bar with a scale of its own: what is used now, the highest so far, and the predicted peak.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from memconsole.devices.reading import Missing
 from memconsole.runs.read.snapshot import Curve
-from memconsole.tui.draw.bars import FULL, TICK, bar, sparkline
+from memconsole.tui.draw.bars import FULL, REACHED, TICK, area, bar
 from memconsole.tui.draw.ink import Line, Span, fit, width_of
-from memconsole.units import format_bytes
+from memconsole.units import GIB, KIB, MIB, format_bytes
 
-_ZOOM = 0.2
-"""If less than this share of the total is used, the bar ends earlier, and its end is labelled."""
+FILLING, FULL_SHARE = 0.85, 0.95
+"""Shares of the limit from which a gauge is yellow and red."""
+_ZOOM = 0.5
+"""If less than this share of the total is used, the bar ends at a smaller round number."""
+_ROUND = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)
+SIGNS = f"{FULL} now {REACHED} peak {TICK} predicted"
+"""The key to the bars."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,10 @@ class Gauge:
     total: int | Missing
     peak: int | None = None
     predicted: int | None = None
+    high: int | None = None
+    """The upper end of the prediction's band."""
+    limit: int | None = None
+    """What may be used at most; None if nobody says."""
     source: str = ""
     history: Curve = Curve()
     """Bytes by step."""
@@ -35,18 +45,50 @@ class Gauge:
     """Whether the bar may end before the total, so that small amounts can be compared."""
 
     @property
+    def highest(self) -> int:
+        """The most that was seen."""
+        return max(self.used if isinstance(self.used, int) else 0, self.peak or 0)
+
+    @property
+    def expected(self) -> int | None:
+        """The most that the prediction allows for."""
+        return None if self.predicted is None else max(self.predicted, self.high or 0)
+
+    @property
     def scale(self) -> float:
-        """Where the bar ends: the total, or somewhat above the highest value if that is small."""
-        used = self.used if isinstance(self.used, int) else 0
-        highest = max(used, self.peak or 0, self.predicted or 0)
+        """Where the bar ends: the total, or a round number above every value if they are small."""
+        highest = max(self.highest, self.predicted or 0)
         total = self.total if isinstance(self.total, int) else 0
         if total and (not self.zoom or highest >= total * _ZOOM):
             return float(max(total, highest))
-        return highest * 1.25 if highest else float(total)
+        return round_bytes(highest * 1.1) if highest else float(total)
+
+    @property
+    def zoomed(self) -> bool:
+        """Whether the bar ends elsewhere than at the total."""
+        return not isinstance(self.total, int) or self.scale != self.total
+
+    @property
+    def level(self) -> tuple[str, str]:
+        """The role of the bar, and why it is not green."""
+        if self.limit and self.highest >= self.limit * FULL_SHARE:
+            return "bad", "nearly full"
+        if self.limit and self.highest >= self.limit * FILLING:
+            return "warn", "filling up"
+        if self.expected is not None and self.highest > self.expected:
+            return "warn", "more than predicted"
+        return "good", ""
+
+
+def round_bytes(least: float) -> float:
+    """The smallest round number of MiB or GiB (below: KiB) that is not less."""
+    unit = next((u for u in (GIB, MIB, KIB) if least >= u), 1)
+    power = 10.0 ** math.floor(math.log10(max(1.0, least / unit)))
+    return next(power * r * unit for r in _ROUND if power * r * unit >= least * (1 - 1e-12))
 
 
 def gauge_lines(gauge: Gauge, width: int) -> list[Line]:
-    """Two rows, or one if nothing can be read: text first, then the bar with the tick."""
+    """Two rows, or one if nothing can be read: the amount, then the bar and where it ends."""
     if isinstance(gauge.used, Missing):
         return [
             [
@@ -54,46 +96,76 @@ def gauge_lines(gauge: Gauge, width: int) -> list[Line]:
                 Span(fit(f"n/a — {gauge.used.reason}", width - len(gauge.label) - 2), "dim"),
             ]
         ]
-    total = format_bytes(gauge.total) if isinstance(gauge.total, int) else "n/a"
-    # The source is dropped first: used and total matter more.
-    words = f"{format_bytes(gauge.used)} / {total}"
+    words, more = format_bytes(gauge.used), [gauge.source]
+    if not gauge.zoomed:
+        words += f" / {format_bytes(gauge.scale)}"
+    elif isinstance(gauge.total, int):
+        more = [f"{gauge.used / gauge.total:.1%} of {format_bytes(gauge.total)}", *more]
     label = fit(gauge.label, width - len(words) - 2)
     head: Line = [Span(f" {label} ", "strong"), Span(words)]
-    if gauge.source and width_of(head) + len(gauge.source) + 2 <= width:
-        head.append(Span(f"  {gauge.source}", "dim"))
-    end = _end_words(gauge)
+    for text in more:  # what matters least is left out first
+        if text and width_of(head) + len(text) + 2 <= width:
+            head.append(Span(f"  {text}", "dim"))
+    end = f" {format_bytes(gauge.scale)}" if gauge.zoomed and gauge.scale else ""
     length = max(4, width - len(end) - 3)
-    tick = float(gauge.predicted) if gauge.predicted is not None else None
-    over = gauge.predicted is not None and max(gauge.used, gauge.peak or 0) > gauge.predicted
-    row = bar(float(gauge.used), gauge.scale, length, tick=tick, role="warn" if over else "train")
-    return [head, [Span("▕", "dim"), *row, Span("▏", "dim"), Span(end, "dim")]]
+    row = bar(
+        float(gauge.used),
+        gauge.scale,
+        length,
+        tick=None if gauge.predicted is None else float(gauge.predicted),
+        reached=None if gauge.peak is None else float(gauge.peak),
+        role=gauge.level[0],
+    )
+    return [head, [Span(" ▕", "dim"), *row, Span("▏", "dim"), Span(end, "dim")]]
 
 
-def history_line(gauge: Gauge, width: int) -> Line:
-    """The readings since the run began. A full cell is the predicted peak; an arrow is above it."""
-    if gauge.predicted is not None:
-        sign, full = TICK, float(gauge.predicted)
-    else:
-        sign, full = "peak", max(gauge.history.values, default=0.0)
-    words = f" {FULL} = "
-    # As long as the bar above it, unless that leaves too little room for the words.
-    length = max(4, width - 3 - max(len(_end_words(gauge)), len(words + sign)))
-    row = sparkline(gauge.history.points, gauge.last_step, full, length)
-    key: Line = [Span("▏", "dim"), Span(words, "dim"), Span(sign, "tick")]
-    return [Span("▕", "dim"), *row, *key]
-
-
-def _end_words(gauge: Gauge) -> str:
-    scale = gauge.scale
-    zoomed = not isinstance(gauge.total, int) or scale < gauge.total
-    return f" {format_bytes(scale)}" if zoomed and scale else ""
+def history_lines(gauge: Gauge, width: int, rows: int) -> list[Line]:
+    """The readings since the run began on the bar's scale, with a dotted line at the prediction."""
+    ends = (f" {format_bytes(gauge.scale)}", " 0")
+    length = max(4, width - 3 - max(map(len, ends)))
+    drawn = area(
+        gauge.history.points,
+        gauge.last_step,
+        gauge.scale,
+        length,
+        rows,
+        line=None if gauge.predicted is None else float(gauge.predicted),
+        most=None if gauge.expected is None else float(gauge.expected),
+    )
+    lines: list[Line] = []
+    for y, row in enumerate(drawn):
+        end = ends[0] if y == 0 else ends[1] if y == rows - 1 else ""
+        lines.append([Span(" ▕", "dim"), *row, Span("▏", "dim"), Span(end, "dim")])
+    return lines
 
 
 def peak_line(gauge: Gauge, width: int) -> Line:
-    """``peak 530 MiB  ~620 MiB predicted ┃``."""
+    """``peak 530 MiB · predicted 620 MiB (-14 %)``, then why the gauge is not green."""
     peak = "—" if gauge.peak is None else format_bytes(gauge.peak)
     line: Line = [Span(" peak ", "dim"), Span(peak)]
+    role, why = gauge.level
+    found: list[Span] = []
     if gauge.predicted is not None:
-        text = f"  ┃ predicted ~{format_bytes(gauge.predicted)}"
-        line.append(Span(fit(text, width - 6 - len(peak)), "tick"))
+        found.append(Span(f" · predicted {format_bytes(gauge.predicted)}", "tick"))
+        if gauge.peak is not None and gauge.predicted:
+            off = gauge.peak / gauge.predicted - 1
+            found.append(Span(f" ({off:+.0%})".replace("%", " %"), role))
+    if why:
+        found.append(Span(f" · {why}", role))
+    for span in found:
+        if width_of([*line, span]) <= width:
+            line.append(span)
     return line
+
+
+def whole_line(label: str, used: int, total: int, width: int, note: str = "") -> Line:
+    """One row: how full a device is with everything that runs on it, and a bar to its total."""
+    words = f" {label} {format_bytes(used)} / {format_bytes(total)} "
+    gauge = Gauge(label, used, total, limit=total, zoom=False)
+    room = width - len(words) - 2
+    if room < 4:
+        return [Span(fit(words, width), "dim")]
+    line: Line = [Span(words, "dim"), Span("▕", "dim")]
+    tail = f" {note}" if note and room - len(note) - 1 >= 8 else ""
+    row = bar(float(used), float(total), room - len(tail), role=gauge.level[0])
+    return [*line, *row, Span("▏", "dim"), Span(tail, "dim")]

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from memconsole.devices.reading import Missing
 from memconsole.plan.tasks import task_of
-from memconsole.tui.draw.gauges import gauge_lines, history_line, peak_line
+from memconsole.tui.draw.gauges import SIGNS, gauge_lines, history_lines, peak_line, whole_line
 from memconsole.tui.draw.ink import Line, Span, fit, left, rule
 from memconsole.tui.draw.words import measure_word, number_or_reason, rate_word, step_word
 from memconsole.tui.run.phases import jump_rows, phase_rows
 from memconsole.tui.run.run_gauges import run_gauges
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
-from memconsole.units import format_bytes, format_count, format_duration
+from memconsole.units import format_count, format_duration
 
 FIGURES = 3
 """Rows that the histories leave free for the figures."""
+MOST_ROWS, LEAST_ROWS = 4, 2
+"""Rows of one history, if there is room for those of all gauges."""
 
 
 def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
     """Every gauge with its peak, prediction and, if there is room, its history.
 
-    The last rows show how full the whole device is.
+    The last row shows how full the whole device is.
     """
     gauges = run_gauges(view)
     blocks = [[*gauge_lines(gauge, width), peak_line(gauge, width)] for gauge in gauges]
     account = _account_lines(view, width)
+    with_history = [n for n, gauge in enumerate(gauges) if gauge.history.steps]
     spare = height - 1 - sum(map(len, blocks)) - len(account) - FIGURES
-    for gauge, block in zip(gauges, blocks, strict=True):
-        if spare > 0 and gauge.history.steps:
-            block.insert(-1, history_line(gauge, width))
-            spare -= 1
-    lines = [rule("memory", width, "┃ predicted peak" if view.prediction else "")]
+    rows = min(MOST_ROWS, spare // len(with_history)) if with_history else 0
+    if rows >= LEAST_ROWS:
+        for n in with_history:
+            blocks[n] += history_lines(gauges[n], width, rows)
+    lines = [rule("memory", width, SIGNS)]
     return [*lines, *(line for block in blocks for line in block), *account][:height]
 
 
@@ -42,16 +45,12 @@ def _account_lines(view: RunView, width: int) -> list[Line]:
     run = view.snapshot
     if run is not None and view.devices is not None and view.live:
         wanted = run.facts.started.device_id if run.facts.started else ""
-        for reading in view.devices.devices:
-            if reading.id == wanted:
-                total = reading.total_bytes if isinstance(reading.total_bytes, int) else None
-                used = reading.used_bytes if isinstance(reading.used_bytes, int) else None
-                if used is not None and total:
-                    words = f" in all {format_bytes(used)} / {format_bytes(total)} used"
-                    busy = reading.utilization_percent
-                    if not isinstance(busy, Missing) and len(words) + 14 <= width:
-                        words += f" · {number_or_reason(busy, '%')} busy"
-                    lines.append([Span(fit(words, width), "dim")])
+        for one in view.devices.devices:
+            used, total, busy = one.used_bytes, one.total_bytes, one.utilization_percent
+            if one.id == wanted and isinstance(used, int) and isinstance(total, int) and total:
+                note = "" if isinstance(busy, Missing) else f"{number_or_reason(busy, '%')} busy"
+                label = "in all" if width < 44 else f"{one.memory_label} in all"
+                lines.append(whole_line(label, used, total, width, note))
     return lines
 
 

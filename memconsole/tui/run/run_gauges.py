@@ -28,17 +28,21 @@ def run_gauges(view: RunView) -> list[Gauge]:
         total = memory.device_total_bytes
     elif table is not None:
         total = table.budget.total_bytes
+    high = table.band_bytes[1] if table is not None else None
+    limit = _limit(total, table.budget.usable_bytes if table is not None else None)
     last_step = horizon(float(facts.step), facts.total_steps)
     gauges: list[Gauge] = []
     if not on_cpu:
         predicted = None if table is None else table.device_bytes
         gauges.append(
             Gauge(
-                label=label,
+                label=f"{label} process",
                 used=used,
                 total=total,
                 peak=facts.peak_device_bytes,
                 predicted=predicted,
+                high=high,
+                limit=limit,
                 source="trainer",
                 history=run.gauges.device,
                 last_step=last_step,
@@ -47,11 +51,13 @@ def run_gauges(view: RunView) -> list[Gauge]:
         used = memory.allocated_bytes if memory and memory.allocated_bytes is not None else waiting
     gauges.append(
         Gauge(
-            label=f"{label} tensors" if on_cpu else "allocated",
+            label=f"{label} tensors",
             used=used,
             total=total,
             peak=facts.peak_bytes,
             predicted=table.peak_bytes if table is not None else None,
+            high=high if on_cpu else None,
+            limit=limit,
             source="trainer",
             history=run.gauges.allocated,
             last_step=last_step,
@@ -64,14 +70,21 @@ def run_gauges(view: RunView) -> list[Gauge]:
     host_used = memory.host_bytes if memory is not None else None
     gauges.append(
         Gauge(
-            label="host RAM process" if on_cpu else "host RAM",
+            label="host RAM process",
             used=host_used if host_used is not None else waiting,
             total=host_total,
             peak=facts.peak_host_bytes,
             predicted=table.host_bytes if table is not None else None,
+            limit=host_total if isinstance(host_total, int) else None,
             source="psutil",
             history=run.gauges.host,
             last_step=last_step,
         )
     )
     return gauges
+
+
+def _limit(total: int | Missing, usable: int | None) -> int | None:
+    """What the run may use: what of the device the plan could use, or all of it."""
+    whole = total if isinstance(total, int) else None
+    return min(n for n in (whole, usable) if n) if whole or usable else None

@@ -25,9 +25,10 @@ _TITLES = {
     "plans": "plans side by side",
 }
 _WORDS = (
-    "● on, ○ off, ✗ not trained by this backend, * pinned; ~ formula, = traced, ✓ calibrated; ┃ on a bar marks the "
-    "predicted peak.",
-    "The row under a gauge's bar is its history over the run: a full cell is the predicted peak, ▲ is beyond it.",
+    "● on, ○ off, ✗ not trained by this backend, * pinned; ~ formula, = traced, ✓ calibrated.",
+    "A gauge's bar: █ now, ▒ the highest so far, ┃ the predicted peak. The number at its right end is its scale. The chart "
+    "below it is its history on the same scale, with the prediction dotted.",
+    "A gauge is yellow above the prediction's band or from 85 % of what the run may use, and red from 95 %.",
     "The mouse is left to the terminal: select and copy text as usual.",
     "Other keys: `memconsole keys` prints a file of all of them, to be kept as keys.toml under ~/.config/memconsole.",
     "After a dropped connection the terminal may need the command: reset",

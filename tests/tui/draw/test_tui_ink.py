@@ -6,13 +6,22 @@ import math
 import unicodedata
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from memconsole.devices.reading import Missing
-from memconsole.tui.draw.bars import bar, sparkline, stacked
-from memconsole.tui.draw.gauges import Gauge, gauge_lines
+from memconsole.runs.read.snapshot import Curve
+from memconsole.tui.draw.bars import area, bar, stacked
+from memconsole.tui.draw.gauges import (
+    Gauge,
+    gauge_lines,
+    history_lines,
+    peak_line,
+    round_bytes,
+    whole_line,
+)
 from memconsole.tui.draw.ink import Span, cleaned, fit, left, plain, right, rule, width_of, wrap
 from memconsole.tui.widgets.choice_list import viewport
 from memconsole.tui.widgets.painted import _changed_span
@@ -89,10 +98,49 @@ def test_a_gauge_without_a_reading_gives_its_reason() -> None:
     assert "0" not in plain(lines[0])
 
 
-def test_a_small_amount_of_a_large_device_says_where_its_bar_ends() -> None:
-    lines = gauge_lines(Gauge("VRAM", 80, 24 * 2**30, predicted=100), 60)
-    assert "80 B / 24.0 GiB" in plain(lines[0])
-    assert plain(lines[1]).endswith("125 B")
+def test_a_small_amount_of_a_large_device_has_a_scale_of_its_own() -> None:
+    small = Gauge("VRAM", 60 << 20, 24 << 30, peak=70 << 20, predicted=72 << 20)
+    head, row = gauge_lines(small, 60)
+    assert "60.0 MiB" in plain(head)
+    assert "0.2% of 24.0 GiB" in plain(head)
+    assert plain(row).endswith("▏ 80.0 MiB")
+    full = Gauge("VRAM", 18 << 30, 24 << 30)
+    head, row = gauge_lines(full, 60)
+    assert "18.0 GiB / 24.0 GiB" in plain(head)
+    assert plain(row).endswith("▏"), "a bar to the total needs no label"
+
+
+def test_the_bar_shades_the_way_to_the_peak_and_marks_the_prediction() -> None:
+    row = plain(bar(20.0, 100.0, 10, tick=70.0, reached=50.0))
+    assert row == "██▒▒▒··┃··"
+    assert plain(bar(20.0, 100.0, 10, reached=10.0)) == "██········"
+
+
+@pytest.mark.parametrize(
+    ("peak", "role", "why"),
+    [(100, "good", ""), (119, "good", ""), (121, "warn", "more than predicted"),
+     (171, "warn", "filling up"), (191, "bad", "nearly full")],
+)  # fmt: skip
+def test_a_gauge_changes_colour_above_its_band_and_near_its_limit(
+    peak: int, role: str, why: str
+) -> None:
+    gauge = Gauge("VRAM", 50, 400, peak=peak, predicted=100, high=120, limit=200)
+    assert gauge.level == (role, why)
+    line = peak_line(gauge, 60)
+    assert plain(line).endswith(why)
+    assert {s.role for s in gauge_lines(gauge, 60)[1]} >= {role}
+
+
+def test_what_a_device_holds_in_all_is_shown_on_its_whole_size() -> None:
+    line = whole_line("in all", 18 << 30, 24 << 30, 60, "5 % busy")
+    assert plain(line).startswith(" in all 18.0 GiB / 24.0 GiB ▕█")
+    assert plain(line).endswith("▏ 5 % busy")
+    assert width_of(line) == 60
+
+
+@given(st.floats(1, 2**50))
+def test_a_scale_is_round_and_not_far_above(least: float) -> None:
+    assert least * (1 - 1e-9) <= round_bytes(least) <= least * 2.1
 
 
 @given(st.integers(0, 40), st.integers(1, 50), st.integers(0, 20), st.integers(-5, 60))
@@ -127,32 +175,44 @@ def test_spans_are_plain_values() -> None:
     assert plain([Span("a"), Span("b", "good")]) == "ab"
 
 
-def test_a_history_grows_by_its_last_cell_alone() -> None:
+def test_a_history_grows_by_its_last_column_alone() -> None:
     series = [(float(s), 40.0 + s % 3) for s in range(0, 100, 2)]
-    rows = [plain(sparkline(series[:n], 100.0, 80.0, 20)) for n in range(1, len(series) + 1)]
-    for before, after in pairwise(rows):
-        end = len(before.rstrip())
-        assert after[: end - 1] == before[: end - 1]
-    assert rows[-1] == "▄" * 20
+    charts = [
+        [plain(row) for row in area(series[:n], 100.0, 80.0, 20, 2)]
+        for n in range(1, len(series) + 1)
+    ]
+    for before, after in pairwise(charts):
+        end = len(before[1].rstrip())
+        assert [row[: end - 1] for row in after] == [row[: end - 1] for row in before]
+    assert charts[-1] == [" " * 20, "█" * 20]
 
 
-def test_a_history_shows_the_highest_of_a_cell_and_marks_what_is_beyond_the_prediction() -> None:
-    series = [(1.0, 10.0), (2.0, 79.0), (3.0, 20.0), (55.0, 81.0), (95.0, math.nan)]
-    line = sparkline(series, 100.0, 80.0, 10)
-    assert plain(line) == "█████▲    "
-    assert [span.text for span in line if span.role == "warn"] == ["▲"]
-    assert plain(sparkline([], 100.0, 80.0, 10)) == " " * 10
+def test_a_history_shows_the_highest_of_a_column_and_colours_what_is_above_the_band() -> None:
+    series = [(1.0, 10.0), (2.0, 60.0), (3.0, 20.0), (55.0, 79.0), (95.0, math.nan)]
+    rows = area(series, 100.0, 80.0, 10, 2, line=70.0, most=75.0)
+    assert [plain(row) for row in rows] == ["▄▄▄▄▄█┄┄┄┄", "██████    "]
+    assert [[s.text for s in row if s.role == "warn"] for row in rows] == [["█"], ["█"]]
+    assert [plain(row) for row in area([], 100.0, 80.0, 10, 2)] == [" " * 10] * 2
 
 
 @given(st.lists(st.tuples(st.floats(), st.floats())), st.floats(), st.floats(), st.integers(-1, 9))
-def test_a_history_has_its_width_whatever_the_numbers(
-    series: list[tuple[float, float]], end: float, full: float, width: int
+def test_a_history_has_its_size_whatever_the_numbers(
+    series: list[tuple[float, float]], end: float, scale: float, width: int
 ) -> None:
-    assert len(plain(sparkline(series, end, full, width))) == max(0, width)
+    rows = area(series, end, scale, width, 3, line=scale)
+    assert [len(plain(row)) for row in rows] == [max(0, width)] * 3
+
+
+def test_a_history_says_what_its_ends_stand_for() -> None:
+    curve = Curve((1, 50, 100), (10.0, 60.0, 90.0))
+    gauge = Gauge("VRAM", 60, 24 << 30, peak=90, history=curve, last_step=100)
+    rows = [plain(line) for line in history_lines(gauge, 40, 3)]
+    assert rows[0].endswith(plain(gauge_lines(gauge, 40)[1])[-6:])
+    assert rows[-1].endswith("▏ 0")
 
 
 def test_a_history_has_a_sign_of_its_own_for_each_height_in_ascii() -> None:
-    row = plain(sparkline([(float(n), n + 1.0) for n in range(8)], 8.0, 8.0, 8))
-    drawn = cleaned(row + "▲", ascii_only=True)
+    row = plain(area([(float(n), n + 1.0) for n in range(8)], 8.0, 8.0, 8, 1)[0])
+    drawn = cleaned(row, ascii_only=True)
     assert drawn.isascii()
-    assert len(set(drawn)) == 9
+    assert len(set(drawn)) == 8
