@@ -42,24 +42,25 @@ def causal_attention(
     scale: float,
     window: Array | None,
     documents: Array | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Attention of query (B, T, H, D) over key, value (B, T, K, D).
 
     Returns (B, T, H·D), or with cuDNN (B, T, H, D): cuDNN keeps its output in this shape for the
     backward pass, and returning the same array avoids a second copy. `window`, a scalar, is how
     many keys a query sees, including its own; None means all before it. `documents` (B, T): a query
-    sees only keys of its own document. With either of them cuDNN is not used. No full mask is ever
-    made: each chunk computes its own.
+    sees only keys of its own document. With a `cap`, scores x become cap · tanh(x / cap) (Gemma 2).
+    With any of these cuDNN is not used. No full mask is ever made: each chunk computes its own.
     """
     b, t, h, d = query.shape
     kv_heads = key.shape[2]
-    if window is None and documents is None and cudnn_applies(query):
+    if window is None and documents is None and cap is None and cudnn_applies(query):
         fused = stand_in if target.is_absent() else _cudnn
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
     rows = chunk_rows(b, h, t)
     chunks = -(-t // rows)
-    one = functools.partial(_chunk, scale)
+    one = functools.partial(_chunk, scale, cap)
     if chunks == 1:
         y = recomputed(one, (q, key, value), (jnp.int32(0), window, documents, documents))
     else:
@@ -83,6 +84,7 @@ def causal_attention(
 
 def _chunk(
     scale: float,
+    cap: float | None,
     q: Array,
     key: Array,
     value: Array,
@@ -94,6 +96,8 @@ def _chunk(
     """Attention of q (B, R, K, G, D), the queries from position `start` on, which belong to
     documents `own` (B, R)."""
     scores = jnp.einsum("brkgd,bskd->bkgrs", q, key, preferred_element_type=jnp.float32) * scale
+    if cap is not None:
+        scores = cap * jnp.tanh(scores / cap)
     row = start + jnp.arange(q.shape[1])[:, None]  # (R, 1)
     column = jnp.arange(key.shape[1])[None, :]  # (1, T)
     seen = column <= row

@@ -35,7 +35,7 @@ class Attention(nnx.Module):
 
     def __init__(self, a: Architecture) -> None:
         self.heads, self.kv_heads, self.head_size = a.heads, a.kv_heads, a.head_size
-        self.scale = a.scale
+        self.scale, self.cap = a.scale, a.attention_cap
         self.query = Linear(a.hidden_size, a.query_width, a.biases_projections)
         self.key = Linear(a.hidden_size, a.key_width, a.biases_projections)
         self.value = Linear(a.hidden_size, a.key_width, a.biases_projections)
@@ -63,13 +63,14 @@ class Attention(nnx.Module):
         documents: Array | None = None,
     ) -> Array:
         q, k, v = self.project(x, rotation)
-        y = causal_attention(q, k, v, self.scale, window, documents)  # (B, T, H·D) or (B, T, H, D)
+        # (B, T, H·D) or (B, T, H, D)
+        y = causal_attention(q, k, v, self.scale, window, documents, self.cap)
         return self.output(y)  # (B, T, C)
 
 
 class Block(nnx.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; Gemma 3 also norms what is added to
-    x."""
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; Gemma 2 and 3 also norm what is added
+    to x."""
 
     def __init__(self, a: Architecture) -> None:
         self.attention_norm = norm(a, a.hidden_size)
@@ -162,7 +163,9 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: Array) -> Array:
         """(..., C) to float32 logits (..., V); the product is in the dtype of `hidden`."""
-        return (hidden @ self.head_weight.astype(hidden.dtype).T).astype(jnp.float32)
+        found = (hidden @ self.head_weight.astype(hidden.dtype).T).astype(jnp.float32)
+        cap = self.architecture.logit_cap
+        return found if cap is None else cap * jnp.tanh(found / cap)
 
     def __call__(
         self, tokens: Array, dtype: Any = jnp.float32, documents: Array | None = None

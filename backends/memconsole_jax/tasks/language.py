@@ -68,7 +68,8 @@ def summed_nats(
         decoder = assembled(architecture, weights)
         hidden = decoder.hidden(arrays["inputs"], dtype, around, arrays.get("documents"), sums)
         begun = None if sums is None else sums.get(LANGUAGE.head(weights).name)
-        return nats(hidden, decoder.head_weight, arrays["targets"], share, begun)
+        cap = architecture.logit_cap
+        return nats(hidden, decoder.head_weight, arrays["targets"], share, begun, cap)
 
     return loss
 

@@ -157,6 +157,8 @@ def _next_logits(
         values = lax.dynamic_update_slice(values, v[0], (position, 0, 0))
         q = q.reshape(a.kv_heads, -1, a.head_size)  # (K, G, D)
         scores = jnp.einsum("kgd,skd->kgs", q, keys) * a.scale
+        if a.attention_cap is not None:
+            scores = a.attention_cap * jnp.tanh(scores / a.attention_cap)
         column = jnp.arange(size)
         seen = column <= position
         if window is not None:

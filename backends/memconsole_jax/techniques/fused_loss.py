@@ -9,6 +9,7 @@ gradient is summed over chunks in float32.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -34,39 +35,45 @@ def chunk_tokens(tokens: int) -> int:
     return -(-tokens // chunks)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def plain_nats(
     hidden: Array,
     head: Array,
     targets: Array,
     share: Array | float = 1.0,
     begun: Array | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Summed nats of targets (B, T) given hidden (B, T, C) and head (V, C), times `share`, from
     full logits.
 
     `begun` (V, C), float32, holds a sum of head gradients. If given, its gradient is that sum plus
     the head's gradient, and the head gets none. This is only right if the result itself is what is
-    differentiated.
+    differentiated. With a `cap`, logits x become cap · tanh(x / cap) (Gemma 2).
     """
-    return _plain_forward(hidden, head, targets, share, begun)[0]
+    return _plain_forward(hidden, head, targets, share, begun, cap)[0]
 
 
 def _plain_forward(
-    hidden: Array, head: Array, targets: Array, share: Array | float, begun: Array | None
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    share: Array | float,
+    begun: Array | None,
+    cap: float | None,
 ) -> tuple[Array, Any]:
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, C), (N,)
     logits = rows @ _padded(head.astype(hidden.dtype)).T  # (N, V)
-    nats, picked = _nats(_of_vocabulary(logits, head.shape[0]), labels)
+    nats, picked = _nats(_of_vocabulary(logits, head.shape[0], cap), labels)
     kept = hidden, head, labels, logits, (nats, picked), share, begun
     return _total(nats, labels) * share, kept
 
 
-def _plain_backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
+def _plain_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any, ...]:
     """The full logits were kept; their gradient overwrites them."""
     hidden, head, labels, logits, known, share, begun = kept
-    whole = _of_vocabulary(logits, head.shape[0])
-    slope = (_slope(whole, labels, *known) * (share * cotangent)).astype(logits.dtype)
+    whole = _of_vocabulary(logits, head.shape[0], cap)
+    slope = (_slope(whole, labels, *known, cap) * (share * cotangent)).astype(logits.dtype)
     rows = hidden.reshape(-1, hidden.shape[-1])
     # In this order XLA on a CPU makes a transposed copy of the rows; in the other order, of the
     # larger slopes.
@@ -80,27 +87,33 @@ def _plain_backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
 plain_nats.defvjp(_plain_forward, _plain_backward)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def chunked_nats(
     hidden: Array,
     head: Array,
     targets: Array,
     share: Array | float = 1.0,
     begun: Array | None = None,
+    cap: float | None = None,
 ) -> Array:
     """`plain_nats` without the full logits."""
     parts, labels = _chunks(hidden, targets)
 
     def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
         h, target = part
-        return total + _total(_nats(_logits(h, head), target)[0], target), None
+        return total + _total(_nats(_logits(h, head, cap), target)[0], target), None
 
     total, _ = lax.scan(step, jnp.float32(0.0), (parts, labels))
     return total * share
 
 
 def _chunked_forward(
-    hidden: Array, head: Array, targets: Array, share: Array | float, begun: Array | None
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    share: Array | float,
+    begun: Array | None,
+    cap: float | None,
 ) -> tuple[Array, Any]:
     parts, labels = _chunks(hidden, targets)
     if target.kind() == "cpu" and head.dtype != hidden.dtype:
@@ -112,9 +125,9 @@ def _chunked_forward(
     def step(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[Any, Array]:
         total, head_gradient = carry
         h, target = part  # (R, C), (R,)
-        logits = _logits(h, head)  # (R, V)
+        logits = _logits(h, head, cap)  # (R, V)
         nats, picked = _nats(logits, target)
-        slope = (_slope(logits, target, nats, picked) * share).astype(h.dtype)
+        slope = (_slope(logits, target, nats, picked, cap) * share).astype(h.dtype)
         head_gradient += jnp.matmul(slope.T, h, preferred_element_type=jnp.float32)
         return (total + _total(nats, target), head_gradient), slope @ matrix
 
@@ -126,7 +139,7 @@ def _chunked_forward(
     return total * share, (hidden_gradient, *of_head)
 
 
-def _chunked_backward(kept: Any, cotangent: Array) -> tuple[Any, ...]:
+def _chunked_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any, ...]:
     hidden_gradient, head_gradient, begun = kept
     scaled = (hidden_gradient * cotangent).astype(hidden_gradient.dtype)
     if begun is not None:
@@ -152,12 +165,13 @@ def _total(nats: Array, targets: Array) -> Array:
     return jnp.sum(jnp.where(targets != MASKED, nats, 0.0))
 
 
-def _slope(logits: Array, targets: Array, nats: Array, picked: Array) -> Array:
-    """Gradient of nats with respect to logits (N, V). It uses `nats` and `picked`, so that nothing
+def _slope(logits: Array, targets: Array, nats: Array, picked: Array, cap: float | None) -> Array:
+    """Gradient of nats with respect to logits (N, V) as they were before the cap. It uses `nats` and `picked`, so that nothing
     reads the logits later and XLA can overwrite them."""
     hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == targets[:, None]
     shares = jnp.exp(logits - (nats + picked)[:, None])
-    return jnp.where((targets != MASKED)[:, None], shares - hit, 0.0)
+    slope = jnp.where((targets != MASKED)[:, None], shares - hit, 0.0)
+    return slope if cap is None else slope * (1 - jnp.square(logits / cap))
 
 
 def _padded(matrix: Array) -> Array:
@@ -166,17 +180,22 @@ def _padded(matrix: Array) -> Array:
     return jnp.pad(matrix, ((0, missing), (0, 0))) if missing else matrix
 
 
-def _of_vocabulary(logits: Array, vocabulary: int) -> Array:
-    """Logits (N, V or more) in float32; those of padding get the lowest float32 value."""
-    whole = logits.astype(jnp.float32)
+def _of_vocabulary(logits: Array, vocabulary: int, cap: float | None) -> Array:
+    """Capped logits (N, V or more) in float32; those of padding get the lowest float32 value."""
+    whole = _capped(logits.astype(jnp.float32), cap)
     if logits.shape[-1] == vocabulary:
         return whole
     column = lax.broadcasted_iota(jnp.int32, whole.shape, 1)
     return jnp.where(column < vocabulary, whole, jnp.finfo(jnp.float32).min)
 
 
-def _logits(h: Array, head: Array) -> Array:
-    return jnp.matmul(h, head.astype(h.dtype).T, preferred_element_type=jnp.float32)
+def _logits(h: Array, head: Array, cap: float | None) -> Array:
+    found = jnp.matmul(h, head.astype(h.dtype).T, preferred_element_type=jnp.float32)
+    return _capped(found, cap)
+
+
+def _capped(logits: Array, cap: float | None) -> Array:
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def _chunks(hidden: Array, targets: Array) -> tuple[Array, Array]:

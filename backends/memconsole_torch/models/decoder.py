@@ -1,4 +1,4 @@
-"""The decoder in torch: GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1 and 3) from one
+"""The decoder in torch: GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1, 2 and 3) from one
 `Architecture`.
 
 Worth knowing before reading:
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.models.architecture import Architecture, RopeScaling, parameters
+from memconsole_torch.models.capped_attention import capped_attention
 from memconsole_torch.models.packing import masks, restarted, restarting
 
 Rotation = tuple[Tensor, Tensor]
@@ -79,7 +80,13 @@ class Decoder(nn.Module):
 
     def logits(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Next-token logits (B, T, V) of `tokens` (B, T)."""
-        return F.linear(self(tokens, documents), self.head_weight)
+        return self.scores(self(tokens, documents))
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of final hidden states (..., H)."""
+        found = F.linear(hidden, self.head_weight)
+        cap = self.architecture.logit_cap
+        return found if cap is None else cap * (found / cap).tanh()
 
 
 def through(
@@ -132,7 +139,7 @@ class Attention(nn.Module):
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.head_size = a.head_size
-        self.scale = a.scale
+        self.scale, self.cap = a.scale, a.attention_cap
         self.query = nn.Linear(a.hidden_size, a.query_width, bias=a.biases_projections)
         self.key = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
         self.value = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
@@ -144,8 +151,14 @@ class Attention(nn.Module):
             self.key_norm = Norm(a, a.head_size, of_heads=True)
 
     def forward(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
-        q, k, v = self.project(x, positions)
-        return self.joined(attend(q, k, v, mask, self.scale))
+        return self.joined(self.attended(*self.project(x, positions), mask))
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """What each head (B, A, T, D) reads; see `attend`."""
+        if self.cap is None:
+            return attend(q, k, v, mask, self.scale)
+        found: Tensor = capped_attention(q, k, v, mask, self.scale, self.cap)
+        return found
 
     def project(self, x: Tensor, positions: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries (B, A, T, D) and keys, and values (B, K, T, D), of x (B, T, H)."""

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from memconsole_torch.models.decoder import (
     Decoder,
     Rotation,
-    attend,
     compute_dtype,
     rotation,
     sliding_window_mask,
@@ -88,7 +86,7 @@ class Cached:
             local = decoder.architecture.is_local(index)
             x = self._through(block, index, x, local, mask, count)
         self._read += count
-        return F.linear(decoder.norm(x)[0, count - 1], decoder.head_weight)
+        return decoder.scores(decoder.norm(x)[0, count - 1])
 
     def _through(
         self, block: Any, index: int, x: Tensor, local: bool, mask: Tensor | None, count: int
@@ -108,9 +106,9 @@ class Cached:
             first = max(0, begin + 1 - window) if local and window is not None else 0
             k, v = keys[:, :, first : begin + 1], values[:, :, first : begin + 1]
             everything = q.new_zeros(1, k.shape[2])  # causal attention would align the first keys
-            attended = attend(q, k, v, everything, block.attention.scale)
+            attended = block.attention.attended(q, k, v, everything)
         else:
-            attended = attend(q, k, v, mask if local else None, block.attention.scale)
+            attended = block.attention.attended(q, k, v, mask if local else None)
         return block.feed(x, block.attention.joined(attended))  # type: ignore[no-any-return,unused-ignore]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.models.architecture import Architecture
@@ -29,23 +28,26 @@ class Language:
             )
         self._architecture = architecture
         self.criterion = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
+        self._cap = architecture.logit_cap
 
     def module(self) -> nn.Module:
         return Decoder(self._architecture)
 
     def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
         hidden = _hidden(module, rows)
-        return self.criterion(hidden, module.head_weight, rows["targets"], share=share)
+        head, targets = module.head_weight, rows["targets"]
+        return self.criterion(hidden, head, targets, share=share, cap=self._cap)
 
     def sums(self, module: nn.Module, rows: Rows) -> Tensor:
         """Always computes the head in chunks, so evaluation never needs the full logits."""
         hidden = _hidden(module, rows)
         head: Tensor = module.head_weight  # type: ignore[assignment,unused-ignore]
-        return fused_loss.chunked(hidden, head, rows["targets"]).view(1)
+        return fused_loss.chunked(hidden, head, rows["targets"], cap=self._cap).view(1)
 
     def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
         """Logits (B, T, V)."""
-        return F.linear(_hidden(module, rows), module.head_weight)  # type: ignore[arg-type,unused-ignore]
+        assert isinstance(module, Decoder)
+        return module.scores(_hidden(module, rows))
 
 
 def _hidden(module: nn.Module, rows: Rows) -> Tensor:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
+from memconsole_torch.models import capped_attention
 
 _PRODUCTS = {"mm": 1, "addmm": 2, "linear": 1}
 """Operations of linear layers, and the index of the weight among their arguments."""
@@ -29,7 +30,7 @@ _KEPT_NAMES = (
 )
 KEPT = frozenset(
     getattr(torch.ops.aten, name).default for name in _KEPT_NAMES if hasattr(torch.ops.aten, name)
-)
+) | {capped_attention.OPERATOR}
 """Operations whose outputs checkpointing can keep: linear layers, and attention if it is one
 kernel. Where attention is composed of several operations, as on MPS, its batched products are as
 large as the scores."""

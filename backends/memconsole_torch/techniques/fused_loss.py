@@ -3,7 +3,8 @@ all exist.
 
 All functions take hidden states (..., H), the head's matrix (V, H) and int targets (...). They
 return the summed nats of the unmasked targets times `share`, as an fp32 scalar. `share` is applied
-before anything is rounded to 16 bits, because in fp16 sums over many tokens would overflow. torch's
+before anything is rounded to 16 bits, because in fp16 sums over many tokens would overflow. With a
+`cap`, the logits x are cap · tanh(x / cap) (Gemma 2). torch's
 own `F.linear_cross_entropy` chunks only on request, and sums a bf16 loss in bf16.
 """
 
@@ -22,11 +23,20 @@ CHUNK_TOKENS = 512
 """Tokens whose logits exist at a time."""
 CPU_CACHED = 2**18
 """Logits that one pass over them covers on a CPU: 1 MiB."""
+CAPPED = 2**24
+"""The same on other devices if they are capped. Without a cap, one pass covers all of them."""
 
 
-def whole(hidden: Tensor, weight: Tensor, targets: Tensor, *, share: Share = 1.0) -> Tensor:
+def whole(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    share: Share = 1.0,
+    cap: float | None = None,
+) -> Tensor:
     """Summed nats from the full logits. Differentiable once."""
-    found: Tensor = _Whole.apply(hidden, weight, targets, share)
+    found: Tensor = _Whole.apply(hidden, weight, targets, share, cap)
     return found
 
 
@@ -37,20 +47,23 @@ class _Whole(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, share: Share) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, share: Share, cap: float | None
+    ) -> Tensor:
         rows, head = _operands(hidden, weight)
         ctx.trained = ctx.needs_input_grad[:2]
         ctx.shape, ctx.kinds = hidden.shape, (hidden.dtype, weight.dtype)
         with torch.autocast(rows.device.type, enabled=False):
             scores = F.linear(rows, head).float()  # (N, V)
-            nats = _into_slopes(scores, targets.flatten().long(), share, any(ctx.trained))
+            labels = targets.flatten().long()
+            nats = _into_slopes(scores, labels, share, any(ctx.trained), cap)
             if any(ctx.trained):
                 ctx.save_for_backward(rows if ctx.trained[1] else None, weight)
                 ctx.slopes = scores.to(rows.dtype)
         return nats * share
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         (rows, weight), slopes, by_rows, by_weight = ctx.saved_tensors, ctx.slopes, None, None
         ctx.slopes = None
         if ctx.trained[0]:
@@ -60,7 +73,7 @@ class _Whole(torch.autograd.Function):
             by_weight = (slopes.T @ rows).mul_(scale)
             del slopes
             by_weight = by_weight.to(ctx.kinds[1])
-        return by_rows, by_weight, None, None
+        return by_rows, by_weight, None, None, None
 
 
 def chunked(
@@ -70,12 +83,13 @@ def chunked(
     chunk: int = CHUNK_TOKENS,
     *,
     share: Share = 1.0,
+    cap: float | None = None,
 ) -> Tensor:
     """Summed nats, computed from the logits of `chunk` tokens at a time. Differentiable once."""
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        found: Tensor = _Chunked.apply(hidden, weight, targets, chunk, share)
+        found: Tensor = _Chunked.apply(hidden, weight, targets, chunk, share, cap)
         return found
-    nats, _, _ = _over_chunks(hidden, weight, targets, chunk, 1.0, False, False)
+    nats, _, _ = _over_chunks(hidden, weight, targets, chunk, 1.0, cap, False, False)
     return nats * share
 
 
@@ -87,18 +101,23 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, share: Share
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk: int,
+        share: Share,
+        cap: float | None,
     ) -> Tensor:
-        nats, *ctx.gradients = _over_chunks(
-            hidden, weight, targets, chunk, share, hidden.requires_grad, weight.requires_grad
-        )
+        wanted = hidden.requires_grad, weight.requires_grad
+        nats, *ctx.gradients = _over_chunks(hidden, weight, targets, chunk, share, cap, *wanted)
         return nats * share
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = (None if g is None else g.mul_(scale) for g in ctx.gradients)
         ctx.gradients = None
-        return hidden, weight, None, None, None
+        return hidden, weight, None, None, None, None
 
 
 @torch.no_grad()
@@ -108,6 +127,7 @@ def _over_chunks(
     targets: Tensor,
     chunk: int,
     share: Share,
+    cap: float | None,
     wants_hidden: bool,
     wants_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -124,7 +144,7 @@ def _over_chunks(
             part = slice(start, start + chunk)
             x = rows[part]
             scores = F.linear(x, head).float()  # (n, V), overwritten in place by its gradient
-            nats += _into_slopes(scores, labels[part], share, wanted)
+            nats += _into_slopes(scores, labels[part], share, wanted, cap)
             if not wanted:
                 del scores
                 continue
@@ -151,23 +171,39 @@ def _operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return rows, weight.detach().to(rows.dtype)
 
 
-def _into_slopes(scores: Tensor, targets: Tensor, share: Share, wanted: bool) -> Tensor:
+def _into_slopes(
+    scores: Tensor, targets: Tensor, share: Share, wanted: bool, cap: float | None = None
+) -> Tensor:
     """Summed nats of fp32 logits (N, V) and targets (N,). Overwrites the logits, if `wanted` with
     the gradient of `share` times the nats: softmax - onehot on unmasked rows and 0 on masked ones.
 
     On a CPU a few rows at a time, so that they stay in its cache from one operation to the next.
     """
-    count, vocabulary = scores.shape
-    at_once = max(1, CPU_CACHED // vocabulary) if scores.device.type == "cpu" else count
     nats = torch.zeros((), device=scores.device)
-    for start in range(0, count, at_once):
-        part, labels = scores[start : start + at_once], targets[start : start + at_once]
+    for rows in _passes(*scores.shape, scores.device.type, cap):
+        part, labels = scores[rows], targets[rows]
         counts = (labels != IGNORE)[:, None]  # (n, 1)
         labels = labels.clamp(min=0)[:, None]
+        bend = None
+        if cap is not None:
+            part.div_(cap).tanh_()
+            bend = part.square().neg_().add_(1) if wanted else None  # the derivative of the cap
+            part.mul_(cap)
         picked, most = part.gather(1, labels), part.amax(-1, keepdim=True)
         total = part.sub_(most).exp_().sum(-1, keepdim=True)
         nats += ((total.log() + most - picked) * counts).sum()
         if wanted:
             factor = counts * share
             part.mul_(factor / total).scatter_add_(1, labels, -factor.to(part.dtype))
+        if bend is not None:
+            part.mul_(bend)
+            del bend  # before that of the next rows
     return nats
+
+
+def _passes(count: int, vocabulary: int, kind: str, cap: float | None) -> list[slice]:
+    """The rows of logits (count, vocabulary) that are handled together."""
+    at_once = count
+    if kind == "cpu" or cap is not None:
+        at_once = max(1, (CPU_CACHED if kind == "cpu" else CAPPED) // vocabulary)
+    return [slice(start, start + at_once) for start in range(0, count, max(1, at_once))]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.memory.activations.block_programs import Stored, StoredMoment, StoredProgram, field
-from memconsole.memory.activations.kernels import Kernels, Part
+from memconsole.memory.activations.kernels import CAPPED_QUERIES, Kernels, Part
 from memconsole.plan.models.architecture import Architecture
 from memconsole_torch.tracing.trace_block import Completed, Term, Trace, Tracer, term
 from memconsole_torch.tracing.trace_liveness import Storage
@@ -187,6 +187,7 @@ def _sizes() -> dict[str, NDArray[np.float64]]:
                 "d": size,
                 "w": -(-size // 32) * 32,
                 "r": rng.choice((1, 8, 16, 64)),
+                "q": min(CAPPED_QUERIES, length),
                 "c": min(rng.choice((2**17, 2**22)), hidden * inner),
                 "update": rng.choice((0, 0, 2, 8)),
             }

@@ -22,6 +22,7 @@ from memconsole.memory.activations.kernels import Kernels, Part
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as torch_engine
+from memconsole_torch.models import capped_attention
 from memconsole_torch.models.decoder import rotation
 from memconsole_torch.techniques import optimizers, precision, quantized_base
 from memconsole_torch.tracing import trace_devices
@@ -41,11 +42,12 @@ TOLD = {
     "w": (7, 32),
     "r": (37, 1),
     "c": (4003, 64),
+    "q": (17, 1),
 }
 """Each size's prime and its other factor. B rows, S positions, P positions padded to 16, h hidden, f intermediate, k
 heads of keys, g heads of queries for each of them, d numbers of a head, w the same padded to 32, r rank of the adapters,
-c numbers of a frozen matrix that are decoded at a time."""
-ROWS, LENGTH, HIDDEN, RANK, SLICE = (math.prod(TOLD[name]) for name in "BShrc")
+c numbers of a frozen matrix that are decoded at a time, q queries whose capped scores exist at a time."""
+ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES = (math.prod(TOLD[name]) for name in "BShrcq")
 
 
 class UntoldSizeError(ValueError):
@@ -173,6 +175,7 @@ def _emulating(k: Kernels) -> Iterator[None]:
         stack.enter_context(trace_devices.emulated(k.kind, aligned=k.mask != "padded"))
         stack.enter_context(without_data(Sizes(ROWS, LENGTH)))
         stack.enter_context(patch.object(quantized_base, "CPU_SLICE", SLICE))
+        stack.enter_context(patch.object(capped_attention, "QUERIES", QUERIES))
         if k.frozen and not k.rank:  # no optimizer accepts that nothing is trained
             stack.enter_context(patch.object(optimizers, "create", lambda *_: None))
         yield

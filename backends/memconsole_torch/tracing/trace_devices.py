@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memconsole_torch import jumps
-from memconsole_torch.models import decoder
+from memconsole_torch.models import capped_attention, decoder
 from memconsole_torch.techniques import (
     activation_offload,
     average,
@@ -80,9 +80,13 @@ def device_overrides(kind: str) -> dict[Any, Override]:
 def workspaces(kind: str, rows_bound: bool) -> dict[Any, Workspace]:
     """What kernels of a `kind` of device allocate internally. `rows_bound`: there are at most as many tokens as
     vocabulary entries."""
+    everywhere: dict[Any, Workspace] = {
+        capped_attention.OPERATOR: capped_attention.forward_workspace,
+        capped_attention.BACKWARD_OPERATOR: capped_attention.backward_workspace,
+    }
     if kind not in ("gpu", "rocm"):
-        return {}
-    return {
+        return everywhere
+    return everywhere | {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_workspace,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_workspace,
         aten._foreach_norm.Scalar: _norm_workspace,
@@ -101,7 +105,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change(quantized_adam, "_table", _table)
         change(quantized_adam.Buffers, "update", _first_of_its_size(quantized_adam.Buffers.update))
         change(compressed.Compressed, "_update", _once_a_length(compressed.Compressed._update))
-        change(fused_loss, "CPU_CACHED", 2**62)  # all rows at once
+        change(fused_loss, "_passes", partial(_first_pass, kind, fused_loss._passes))
         change(quantized_base, "_pairs", partial(_table, pairs()))
         change(quantized_base, "_slices", _first_slice)
         change(activation_offload, "store", partial(_Nowhere, kind in ("gpu", "rocm")))
@@ -334,6 +338,17 @@ class _Nowhere:
 
     def clear(self) -> None:
         pass
+
+
+def _first_pass(
+    kind: str, passes: Any, count: int, vocabulary: int, own: str, cap: float | None
+) -> list[slice]:
+    """All rows of logits at once, or if they are capped the first rows. The others allocate the same bytes, one after
+    another."""
+    if cap is None:
+        return [slice(0, count)]
+    found: list[slice] = passes(count, vocabulary, "cpu" if kind == "cpu" else "cuda", cap)
+    return found[:1]
 
 
 def _first_slice(blocks: int, most: int) -> list[slice]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from memconsole.memory.activations.kernels import CAPPED_QUERIES
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.affine import TERMS
 from memconsole.memory.exact.allocator import rounded
@@ -104,6 +105,11 @@ def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
             least, most = model.sliding_window + 1, model.sliding_window + _LARGEST
         else:
             most = min(most, model.sliding_window)
+    if isinstance(model, Architecture) and model.attention_cap is not None:
+        if length > CAPPED_QUERIES:
+            least = max(least, CAPPED_QUERIES + 1)
+        else:
+            most = min(most, CAPPED_QUERIES)
     lengths = _foreign_primes(own, max(least, _SMALLEST), most) or _foreign_primes(own, least, most)
     if not lengths:
         return None

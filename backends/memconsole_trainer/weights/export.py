@@ -26,6 +26,7 @@ CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 """The transformers class of each model type."""
@@ -140,11 +141,9 @@ def config(a: Architecture) -> dict[str, Any]:
         "attention_bias": False,
         "attention_dropout": 0.0,
     }
+    kinds = ["sliding_attention" if a.is_local(i) else "full_attention" for i in range(a.layers)]
     if a.family == "gemma3":
         full = {**_rope(a), "rope_theta": a.rope_theta}
-        kinds = [
-            "sliding_attention" if a.is_local(i) else "full_attention" for i in range(a.layers)
-        ]
         return _described(
             "gemma3_text",
             a,
@@ -166,6 +165,19 @@ def config(a: Architecture) -> dict[str, Any]:
         rope["rope_scaling"] = _rope(a)
     if a.family == "gemma":
         return _described("gemma", a, **shape, **rope, hidden_activation="gelu_pytorch_tanh")
+    if a.family == "gemma2":
+        return _described(
+            "gemma2",
+            a,
+            **shape,
+            **rope,
+            hidden_activation="gelu_pytorch_tanh",
+            query_pre_attn_scalar=round(a.scale**-2),
+            attn_logit_softcapping=a.attention_cap,
+            final_logit_softcapping=a.logit_cap,
+            sliding_window=a.sliding_window,
+            layer_types=kinds,
+        )
     kind, window = "llama", dict[str, Any]()
     if a.query_key_norm:
         kind = "qwen3"

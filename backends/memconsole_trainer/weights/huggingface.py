@@ -77,7 +77,7 @@ _LLAMA_LAYER = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-_GEMMA3_LAYER = _LLAMA_LAYER | {
+_POST_NORMED_LAYER = _LLAMA_LAYER | {
     "attention_post_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
@@ -114,7 +114,7 @@ def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace |
         )
     if architecture.family == "phi3" and inner in _PHI3_JOINED:
         return _joined(parameter.layer, inner, kind, architecture)
-    table = _GEMMA3_LAYER if architecture.post_norms else _LLAMA_LAYER
+    table = _POST_NORMED_LAYER if architecture.post_norms else _LLAMA_LAYER
     return ParameterPlace(f"model.layers.{parameter.layer}.{table[inner]}.{kind}")
 
 

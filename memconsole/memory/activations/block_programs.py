@@ -34,17 +34,21 @@ DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
 
 
 class Size(NamedTuple):
-    """Bytes: `constant + token * tokens + score * tokens * length + square * length²`."""
+    """Bytes: `constant + token * tokens + score * tokens * length + square * length² + row * rows`."""
 
     constant: int = 0
     token: int = 0
     score: int = 0
     square: int = 0
+    row: int = 0
 
     def bytes(self, tokens: int, scores: int) -> int:
         """`scores`: tokens times length."""
         found = self.constant + self.token * tokens + self.score * scores
-        return found + self.square * (scores // tokens) ** 2 if self.square else found
+        if self.square or self.row:
+            length = scores // tokens
+            found += self.square * length**2 + self.row * (tokens // length)
+        return found
 
 
 class Live(NamedTuple):
@@ -163,7 +167,7 @@ def _program(a: Architecture, k: Kernels, part: Part) -> Program:
     found = stored(structure(a))
     if found is None:
         return _general_program(a, k)
-    program, values = found.programs[program_name(part, k)], _values(a, k.rank, k.kind)
+    program, values = found.programs[program_name(part, k)], _values(a, k.rank, k.kind, k.queries)
 
     def moment(index: int) -> Live:
         return _live(found.moments[index], values, k)
@@ -184,13 +188,13 @@ def _evaluated(a: Architecture, k: Kernels, part: Part) -> tuple[Live, ...]:
     found = stored(structure(a))
     if found is None:
         return _general_program(a, k).forward
-    values = _values(a, k.rank, k.kind)
+    values = _values(a, k.rank, k.kind, k.queries)
     moments = found.programs[program_name(part, k)].forward
     return tuple(_live(found.moments[index], values, k) for index in moments)
 
 
 @lru_cache(maxsize=1024)
-def _values(a: Architecture, rank: int, kind: str) -> tuple[tuple[int, int], ...]:
+def _values(a: Architecture, rank: int, kind: str, queries: int) -> tuple[tuple[int, int], ...]:
     """For each product of sizes, the field of `Size` that it belongs to and its value, without batch and length."""
     found = stored(structure(a))
     assert found is not None
@@ -203,6 +207,7 @@ def _values(a: Architecture, rank: int, kind: str) -> tuple[tuple[int, int], ...
         "d": a.head_size,
         "w": -(-a.head_size // 32) * 32,
         "r": rank,
+        "q": queries,
         "c": min(DECODED_CPU if kind == "cpu" else DECODED_DEVICE, h * max(f, a.query_width)),
     }
     result = []
@@ -217,11 +222,11 @@ def _values(a: Architecture, rank: int, kind: str) -> tuple[tuple[int, int], ...
 def field(product: str) -> int:
     """The field of `Size` that a product of sizes belongs to. Raises `ValueError` if there is none."""
     rows, positions = product.count("B"), product.count("S") + product.count("P")
-    return ((0, 0), (1, 1), (1, 2), (0, 2)).index((rows, positions))
+    return ((0, 0), (1, 1), (1, 2), (0, 2), (1, 0)).index((rows, positions))
 
 
 def _live(moment: StoredMoment, values: tuple[tuple[int, int], ...], k: Kernels) -> Live:
-    activations, workspace = [0, 0, 0, 0], [0, 0, 0, 0]
+    activations, workspace = [0] * len(Size._fields), [0] * len(Size._fields)
     for terms, into in (moment.activations, activations), (moment.workspace, workspace):
         for index, factor in terms:
             at, value = values[index]
@@ -236,8 +241,8 @@ def _live(moment: StoredMoment, values: tuple[tuple[int, int], ...], k: Kernels)
 
 def live(activations: Size, workspace: Size, gradients: int, copies: int) -> Live:
     """The moment with these bytes."""
-    constant, token, score, square = map(sum, zip(activations, workspace, strict=True))
-    total = Size(constant + gradients + copies, token, score, square)
+    constant, *others = map(sum, zip(activations, workspace, strict=True))
+    total = Size(constant + gradients + copies, *others)
     return Live(activations, workspace, gradients, copies, total)
 
 

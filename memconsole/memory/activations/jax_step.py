@@ -164,8 +164,10 @@ def library_bytes(step: StepSizes) -> int:
 def score_bytes(step: StepSizes, rows: int) -> int:
     """Bytes of the fp32 attention scores of one chunk of queries over `rows` rows; 0 if cuDNN's fused attention runs."""
     a, length = step.architecture, step.sequence
-    masked = a.windowed(length) or step.plan.data.isolate_documents
-    fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not masked
+    written_out = (
+        a.windowed(length) or step.plan.data.isolate_documents or a.attention_cap is not None
+    )
+    fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not written_out
     if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
         return 0
     row = 4 * rows * a.heads * length

@@ -17,6 +17,10 @@ Mask = Literal["", "window", "documents", "padded"]
 copied by CUDA's kernel into padded rows."""
 
 
+CAPPED_QUERIES = 128
+"""`memconsole_torch.models.capped_attention.QUERIES`."""
+
+
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """The settings, apart from sizes, that decide which operations a block runs."""
 
@@ -41,6 +45,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the optimizer's state is copied from host memory for each update."""
     compressed: bool = False
     """Whether the optimizer's moments are stored in bf16."""
+    queries: int = 0
+    """Queries whose scores exist at a time, if scores are capped."""
     first: bool = False
     """Whether this is the first block of a frozen base: its input needs no gradient."""
 
@@ -84,6 +90,7 @@ def structure(a: Architecture) -> str:
         "qknorm": a.query_key_norm,
         "postnorms": a.post_norms,
         "offset": a.norm_unit_offset,
+        "capped": a.attention_cap is not None,
         "grouped": a.heads > a.kv_heads,
     }
     return "-".join((a.norm, a.positions, *(word for word, here in words.items() if here)))

@@ -7,7 +7,12 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.memory.activations.block_programs import Live, block_program, evaluated_block
-from memconsole.memory.activations.kernels import Kernels, Mask, kernels_of_choice
+from memconsole.memory.activations.kernels import (
+    CAPPED_QUERIES,
+    Kernels,
+    Mask,
+    kernels_of_choice,
+)
 from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
 from memconsole.memory.activations.torch_masks import mask_of
 from memconsole.memory.state.step_sizes import StepSizes
@@ -62,12 +67,13 @@ def starts_frozen(step: StepSizes) -> bool:
 
 def kernels_of(step: StepSizes) -> Kernels:
     """The kernel settings of a plan's blocks, without a mask."""
-    o = step.plan.optimize
+    o, capped = step.plan.optimize, step.architecture.attention_cap is not None
     return msgspec.structs.replace(
         kernels_of_choice(o, o.gradient_checkpointing, step.kind, frozen=step.frozen_blocks),
         stepping=o.optimizer if o.optimizer_in_backward else "",
         visiting=o.optimizer_in_backward and step.state.host > 0,
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
+        queries=min(CAPPED_QUERIES, step.sequence) if capped else 0,
     )
 
 

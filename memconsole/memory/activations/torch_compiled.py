@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from memconsole.memory.activations.block_programs import Live, Program, Size, block_program, live
+from memconsole.memory.activations.block_programs import (
+    Live,
+    Program,
+    Size,
+    block_program,
+    evaluated_block,
+    live,
+)
 from memconsole.memory.activations.kernels import Kernels, updating_bytes
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan.models.architecture import Architecture
@@ -22,7 +29,10 @@ _NOTHING = Size()
 
 @lru_cache(maxsize=2048)
 def compiled_block(a: Architecture, kernels: Kernels) -> Program:
-    """One decoder block."""
+    """One decoder block. One with capped attention counts as not compiled: its attention is one operator either way,
+    and holds the most."""
+    if a.attention_cap is not None:
+        return block_program(a, kernels)
     uncompiled, mode = block_program(a, kernels), kernels.checkpointing
     kept = uncompiled.kept
     if mode == "none":
@@ -40,6 +50,8 @@ def compiled_block(a: Architecture, kernels: Kernels) -> Program:
 @lru_cache(maxsize=2048)
 def compiled_evaluation(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
     """The peak moment of a block that needs no gradient."""
+    if a.attention_cap is not None:
+        return evaluated_block(a, kernels)
     stream = Size(token=FP32 * a.hidden_size)
     return (_held(_more(stream, _inner(a, kernels)), copies=_cast(a, kernels)),)
 

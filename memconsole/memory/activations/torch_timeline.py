@@ -24,6 +24,8 @@ from memconsole.memory.state.step_sizes import Moment, StepSizes
 
 CHUNK_TOKENS = 512
 """`memconsole_torch.techniques.fused_loss.CHUNK_TOKENS`."""
+CPU_CAPPED, CAPPED = 2**18, 2**24
+"""`memconsole_torch.techniques.fused_loss.CPU_CACHED` and `CAPPED`."""
 EMBEDDING_ROWS = 10
 """Rows that one thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
 
@@ -114,9 +116,8 @@ class Timeline:
         step, c = self.step, self.step.compute
         n, standing = self.tokens * step.architecture.vocab_size, step.standing
         live = self._before_head + self.hidden
-        yield self._at(
-            "loss", standing, live, self.copies + self.head_cast, _logits(c, n) + self.labels
-        )
+        logits = max(_logits(c, n), 4 * n + self._bend(n))
+        yield self._at("loss", standing, live, self.copies + self.head_cast, logits + self.labels)
         if not step.flow.head:
             live -= self.hidden  # a frozen head does not keep its input
         copies = self.kept_copies + self.head_cast
@@ -138,7 +139,7 @@ class Timeline:
         trained = self.head_gradient > 0
         share = 2 * step.head if trained and c == 2 else 0  # a chunk's share of the head's gradient
         made = c * n + max(c * a.hidden_size * rows, share)
-        chunk = max(_logits(c, n), made)
+        chunk = max(_logits(c, n), 4 * n + self._bend(n), made)
         yield self._at(
             "loss",
             step.standing + (4 * step.head if trained else 0),
@@ -149,6 +150,14 @@ class Timeline:
         if trained and step.gradient == 2:  # the fp32 sum is cast to the weight's type
             live = self._before_head + self.hidden
             yield self._at("backward", step.standing, live, self.kept_copies, 0, 6 * step.head)
+
+    def _bend(self, count: int) -> int:
+        """Bytes of the derivative of capped logits, of as many as one pass covers."""
+        a = self.step.architecture
+        if a.logit_cap is None:
+            return 0
+        most = CPU_CAPPED if self.step.kind == "cpu" else CAPPED
+        return 4 * min(count, max(1, most // a.vocab_size) * a.vocab_size)
 
     def _backward(self) -> Iterator[Moment]:
         step = self.step

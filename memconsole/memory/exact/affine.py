@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
+from memconsole.memory.activations.kernels import CAPPED_QUERIES
 from memconsole.memory.activations.torch_masks import MASK_ALIGNMENT
 from memconsole.memory.activations.torch_timeline import CHUNK_TOKENS
 from memconsole.memory.exact.timeline import Exact, ExactPhase, Moment, Timeline
@@ -157,6 +158,8 @@ def _regime(model: Model, kind: str, batch: int, length: int, isolated: bool) ->
     tokens, cut = batch * length, a.windowed(length)
     parts = [f"rows={'one' if batch == 1 else 'many'}", f"chunks={chunks(tokens)}"]
     parts.append(f"windowed={cut}")
+    if a.attention_cap is not None:
+        parts.append(f"queries={'part' if length > CAPPED_QUERIES else 'all'}")
     if kind in ("gpu", "rocm"):
         parts.append(f"embedding={'rows' if tokens <= a.vocab_size else 'vocabulary'}")
         if cut or isolated:

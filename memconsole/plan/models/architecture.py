@@ -1,6 +1,6 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
-One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3 and SmolLM2), Phi-3 and Gemma (1 and 3). `parameters()`
+One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3 and SmolLM2), Phi-3 and Gemma (1, 2 and 3). `parameters()`
 lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
@@ -16,7 +16,7 @@ import msgspec
 
 from memconsole.plan.models.model import Parameter
 
-Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma3"]
+Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "silu"]
 Positions = Literal["learned", "rope"]
@@ -68,13 +68,17 @@ class Architecture(
     query_key_norm: bool = False
     """RMS norm over head_size on queries and keys before rotation (Qwen3, Gemma 3)."""
     post_norms: bool = False
-    """A second norm after attention and after the MLP, before each residual sum (Gemma 3)."""
+    """A second norm after attention and after the MLP, before each residual sum (Gemma 2 and 3)."""
     attention_scale: float | None = None
     """Multiplies q·k; None means head_size ** -0.5."""
+    attention_cap: float | None = None
+    """Scores of attention x become cap · tanh(x / cap) (Gemma 2)."""
+    logit_cap: float | None = None
+    """The same for the logits."""
     sliding_window: int | None = None
     """Keys visible to a local layer, the current position included."""
     global_every: int = 1
-    """Every n-th layer attends globally, the others locally (Gemma 3: 6). 1: all global; more than there are
+    """Every n-th layer attends globally, the others locally (Gemma 2: 2, Gemma 3: 6). 1: all global; more than there are
     layers: all local (Mistral)."""
     auxiliary_rows: int = 0
     """Rows of a side-information embedding (gearhead's error codes), unused on plain text."""

@@ -28,6 +28,10 @@ class Config:
     def missing(self, key: str) -> bool:
         return self._values.get(key) is None
 
+    def says_none(self, key: str) -> bool:
+        """Whether the key is there and null, which for a few keys is not the default."""
+        return key in self._values and self._values[key] is None
+
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number of at least one."""
         value = self._values.get(key)

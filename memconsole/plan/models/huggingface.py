@@ -45,6 +45,8 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False, None),
 }
 """Keys that change the computation, with the only values the decoder implements."""
+_IMPLEMENTED = {"gemma2": ("final_logit_softcapping", "attn_logit_softcapping")}
+"""Of these keys, those whose other values are implemented for a model type."""
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
 
@@ -63,7 +65,7 @@ def architecture_from_config(config: Mapping[str, Any], where: str) -> Architect
         )
     for key, allowed in _PLAIN.items():
         value = config.get(key)
-        if value not in allowed:
+        if value not in allowed and key not in _IMPLEMENTED.get(model_type, ()):
             raise refusal(where, key, value, f"{allowed[0]}: anything else is not supported")
     made = make(read)
     if made.heads % made.kv_heads:
@@ -186,7 +188,7 @@ def _rotary(
     tied_embeddings: bool = False,
     **rest: Any,
 ) -> Architecture:
-    """What Llama, Qwen3 and both Gemmas have in common; the named arguments are class defaults."""
+    """What Llama, Qwen3 and all Gemmas have in common; the named arguments are class defaults."""
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
     if c.missing("head_dim") and head_size is None:
         head_size = c.quotient("hidden_size", hidden, heads)
@@ -269,13 +271,44 @@ def _gemma(c: Config) -> Architecture:
     )
 
 
+def _gemma2(c: Config) -> Architecture:
+    c.only("hidden_activation", _TANH_GELU[1], _TANH_GELU)
+    theta, scaling = _rope(c, "full_attention", 10_000.0)
+    if scaling is not None:
+        raise refusal(c.where, "rope_scaling", scaling.kind, "none beside a sliding window")
+    window, every = _window(c, 2)
+    return _rotary(
+        c,
+        family="gemma2",
+        activation="gelu_tanh",
+        norm_unit_offset=True,
+        scale_embeddings=True,
+        post_norms=True,
+        attention_scale=c.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_cap=_cap(c, "attn_logit_softcapping", 50.0),
+        logit_cap=_cap(c, "final_logit_softcapping", 30.0),
+        rope_theta=theta,
+        rope_local_theta=theta,
+        sliding_window=window,
+        global_every=every,
+        head_size=256,
+        max_positions=8192,
+        tied_embeddings=True,
+    )
+
+
+def _cap(c: Config, key: str, default: float) -> float | None:
+    """A cap of scores or logits; null is none."""
+    return None if c.says_none(key) else c.number(key, default)
+
+
 def _gemma3(c: Config) -> Architecture:
     c.only("hidden_activation", _TANH_GELU[1], _TANH_GELU)
     theta, scaling = _rope(c, "full_attention", 1_000_000.0)
     local_theta, local_scaling = _rope(c, "sliding_attention", 10_000.0)
     if local_scaling is not None:
         raise refusal(c.where, "rope_parameters", local_scaling.kind, "no scaling of local layers")
-    window, every = _window(c)
+    window, every = _window(c, 6)
     return _rotary(
         c,
         family="gemma3",
@@ -296,9 +329,9 @@ def _gemma3(c: Config) -> Architecture:
     )
 
 
-def _window(c: Config) -> tuple[int | None, int]:
-    """(sliding_window, global_every) of Gemma 3; (None, 1) if every layer is global."""
-    every = c.size("sliding_window_pattern", c.size("_sliding_window_pattern", 6))
+def _window(c: Config, usual: int) -> tuple[int | None, int]:
+    """(sliding_window, global_every) of Gemma 2 and 3; (None, 1) if every layer is global."""
+    every = c.size("sliding_window_pattern", c.size("_sliding_window_pattern", usual))
     layers = c.size("num_hidden_layers")
     kinds = c.layer_types()
     if kinds:
@@ -357,5 +390,6 @@ _FAMILIES = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma": _gemma,
+    "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }

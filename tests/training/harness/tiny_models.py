@@ -80,6 +80,19 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="gelu_tanh",
         scale_embeddings=True,
     ),
+    "gemma2": Architecture(
+        family="gemma2",
+        **SIZES,
+        norm_unit_offset=True,
+        activation="gelu_tanh",
+        scale_embeddings=True,
+        post_norms=True,
+        attention_scale=20**-0.5,
+        attention_cap=2.0,
+        logit_cap=5.0,
+        sliding_window=5,
+        global_every=2,
+    ),
     "gemma3": Architecture(
         family="gemma3",
         **SIZES,
@@ -136,6 +149,15 @@ def oracle(kind: str) -> Any:
             t.Phi3Config(**h, sliding_window=7, bos_token_id=1, eos_token_id=2, rms_norm_eps=1e-6)
         ),
         "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**h)),
+        "gemma2": lambda: t.Gemma2ForCausalLM(
+            t.Gemma2Config(
+                **h,
+                query_pre_attn_scalar=20,
+                attn_logit_softcapping=2.0,
+                final_logit_softcapping=5.0,
+                sliding_window=5,
+            )
+        ),
         "gemma3": lambda: t.Gemma3ForCausalLM(
             t.Gemma3TextConfig(
                 **h,

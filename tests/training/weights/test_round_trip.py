@@ -146,7 +146,8 @@ def compared(
 
 def source(kind: str, folder: Path, dtype: str) -> Architecture:
     """A directory as transformers writes it: random weights of a family, and its kind of tokenizer."""
-    pieces = {"llama": "bpe", "gemma": "gemma", "gemma3": "gemma", "mistral": "bpe"}.get(kind)
+    families = {"llama": "bpe", "mistral": "bpe", "gemma": "gemma", "gemma2": "gemma", "gemma3": "gemma"}  # fmt: skip
+    pieces = families.get(kind)
     architecture = msgspec.structs.replace(
         tiny_models.ARCHITECTURES[kind], vocab_size=448, initializer_range=0.05
     )
@@ -244,7 +245,7 @@ def test_a_fine_tuned_directory_of_every_family_answers_the_same_in_transformers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "gemma3"])
 def test_adapters_answer_the_same_through_peft_and_merged(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

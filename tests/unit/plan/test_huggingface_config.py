@@ -37,6 +37,7 @@ def test_every_published_catalog_model_has_its_file_here() -> None:
 
 LLAMA = PUBLISHED["llama-3.2-1b"]
 GEMMA3 = PUBLISHED["gemma-3-1b"]
+GEMMA2 = PUBLISHED["gemma-2b"] | {"model_type": "gemma2", "sliding_window": 4096}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,9 @@ GEMMA3 = PUBLISHED["gemma-3-1b"]
         (LLAMA, {"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
         (PUBLISHED["qwen3-0.6b"], {"use_sliding_window": True}, "use_sliding_window"),
         (PUBLISHED["gemma-2b"], {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-        (PUBLISHED["gemma-2b"], {"model_type": "gemma2"}, "gemma2"),
+        (PUBLISHED["gemma-2b"], {"model_type": "gemma4"}, "gemma4"),
+        (GEMMA2, {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
+        (GEMMA2, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
         (GEMMA3, {"layer_types": ["full_attention", *["sliding_attention"] * 25]}, "layer_types"),
         (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types"),
         (GEMMA3, {"model_type": "gemma3"}, "gemma3"),
