@@ -71,9 +71,9 @@ def _plain_forward(
 
 def _plain_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any, ...]:
     """The full logits were kept; their gradient overwrites them."""
-    hidden, head, labels, logits, known, share, begun = kept
+    hidden, head, labels, logits, (nats, picked), share, begun = kept
     whole = _of_vocabulary(logits, head.shape[0], cap)
-    slope = (_slope(whole, labels, *known, cap) * (share * cotangent)).astype(logits.dtype)
+    slope = (_slope(whole, labels, nats, picked, cap) * (share * cotangent)).astype(logits.dtype)
     rows = hidden.reshape(-1, hidden.shape[-1])
     # In this order XLA on a CPU makes a transposed copy of the rows; in the other order, of the
     # larger slopes.

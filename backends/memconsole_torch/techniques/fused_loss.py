@@ -180,7 +180,8 @@ def _into_slopes(
     On a CPU a few rows at a time, so that they stay in its cache from one operation to the next.
     """
     nats = torch.zeros((), device=scores.device)
-    for rows in _passes(*scores.shape, scores.device.type, cap):
+    count, vocabulary = scores.shape
+    for rows in _passes(count, vocabulary, scores.device.type, cap):
         part, labels = scores[rows], targets[rows]
         counts = (labels != IGNORE)[:, None]  # (n, 1)
         labels = labels.clamp(min=0)[:, None]
