@@ -12,8 +12,10 @@ from memconsole.plan.differences import differing
 from memconsole.plan.hybrid import PHASES
 from memconsole.plan.tasks import TASKS
 from memconsole.runs.read.figures import figures
+from memconsole.runs.read.follow import status
 from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.report import Report, report
+from memconsole.runs.read.words import ended_words
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.units import format_bytes
 
@@ -30,7 +32,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
         return
     rows = [["", *(made.run for made in reports)], *_settings(found)]
     for label, values in (
-        ("ended", [made.verdict.reason if made.verdict else "training" for made in reports]),
+        ("state", [ended_words(status(run)) for run in found]),
         ("steps", [str(made.steps[-1].step) if made.steps else "0" for made in reports]),
         ("final training loss", [_told(made, "final_train_loss") for made in reports]),
         ("best validation loss", [_told(made, "best_validation_loss") for made in reports]),
@@ -73,7 +75,7 @@ def _loss(value: float | None) -> str:
 
 
 def _speeds(reports: list[Report]) -> tuple[str, list[str]]:
-    """The median speeds. The label names the unit if all runs count the same, else each speed does."""
+    """The average speeds. The label names the unit if all runs count the same, else each speed does."""
     units = [f"{TASKS[made.task].units}/s" for made in reports]
     one = len(set(units)) == 1
     found = [_speed(made) for made in reports]
@@ -85,8 +87,8 @@ def _speeds(reports: list[Report]) -> tuple[str, list[str]]:
 
 
 def _speed(made: Report) -> str:
-    speeds = sorted(step.tokens_per_second for step in made.steps)
-    return f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "n/a"
+    speed = made.average_units_per_second
+    return "n/a" if speed is None else f"{speed:,.0f}"
 
 
 def _hybrid(reports: list[Report]) -> list[tuple[str, list[str]]]:

@@ -10,6 +10,7 @@ from memconsole.runs.read.figures import figures
 from memconsole.runs.read.jumps import counts_word, jump_words
 from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.words import ended_words
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration
 
@@ -142,8 +143,7 @@ def summary(run: RunSnapshot) -> str:
             rows.append((title, f"{found.value:.4f}"))
     if ended is not None and ended.early:
         rows.append(("Ended", ended.early))
-    minutes = ended.total_minutes if ended else run.elapsed_seconds / 60
-    time = f"{minutes:.2f} minutes ({minutes / 60:.2f} hours)"
+    time = f"{run.minutes:.2f} minutes ({run.minutes / 60:.2f} hours)"
     rows.append(("Total training time", marked(time, "total_minutes", run.uncertain)))
     if run.epochs:
         average = sum(e.minutes for e in run.epochs) / len(run.epochs)
@@ -152,6 +152,9 @@ def summary(run: RunSnapshot) -> str:
         )
         rows.append(("Total epochs", marked(str(len(run.epochs)), "epochs", run.uncertain)))
     rows.append(("Steps", f"{facts.step:,}"))
+    if run.units_per_second is not None:
+        units = task_of(run.plan).units
+        rows.append((f"{units[0].upper()}{units[1:]} per second", f"{run.units_per_second:,.0f}"))
     if facts.jump is not None:
         rows.append(("Jumps", jump_words(facts.jump)))
     if facts.peak_bytes is not None:
@@ -174,8 +177,8 @@ def summary(run: RunSnapshot) -> str:
 def _headline(run: RunSnapshot) -> str:
     if run.state == "finished":
         return "TRAINING COMPLETE"
-    words = run.verdict.reason.replace("_", " ") if run.verdict else run.state
-    return f"TRAINING {run.state.upper()}" + (f": {words}" if words != run.state else "")
+    word, _, reason = ended_words(run).partition(": ")
+    return f"TRAINING {word.upper()}" + (f": {reason}" if reason else "")
 
 
 def _loss(value: float | None) -> str:

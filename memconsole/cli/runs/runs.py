@@ -8,40 +8,68 @@ import time
 import click
 import msgspec
 
+from memconsole.cli.runs.keeping import delete, note, rename, tag
 from memconsole.cli.tables import columns
 from memconsole.runs.read.follow import RunStatus, status
 from memconsole.runs.read.missing import MARK, missing_words
+from memconsole.runs.read.words import state_word
 from memconsole.runs.record.directory import list_runs
 from memconsole.runs.record.states import LIVE
-from memconsole.units import format_duration
+from memconsole.units import format_bytes, format_duration
+
+HEADS = (
+    *("run", "name", "state", "model", "backend", "step", "loss"),
+    *("validation", "peak", "duration", "age", "tags"),
+)
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 @click.option("--live", is_flag=True, help="Only runs that are training.")
-def command(as_json: bool, live: bool) -> None:
-    """List runs, live first, then newest first."""
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs that have this tag.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]) -> None:
+    """List runs, live first, then newest first; or rename, tag, note or delete one.
+
+    `validation` is the best figure so far, `peak` the highest measured memory, `duration` the time of
+    all attempts.
+    """
+    if ctx.invoked_subcommand is not None:
+        if as_json or live or tags:
+            ctx.fail(f"--json, --live and --tag are for the list, not for {ctx.invoked_subcommand}")
+        return
     found = [status(run) for run in list_runs()]
+    found = [run for run in found if set(tags) <= set(run.tags)]
     if live:
         found = [run for run in found if run.state in LIVE]
     found.sort(key=lambda run: (run.state not in LIVE, -run.created_wall))
     if as_json:
-        click.echo(json_module.dumps(msgspec.to_builtins(found), indent=2))
+        click.echo(json_module.dumps([_document(run) for run in found], indent=2))
         return
     if not found:
-        click.echo("no runs yet: memconsole train starts one")
+        click.echo("no such run" if tags else "no runs yet: memconsole train starts one")
         return
-    rows = [["run", "name", "state", "model", "backend", "step", "loss", "age"]]
-    rows += [_row(run) for run in found]
-    click.echo("\n".join(columns(rows, left=(0, 1, 2, 3, 4))))
+    rows = [_row(run) for run in found]
+    shown = [n for n, head in enumerate(HEADS) if head != "tags" or any(run.tags for run in found)]
+    table = [[row[n] for n in shown] for row in (list(HEADS), *rows)]
+    click.echo("\n".join(columns(table, left=(0, 1, 2, 3, 4, HEADS.index("tags")))))
     for run in found:
         if run.unsaved:
             click.echo(f"\n{run.id} {run.unsaved}")
+    _echo_list("notes", [(run.id, " ".join(run.note.split())) for run in found if run.note])
     _echo_list("damaged", [(run.id, run.damaged) for run in found if run.damaged])
     missing = [(run.id, missing_words(n)) for run in found if (n := run.missing_records)]
     _echo_list("damaged records", missing)
     refused = [(run.id, run.refused) for run in found if run.refused]
     _echo_list("refused before anything was trained", refused)
+
+
+for one in (rename, tag, note, delete):
+    command.add_command(one)
+
+
+def _document(run: RunStatus) -> dict[str, object]:
+    return {**msgspec.to_builtins(run), "word": state_word(run)}
 
 
 def _echo_list(heading: str, lines: list[tuple[str, str]]) -> None:
@@ -56,19 +84,22 @@ def _row(run: RunStatus) -> list[str]:
     return [
         run.id,
         run.name,
-        "refused" if run.refused else _state(run),
+        state_word(run),
         run.model,
         run.backend,
         f"{run.step:,}{total}",
-        ("-" if run.loss is None else f"{run.loss:.4f}") + (MARK if run.missing_records else ""),
+        _figure(run.loss, run),
+        _figure(run.best, run),
+        "-" if run.peak_bytes is None else format_bytes(run.peak_bytes) + _mark(run),
+        format_duration(60 * run.minutes),
         format_duration(max(0.0, time.time() - run.created_wall)),
+        ",".join(run.tags),
     ]
 
 
-def _state(run: RunStatus) -> str:
-    if run.unsaved:
-        return "cannot save"
-    if run.damaged and run.state not in LIVE:
-        return "damaged"
-    waits = run.state in ("running", "unsupervised") and run.phase == "paused"
-    return "paused" if waits else run.state
+def _figure(value: float | None, run: RunStatus) -> str:
+    return ("-" if value is None else f"{value:.4f}") + _mark(run)
+
+
+def _mark(run: RunStatus) -> str:
+    return MARK if run.missing_records else ""

@@ -9,6 +9,7 @@ import click
 from memconsole.runs.act.control import request_kill, request_stop
 from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import status
+from memconsole.runs.read.words import state_word
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.identity import user_name
 from memconsole.runs.record.states import LIVE
@@ -27,7 +28,7 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
     found = find_run(run)
     before = status(found)
     if before.state not in LIVE:
-        click.echo(f"{found.id} is not running: {before.state}")
+        click.echo(f"{found.id} is not running: {state_word(before)}")
         return
     verb = "Kill" if kill else "Stop"
     if not yes:
@@ -42,7 +43,7 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
         now = status(found)
         if now.state not in LIVE:
             resumable = f"; memconsole resume {found.id}" if now.state != "finished" else ""
-            click.echo(f"{found.id}: {now.state} at step {now.step:,}{resumable}")
+            click.echo(f"{found.id}: {state_word(now)} at step {now.step:,}{resumable}")
             return
         if now.unsaved and not told:
             told = True

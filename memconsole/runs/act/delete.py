@@ -6,18 +6,42 @@ import contextlib
 import os
 import shutil
 
+from memconsole.plan.origin import checkpoint_of
+from memconsole.plan.plan import PlanError
 from memconsole.runs.act.family import wake
-from memconsole.runs.read.liveness import settled
+from memconsole.runs.read.liveness import liveness, settled
 from memconsole.runs.record import locks
-from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 
 
-def delete_run(run: RunDirectory) -> None:
-    """Remove a run's files. Raises `RunError` while any of its processes is alive."""
+def begun_from(run: RunDirectory) -> list[RunDirectory]:
+    """The runs that started from a checkpoint of this one. They read it again when they are resumed,
+    and adapters also when they are sampled or exported."""
+    return [other for other in list_runs() if other != run and _begun_from(other, run)]
+
+
+def _begun_from(other: RunDirectory, run: RunDirectory) -> bool:
+    try:
+        checkpoint = checkpoint_of(other.read_plan())
+    except PlanError:
+        return False
+    return checkpoint is not None and run.path.resolve() in checkpoint.resolve().parents
+
+
+def check_deletable(run: RunDirectory) -> None:
+    """Raise `RunError` while a process of the run is alive, or of one that started from it."""
     wake(run)
     now = settled(run)
     if now.live or now.gang_held:
         raise RunError(f"run {run.id} is {now.state}; stop it first")
+    for other in begun_from(run):
+        if liveness(other).live:
+            raise RunError(f"run {run.id}: run {other.id} started from its weights and is training")
+
+
+def delete_run(run: RunDirectory) -> None:
+    """Remove a run's files. Raises what `check_deletable` raises."""
+    check_deletable(run)
     try:
         lock = locks.take(run.supervisor_lock)
     except locks.LockHeld as error:

@@ -24,6 +24,10 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     tokens: int = 0
     tokens_per_second: float | None = None
     step_seconds: float | None = None
+    trained_units: float = 0.0
+    """Tokens, or what the task counts, of the steps of all attempts, but for those that compiled."""
+    trained_seconds: float = 0.0
+    """What these steps took, without evaluating and saving."""
     learning_rate: float | None = None
     gradient_norm: float | None = None
     loss: float | None = None
@@ -40,6 +44,11 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     sample: events.Sample | None = None
     error: events.Error | None = None
     ended: events.Ended | None = None
+
+    @property
+    def average_units_per_second(self) -> float | None:
+        """The speed of all steps together; None before the second record of steps."""
+        return self.trained_units / self.trained_seconds if self.trained_seconds > 0 else None
 
 
 class RunFacts(FactsSoFar, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec allows it

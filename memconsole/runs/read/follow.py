@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from memconsole.plan.origin import checkpoint_of
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.tasks import task_of
 from memconsole.runs.read.facts import facts_of
 from memconsole.runs.read.ladder import rungs
 from memconsole.runs.read.liveness import Liveness, liveness, refusal
@@ -26,10 +28,12 @@ from memconsole.runs.read.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.symptoms import symptoms_of
 from memconsole.runs.read.unsaved import unsaved_words
+from memconsole.runs.read.words import total_minutes, units_per_second
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.identity import boot_seconds
+from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.requests import pause_asked, stop_requests
 from memconsole.runs.record.states import WAIT_DISK, State, Verdict
 from memconsole.sanitize import clean, clean_line
@@ -61,20 +65,42 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: State
     phase: str
+    ended_by: str = ""
+    """The reason of the verdict; empty while the run lives."""
     step: int
     total_steps: int | None
     loss: float | None
     backend: str
     model: str
     created_wall: float
+    minutes: float = 0.0
+    """Of all attempts."""
+    units_per_second: float | None = None
+    """The speed: of the newest steps while the run lives, and then of all its steps."""
+    unit: str = "token"
+    """What the speed counts."""
+    best: float | None = None
+    """The best validation figure so far."""
+    peak_bytes: int | None = None
+    """The measured peak of live tensor bytes."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
     unsaved: str = ""
     """What it cannot save and keeps in memory, because its disk is full or fails; usually empty."""
+    begun_from: str = ""
+    """The id of the run whose weights it started from."""
+    evidence: str = ""
+    """One sentence that supports `ended_by`."""
     refused: str = ""
     """Why the trainer refused the plan, if nothing was trained."""
     missing_records: int = 0
     """Records of the event log that could not be read or are not there."""
     damaged: str = ""
     """Which of the run's files cannot be read, and why; the other figures may be wrong then."""
+
+    @property
+    def current_phase(self) -> str:
+        return self.phase
 
 
 class Follower:
@@ -102,7 +128,6 @@ class Follower:
         self._plan_read = not self._problems
         if record is None:
             self._problems += ("run.json is missing or damaged",)
-        self._name = run.name
         self._load()
 
     def poll(self) -> RunSnapshot:
@@ -115,10 +140,11 @@ class Follower:
         phase, unsaved = state.phase, unsaved_words(self.run, beat) if life.live else ""
         if beat is not None and (phase == "starting" or unsaved):
             phase = clean_line(beat.phase, 16)
+        labels = read_labels(self.run.path)
         working = life.live and life.state != "starting"
         return RunSnapshot(
             id=clean_line(self.run.id, 80),
-            name=self._name,
+            name=self.run.name,
             state=life.state,
             plan=self._plan,
             attempt=life.attempt or state.attempt,
@@ -127,6 +153,10 @@ class Follower:
             verdict=_clean_verdict(life.verdict),
             stalled_seconds=self._stalled(beat, phase) if working else None,
             eta_seconds=eta_seconds(state) if life.live else None,
+            refused=clean_line(refusal(self.run, life.verdict), 500),
+            damaged="; ".join(self._problems),
+            tags=labels.tags,
+            note=labels.note,
             symptoms=symptoms_of(self._plan, state),
             elapsed_seconds=_elapsed(state, life),
             recent_train=state.train.recent(),
@@ -160,10 +190,14 @@ class Follower:
         number = self._state.attempt
         beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
         unsaved = unsaved_words(self.run, beat)
+        labels, state = read_labels(self.run.path), self._state
         return RunStatus(
             id=clean_line(self.run.id, 80),
-            name=self._name,
+            name=self.run.name,
             state=life.state,
+            ended_by=clean_line(life.verdict.reason, 80) if life.verdict else "",
+            begun_from=_begun_from(self._plan),
+            evidence=clean_line(life.verdict.evidence, 500) if life.verdict else "",
             phase=WAIT_DISK if unsaved else self._state.phase,
             unsaved=clean_line(unsaved, 500),
             step=self._state.step,
@@ -172,6 +206,13 @@ class Follower:
             backend=self._plan.backend if self._plan_read else "?",
             model=self._plan.model.name if self._plan_read else "?",
             created_wall=self._created,
+            minutes=total_minutes(state, _elapsed(state, life)),
+            units_per_second=units_per_second(state, life.live),
+            unit=task_of(self._plan).unit,
+            best=min((e.loss for e in state.evaluations if e.loss is not None), default=None),
+            peak_bytes=state.peak_bytes,
+            tags=labels.tags,
+            note=labels.note,
             refused=clean_line(refusal(self.run, life.verdict), 500),
             missing_records=self.missing,
             damaged="; ".join(self._problems),
@@ -307,6 +348,11 @@ def _read_plan(run: RunDirectory) -> tuple[Plan, tuple[str, ...]]:
     except PlanError as error:
         return Plan(), (clean_line(f"the run's plan cannot be read: {error}", 500),)
     return plan, ()
+
+
+def _begun_from(plan: Plan) -> str:
+    checkpoint = checkpoint_of(plan)
+    return "" if checkpoint is None else clean_line(checkpoint.parent.parent.name, 80)
 
 
 def _clean_verdict(found: Verdict | None) -> Verdict | None:

@@ -263,6 +263,9 @@ def _step(state: RunState, record: events.Step) -> None:
         state.warming = False
         state.side_seconds, state.side_from_step = 0.0, step
     elif seconds is not None and 0 < seconds < 1e9:
+        if state.tokens_per_second is not None:
+            state.trained_units += state.tokens_per_second * taken * seconds
+            state.trained_seconds += taken * seconds
         state.step_times.append((taken, seconds))
         state.data_waits.append(_positive(record.data_wait_seconds))
         for kept in (state.step_times, state.data_waits):

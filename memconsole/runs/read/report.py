@@ -24,10 +24,12 @@ from memconsole.runs.read.reduce import RunState, begin_attempt, forget_memory, 
 from memconsole.runs.read.snapshot import Symptom
 from memconsole.runs.read.symptoms import symptoms_of
 from memconsole.runs.read.unsaved import unsaved_words
+from memconsole.runs.read.words import total_minutes
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
+from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.shortfall import Shortfall, shortfall
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
 from memconsole.sanitize import clean_line
@@ -111,6 +113,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     total_minutes: float
     average_epoch_minutes: float | None
     attempts: int
+    average_units_per_second: float | None = None
+    """The speed of all steps together, without those that compiled; see `unit`."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
     ladder: tuple[Rung, ...] = ()
     """Steps down the out-of-memory ladder. `plan` and the measurement belong to the last one."""
     task: str = "language"
@@ -205,7 +211,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         for e in (mark.event for mark in state.epochs)
     )
     plan, task = _plan(run), _task(run)
-    elapsed = (state.earlier_seconds + state.attempt_seconds) / 60
+    elapsed, labels = state.earlier_seconds + state.attempt_seconds, read_labels(run.path)
     average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
     losses = [e.loss for e in evaluations if e.loss is not None]
     losses += [e.validation_loss for e in epochs if e.validation_loss is not None]
@@ -236,11 +242,14 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
             ),
             None,
         ),
-        total_minutes=ended.total_minutes if ended else elapsed,
+        total_minutes=total_minutes(state, elapsed),
         average_epoch_minutes=ended.average_epoch_minutes
         if ended and ended.average_epoch_minutes is not None
         else average,
         attempts=len(run.attempt_numbers()),
+        average_units_per_second=state.average_units_per_second or state.tokens_per_second,
+        tags=labels.tags,
+        note=labels.note,
         ladder=rungs(run),
         symptoms=_symptoms(run, state),
         jumps=_jumps(state),

@@ -9,8 +9,9 @@ import msgspec
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.facts import RunFacts
 from memconsole.runs.read.missing import uncertain_figures
+from memconsole.runs.read.words import total_minutes, units_per_second
 from memconsole.runs.record import events
-from memconsole.runs.record.states import State, Verdict
+from memconsole.runs.record.states import LIVE, State, Verdict
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -91,10 +92,35 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     stop_requested_by: str | None = None
     pause_requested: bool = False
     """A pause was requested; the run is paused once `phase` is paused."""
+    refused: str = ""
+    """Why the trainer refused the plan, if nothing was trained."""
+    damaged: str = ""
+    """Which of the run's files cannot be read, and why."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
     symptoms: tuple[Symptom, ...] = ()
     """What goes wrong, with the settings that act on it."""
     missing_records: int = 0
     """Records that could not be read or are not there."""
+
+    @property
+    def current_phase(self) -> str:
+        return self.facts.phase
+
+    @property
+    def ended_by(self) -> str:
+        """The reason of the verdict; empty while the run lives."""
+        return self.verdict.reason if self.verdict is not None else ""
+
+    @property
+    def minutes(self) -> float:
+        """Of all attempts."""
+        return total_minutes(self.facts, self.elapsed_seconds)
+
+    @property
+    def units_per_second(self) -> float | None:
+        """The speed: of the newest steps while the run lives, and then of all its steps."""
+        return units_per_second(self.facts, self.state in LIVE)
 
     @property
     def uncertain(self) -> tuple[str, ...]:

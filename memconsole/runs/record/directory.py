@@ -19,13 +19,12 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
 from memconsole.runs.record.identity import host_name
+from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
 from memconsole.runs.record.records import AttemptRecord, RunRecord
-from memconsole.runs.record.redaction import redact, secret_values
 from memconsole.sanitize import clean_line
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
 CHECKPOINT_NAME = re.compile(r"step-(\d{9,})")
-NAME_CHARACTERS = 80
 RECEIPT = "receipt.json"
 
 
@@ -140,7 +139,10 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The name the user gave, or the id."""
+        """The name the user gave last, or the id."""
+        renamed = read_labels(self.path).name
+        if renamed:
+            return renamed
         record = self.record()
         return clean_line(record.name, NAME_CHARACTERS) if record and record.name else self.id
 
@@ -253,11 +255,6 @@ def create_run(
         shutil.rmtree(path, ignore_errors=True)
         raise RunError(f"{path}: cannot be written: {error.strerror}") from None
     return run
-
-
-def shown_name(name: str, environment: Mapping[str, str]) -> str:
-    """`name` as it is kept: one short line, without tokens and passwords."""
-    return clean_line(redact(name, secret_values(environment)), NAME_CHARACTERS)
 
 
 def list_runs() -> list[RunDirectory]:

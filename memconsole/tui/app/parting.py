@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from memconsole.runs.read.words import ended_words
 from memconsole.sanitize import clean_line
 from memconsole.tui.draw.ink import cleaned
 from memconsole.tui.views.run_view import RunView
@@ -24,8 +25,7 @@ def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
             f"  memconsole stop {run_id}     saves a checkpoint and stops it",
         ]
     else:
-        reason = run.verdict.reason.replace("_", " ") if run.verdict else run.state
-        lines = [f"Run {run_id}: {reason}, step {run.facts.step:,}"]
+        lines = [f"Run {run_id}: {ended_words(run)}, step {run.facts.step:,}"]
         lines.append(f"  memconsole report {run_id}   shows its figures")
         if view.resumable:
             lines.append(f"  memconsole resume {run_id}   goes on from its last checkpoint")

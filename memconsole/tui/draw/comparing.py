@@ -13,6 +13,7 @@ from memconsole.plan.tasks import task_of
 from memconsole.runs.read.jumps import counts_word
 from memconsole.runs.read.missing import marked
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.words import ended_words
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, finite, plot
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule
 from memconsole.tui.draw.words import (
@@ -20,7 +21,6 @@ from memconsole.tui.draw.words import (
     minutes_word,
     rate_word,
     signed_bytes,
-    state_word,
     step_word,
 )
 from memconsole.units import format_bytes, value_word
@@ -84,7 +84,7 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
     roles = ROLES[: len(shown)]
     lines = [_row("", heads, cells, roles)]
     figures: list[tuple[str, list[str]]] = [
-        ("state", [state_word(run) for run in shown]),
+        ("state", [ended_words(run) for run in shown]),
         ("step", [f"{run.facts.step:,}" for run in shown]),
         ("train loss", [_loss(run.facts.loss) for run in shown]),
         ("best validation", [_marked(_loss(_best(run)), run) for run in shown]),
@@ -92,7 +92,7 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
             (f"{units}/s", [_rate(run, units) for run in shown])
             for units in dict.fromkeys(task_of(run.plan).units for run in shown)
         ),
-        ("minutes", [minutes_word(run.elapsed_seconds / 60) for run in shown]),
+        ("minutes", [minutes_word(run.minutes) for run in shown]),
         ("memory peak", [_marked(_bytes(run.facts.peak_bytes), run) for run in shown]),
         *_hybrid_rows(shown),
         *(
@@ -125,7 +125,7 @@ def _marked(text: str, run: RunSnapshot) -> str:
 
 def _rate(run: RunSnapshot, units: str) -> str:
     """A run's speed, if its unit is `units`."""
-    return rate_word(run.facts.tokens_per_second) if task_of(run.plan).units == units else "—"
+    return rate_word(run.units_per_second) if task_of(run.plan).units == units else "—"
 
 
 def difference_rows(plans: Sequence[Plan], cells: int, width: int) -> list[Line]:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from memconsole.devices.reading import Missing
-from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.record.states import LIVE
+from memconsole.runs.read.words import Shown, state_word
 from memconsole.units import format_bytes, format_duration, format_step
-
-if TYPE_CHECKING:
-    from memconsole.runs.read.follow import RunStatus
 
 STATES: dict[str, tuple[str, str]] = {
     "starting": ("○", "accent"),
@@ -23,6 +17,8 @@ STATES: dict[str, tuple[str, str]] = {
     "finished": ("✓", "good"),
     "stopped": ("■", "accent"),
     "failed": ("✗", "bad"),
+    "refused": ("✗", "bad"),
+    "killed": ("✗", "bad"),
     "orphaned": ("✗", "bad"),
     "lost": ("✗", "bad"),
     "damaged": ("✗", "bad"),
@@ -30,25 +26,9 @@ STATES: dict[str, tuple[str, str]] = {
 """A mark and a role for each state; the state's name always stands next to it."""
 
 
-def state_mark(run: RunSnapshot | RunStatus) -> tuple[str, str]:
+def state_mark(run: Shown) -> tuple[str, str]:
     """The mark and role of a run's state."""
     return STATES.get(state_word(run), ("?", "warn"))
-
-
-def paused(run: RunSnapshot | RunStatus) -> bool:
-    """Whether the run is paused between two steps."""
-    phase = run.facts.phase if isinstance(run, RunSnapshot) else run.phase
-    return run.state in ("running", "unsupervised") and phase == "paused"
-
-
-def state_word(run: RunSnapshot | RunStatus) -> str:
-    """The name of the run's state, or "paused", "cannot save", or "damaged" for an ended run whose
-    files are."""
-    if run.unsaved:
-        return "cannot save"
-    if not isinstance(run, RunSnapshot) and run.damaged and run.state not in LIVE:
-        return "damaged"
-    return "paused" if paused(run) else run.state
 
 
 def signed_bytes(change: int) -> str:

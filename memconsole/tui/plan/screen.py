@@ -17,6 +17,7 @@ from memconsole.devices.reading import Devices
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.read.words import state_word
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.ahead import LookAhead
@@ -115,7 +116,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         note = ""
         run = self.console.run_view.snapshot
         if run is not None and self.console.run_view.live:
-            note = f"● {run.name or run.id} is {run.state} · {self.shown_key('training')}"
+            note = f"● {run.name or run.id} is {state_word(run)} · {self.shown_key('training')}"
         return "plan", note
 
     def conditions(self) -> set[str]:

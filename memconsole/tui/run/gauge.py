@@ -62,13 +62,13 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
     evaluated = [e.loss for e in run.evaluations if e.loss is not None]
     facts = run.facts
     task = task_of(run.plan)
-    rows: list[tuple[str, str]] = [(f"{task.units}/s", rate_word(facts.tokens_per_second))]
+    rows: list[tuple[str, str]] = [(f"{task.units}/s", rate_word(run.units_per_second))]
     if view.prediction is not None:
         predicted = rate_word(view.prediction.tokens_per_second)
         rows[0] = (rows[0][0], f"{rows[0][1]}  (~{predicted})")
     rows += [*jump_rows(view), *phase_rows(view)]
-    if view.prediction is not None and facts.tokens_per_second:
-        share = facts.tokens_per_second / view.prediction.peak_tokens_per_second
+    if view.prediction is not None and run.units_per_second:
+        share = run.units_per_second / view.prediction.peak_tokens_per_second
         rows.append(("MFU", f"{share:.1%} of peak"))
     if evaluated:
         rows.append(("best validation", measure_word(min(evaluated))))
@@ -83,7 +83,7 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
         rows.append(("parameters", format_count(facts.parameters)))
     if facts.checkpoint is not None:
         rows.append(("checkpoint", f"step {facts.checkpoint.step:,}"))
-    rows.append(("elapsed", format_duration(run.elapsed_seconds)))
+    rows.append(("elapsed", format_duration(60 * run.minutes)))
     lines = [rule("speed", width)] if height > 3 else []
     lines += [
         [Span(" " + left(name, 16), "dim"), Span(fit(text, width - 17))] for name, text in rows

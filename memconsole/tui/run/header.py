@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.words import paused, state_word
 from memconsole.runs.record.states import OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.ink import Line, Span, fit, width_of
-from memconsole.tui.draw.words import duration_word, paused, state_mark, state_word
+from memconsole.tui.draw.words import duration_word, state_mark
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 

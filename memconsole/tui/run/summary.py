@@ -12,7 +12,7 @@ from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
-from memconsole.tui.draw.words import loss_word, measure_word, minutes_word
+from memconsole.tui.draw.words import loss_word, measure_word, minutes_word, rate_word
 from memconsole.tui.run.phases import phase_rows
 from memconsole.tui.views.run_view import RunView
 from memconsole.units import format_bytes, format_duration
@@ -63,11 +63,12 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     minutes = ended.average_epoch_minutes if ended else None
     if minutes is None and run.epochs:
         minutes = sum(e.minutes for e in run.epochs) / len(run.epochs)
-    total = ended.total_minutes if ended else run.elapsed_seconds / 60
-    time = marked(f"{minutes_word(total)} minutes in all", "total_minutes", run.uncertain)
+    time = marked(f"{minutes_word(run.minutes)} minutes in all", "total_minutes", run.uncertain)
     if minutes is not None:
         each = f"{minutes_word(minutes)} minutes per epoch"
         time = f"{marked(each, 'average_epoch_minutes', run.uncertain)} · {time}"
+    if run.units_per_second is not None:
+        time += f" · {rate_word(run.units_per_second)} {task_of(run.plan).units}/s"
     rows.append(("time", time, ""))
     device = facts.started.device_name if facts.started else run.plan.device.name
     rows.append(("device", f"{device} · {run.plan.backend}", ""))

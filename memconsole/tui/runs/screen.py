@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -12,12 +15,15 @@ from textual.message import Message
 from textual.widgets import Input
 from textual.worker import get_current_worker
 
+from memconsole.errors import UserError
 from memconsole.runs.read.missing import MARK
+from memconsole.runs.read.words import state_word
+from memconsole.runs.record import labels
+from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.comparing import MOST_RUNS
-from memconsole.tui.draw.ink import Line, Span, fit, left, right
-from memconsole.tui.draw.words import age_word, state_mark, state_word
 from memconsole.tui.keys.rows import bindings
+from memconsole.tui.runs.rows import detail_lines, filtered, head_line, run_line
 from memconsole.tui.runs.runs_list import RunStatus, list_statuses
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.widgets.choice_list import ChoiceList
@@ -41,44 +47,6 @@ class RunDeleted(Message, bubble=False):
     problem: str
 
 
-def _widths(width: int) -> tuple[int, int]:
-    """Cells for the name, and for the backend if there is room."""
-    backend = 6 if width >= 90 else 0
-    return max(12, width - 58 - backend), backend
-
-
-def filtered(runs: tuple[RunStatus, ...], text: str) -> tuple[RunStatus, ...]:
-    """The runs that contain every word of `text`."""
-    words = text.lower().split()
-    return tuple(
-        run
-        for run in runs
-        if all(
-            word in f"{run.id} {run.name} {state_word(run)} {run.model} {run.backend}".lower()
-            for word in words
-        )
-    )
-
-
-def run_line(run: RunStatus, width: int, now: float, marked: bool = False) -> Line:
-    """One run as a row."""
-    mark, role = state_mark(run)
-    steps = f"{run.step:,}" + (f"/{run.total_steps:,}" if run.total_steps else "")
-    loss = "—" if run.loss is None else f"{run.loss:.3f}"
-    loss += MARK if run.missing_records else ""
-    name, backend = _widths(width)
-    line: Line = [
-        Span(f"{mark} {left(state_word(run), 11)}", role),
-        Span("◆ " if marked else "  ", "accent"),
-        Span(left(run.name or run.id, name) + " ", "strong"),
-        Span(left(f"{run.model}", 10) + " "),
-        Span(left(run.backend, backend), "dim"),
-        Span(right(steps, 12)),
-        Span(right(loss, 8), "train"),
-    ]
-    return [*line, Span("  " + age_word(max(0.0, now - run.created_wall)), "dim")]
-
-
 class RunsScreen(ConsoleScreen, inherit_bindings=False):
     """Lists the runs again every few seconds, in a worker."""
 
@@ -100,6 +68,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             yield Entry(placeholder="words to look for", id="filter")
             yield TextLines(id="head")
             yield ChoiceList(id="list")
+            yield TextLines(id="about-run")
 
     def on_mount(self) -> None:
         self._list()
@@ -136,10 +105,9 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
     def draw_body(self) -> None:
         width = max(20, self.size.width - 2)
         now = time.time()
-        name, backend = _widths(width)
-        head = f"    {left('state', 13)}{left('run', name + 1)}{left('model', 11)}{' ' * backend}"
-        head += right("step", 12) + right("loss", 8) + "  started"
-        self.part(TextLines, "head").show([[Span(fit(head, width + 2), "dim")]])
+        self.part(TextLines, "head").show([head_line(width)])
+        chosen = self._selected()
+        self.part(TextLines, "about-run").show(detail_lines(chosen, width) if chosen else [])
         launch = self.shown_key("launch", "plan")
         empty = " · ".join(self._notes) or f"no runs yet; {launch} on the plan screen launches one"
         if self._filter and self._runs:
@@ -245,6 +213,64 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
         self.app.push_screen(CompareRunsScreen(self._to_compare()))
 
+    # Name, tags and note
+
+    def action_rename(self) -> None:
+        self._ask(
+            "rename",
+            "A name to tell the run by. Its id and its files stay as they are, also while it trains.",
+            lambda run: run.name,
+            lambda folder, text: labels.rename(folder, text, os.environ),
+        )
+
+    def action_tags(self) -> None:
+        def change(folder: Path, text: str) -> None:
+            now, words = labels.read_labels(folder).tags, text.split()
+            labels.tag(folder, words, set(now) - set(words), os.environ)
+
+        self._ask(
+            "tags",
+            "Words that group runs, with spaces between them. The filter finds them.",
+            lambda run: " ".join(run.tags),
+            change,
+        )
+
+    def action_note(self) -> None:
+        self._ask(
+            "note",
+            "What you want to know about this run later. An empty text removes the note.",
+            lambda run: " ".join(run.note.split()),
+            lambda folder, text: labels.note(folder, text, os.environ),
+        )
+
+    def _ask(
+        self,
+        what: str,
+        about: str,
+        present: Callable[[RunStatus], str],
+        write: Callable[[Path, str], object],
+    ) -> None:
+        """Prompt for a text about the selected run and keep it in the run's directory."""
+        from memconsole.tui.screens.prompt import PromptScreen
+
+        run = self._selected()
+        if run is None:
+            return
+
+        def refusal(text: str) -> str | None:
+            try:
+                write(find_run(run.id).path, text)
+            except (UserError, OSError) as error:
+                return str(error)
+            return None
+
+        def answered(value: object) -> None:
+            if value is not None:
+                self._list()
+
+        screen = PromptScreen(f"{what} · {run.name}", present(run), about, refusal)
+        self.app.push_screen(screen, answered)
+
     # Deleting
 
     def action_delete(self) -> None:
@@ -259,14 +285,17 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             if value == "delete":
                 self._delete(run)
 
-        answer = ConfirmAnswer("delete", "its checkpoints, log and figures are gone for good")
-        question = f"Delete run {run.name or run.id}, {run.state} at step {run.step:,}?"
+        gone = "its checkpoints, log and figures are gone for good"
+        if begun := [other.name for other in self._runs if other.begun_from == run.id]:
+            gone += f"; {len(begun)} runs started from its weights: {', '.join(begun)}"
+        answer = ConfirmAnswer("delete", gone)
+        question = f"Delete run {run.name}, {state_word(run)} at step {run.step:,}?"
         self.app.push_screen(ConfirmScreen(question, (answer,)), answered)
 
     @work(thread=True, group="delete", exit_on_error=False)
     def _delete(self, run: RunStatus) -> None:
         from memconsole.runs.act.delete import delete_run
-        from memconsole.runs.record.directory import RunError, find_run
+        from memconsole.runs.record.directory import RunError
 
         try:
             delete_run(find_run(run.id))

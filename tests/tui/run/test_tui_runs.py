@@ -12,6 +12,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.record import events, locks
 from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
 from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.labels import read_labels
 from memconsole.tui.draw.comparing import PricedPlan, chart_lines, plan_rows, run_rows
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.pricing import price
@@ -134,6 +135,30 @@ async def test_a_run_is_deleted_only_after_a_yes(make_console: Make) -> None:
         assert list_runs() == [kept]
         assert f"deleted {gone.id}" in screen_text(app)
         assert "no run holds" in screen_text(app)
+
+
+async def test_name_tags_and_note_are_typed_in_the_list_and_told_there(make_console: Make) -> None:
+    run = run_on_disk("alpha")
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await listed(app, pilot)
+        await pilot.press("n", "ctrl+u", *"omega", "enter")
+        await settle(pilot)
+        await pilot.press("number_sign", *"paper sweep", "enter")
+        await settle(pilot)
+        await pilot.press("number_sign", "ctrl+u", *"bad,tag", "enter")
+        await settle(pilot)
+        assert "without a comma" in screen_text(app)
+        await pilot.press("ctrl+u", *"sweep", "enter")
+        await settle(pilot)
+        await pilot.press("N", *"too slow", "enter")
+        await settle(pilot)
+        await settle(pilot)
+        text = screen_text(app)
+        assert "omega" in text
+        assert "alpha" not in text
+        assert "#sweep too slow" in text
+        assert (run.name, read_labels(run.path).tags) == ("omega", ("sweep",))
 
 
 async def test_a_run_with_a_living_process_is_not_deleted(make_console: Make) -> None:

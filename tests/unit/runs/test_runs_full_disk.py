@@ -17,11 +17,11 @@ from memconsole.runs.act.stop_deadline import LONGEST_SECONDS, SHORTEST_SECONDS,
 from memconsole.runs.read.liveness import Liveness
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.unsaved import unsaved_words
+from memconsole.runs.read.words import state_word
 from memconsole.runs.record import files, requests, spares
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.heartbeat import Heartbeat
 from memconsole.runs.record.redaction import OutputStream
-from memconsole.tui.draw.words import state_word
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.views.run_view import RunView
 

@@ -1,0 +1,88 @@
+"""`memconsole runs rename|tag|note|delete`: what a person changes about a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import click
+
+from memconsole.runs.act.delete import begun_from, check_deletable, delete_run
+from memconsole.runs.record import labels
+from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.units import format_bytes
+
+
+@click.command()
+@click.argument("run")
+@click.argument("name")
+def rename(run: str, name: str) -> None:
+    """Give RUN another NAME. It may be training: its id, folder and files stay the same."""
+    found = find_run(run)
+    with _writing(found):
+        kept = labels.rename(found.path, name, os.environ)
+    click.echo(f"{found.id} is called {kept}")
+
+
+@click.command()
+@click.argument("run")
+@click.argument("tags", nargs=-1)
+@click.option("--remove", "removed", multiple=True, metavar="TAG", help="Take a tag away.")
+def tag(run: str, tags: tuple[str, ...], removed: tuple[str, ...]) -> None:
+    """Add TAGS to RUN, or take some away. Without any, print those it has."""
+    found = find_run(run)
+    with _writing(found):
+        if tags or removed:
+            kept = labels.tag(found.path, tags, removed, os.environ)
+        else:
+            kept = labels.read_labels(found.path).tags
+    click.echo(f"{found.id}: {', '.join(kept) or 'no tags'}")
+
+
+@click.command()
+@click.argument("run")
+@click.argument("text", required=False)
+def note(run: str, text: str | None) -> None:
+    """Keep TEXT as the note of RUN; "" removes it. Without TEXT, print it."""
+    found = find_run(run)
+    with _writing(found):
+        if text is not None:
+            labels.note(found.path, text, os.environ)
+    click.echo(labels.read_labels(found.path).note or f"{found.id} has no note")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(runs: tuple[str, ...], yes: bool) -> None:
+    """Delete all files of RUNS, checkpoints included. A run that is training is never deleted."""
+    found = list(dict.fromkeys(find_run(run) for run in runs))
+    for run in found:
+        check_deletable(run)
+    if not yes:
+        for run in found:
+            click.echo(_described(run))
+        these = "this run" if len(found) == 1 else f"these {len(found)} runs"
+        click.confirm(f"Delete {these} for good?", abort=True)
+    for run in found:
+        delete_run(run)
+        click.echo(f"deleted {run.id}")
+
+
+def _described(run: RunDirectory) -> str:
+    files = [path for path in run.path.rglob("*") if path.is_file() and not path.is_symlink()]
+    size = sum(path.stat().st_size for path in files)
+    begun = ", ".join(other.id for other in begun_from(run))
+    more = f"; these started from its weights: {begun}" if begun else ""
+    return f"{run.id}  {run.name}  {format_bytes(size)}{more}"
+
+
+@contextlib.contextmanager
+def _writing(run: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"run {run.id}: {run.path / labels.FILE} cannot be written: {error.strerror}"
+        ) from None

@@ -1,0 +1,185 @@
+"""Names, tags and notes of runs; what is deleted; and the words and figures that lists tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from memconsole.cli.main import cli
+from memconsole.plan.plan import Plan, replace
+from memconsole.runs.read.follow import Follower, status
+from memconsole.runs.read.report import report
+from memconsole.runs.read.words import ended_words, state_word
+from memconsole.runs.record import events, files, labels, locks
+from memconsole.runs.record.directory import RunDirectory, create_run, find_run, list_runs
+from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.states import Verdict
+
+
+@pytest.fixture(autouse=True)
+def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def command(*arguments: str, code: int = 0, typed: str = "") -> str:
+    done = CliRunner().invoke(cli, ["runs", *arguments], input=typed)
+    error = f"{done.exception}"
+    assert (done.exit_code == 0) == (code == 0), done.output + error
+    return done.output if code == 0 else error
+
+
+def ended(run: RunDirectory, reason: str, **changes: object) -> RunDirectory:
+    verdict = Verdict(reason=reason, evidence="test")
+    number = run.newest_attempt() or run.new_attempt()
+    record = ExitRecord(verdict=verdict, time_wall=1.0)
+    files.write_struct(run.attempt_path(number) / "exit.json", record)
+    return run
+
+
+def step(number: int, speed: float, seconds: float) -> events.Step:
+    return events.Step(
+        step=number, epoch=1, loss=2.0, learning_rate=1e-3, gradient_norm=1.0, tokens=0,
+        tokens_per_second=speed, step_seconds=seconds,
+    )  # fmt: skip
+
+
+def test_a_renamed_run_keeps_its_paths_while_it_trains_and_is_found_by_its_new_name() -> None:
+    run = create_run(Plan(), "first try")
+    lock = locks.take(run.supervisor_lock)
+    try:
+        before = sorted(path.relative_to(run.path) for path in run.path.rglob("*"))
+        record = run.record_path.read_bytes()
+        follower = Follower(run)
+        assert follower.poll().name == "first try"
+        assert "is called the good one" in command("rename", run.id, "the good one")
+        assert follower.poll().name == "the good one"
+        after = sorted(path.relative_to(run.path) for path in run.path.rglob("*"))
+        assert [path for path in after if path not in before] == [Path(labels.FILE)]
+        assert run.record_path.read_bytes() == record
+        assert find_run("the good one") == run
+        assert report(run).name == "the good one"
+    finally:
+        lock.release()
+
+
+def test_tags_and_notes_are_added_taken_away_listed_and_filtered_by() -> None:
+    run, other = create_run(Plan(), "a"), create_run(Plan(), "b")
+    assert "paper, sweep" in command("tag", run.id, "paper", "sweep", "paper")
+    assert "sweep" not in command("tag", run.id, "--remove", "sweep")
+    command("note", run.id, "rate was\ntoo high")
+    assert command("note", run.id) == "rate was\ntoo high\n"
+    found = json.loads(command("--json", "--tag", "paper"))
+    assert [(one["id"], one["tags"]) for one in found] == [(run.id, ["paper"])]
+    listed = command("--tag", "paper")
+    assert f"{run.id}: rate was too high" in listed
+    assert other.id not in listed
+    made = report(run)
+    assert (made.tags, made.note) == (("paper",), "rate was\ntoo high")
+    command("note", run.id, "")
+    assert "has no note" in command("note", run.id)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("rename", "R", " "), "one line of text"),
+        (("tag", "R", "two words"), "one word of at most 30"),
+        (("tag", "R", "a,b"), "without a comma"),
+        (("tag", "R", "x" * 31), "at most 30"),
+        (("tag", "R", "--remove", "none"), "the run has no tags"),
+        (("tag", "R", *map(str, range(17))), "at most 16"),
+        (("note", "R", "x" * 2001), "at most 2,000"),
+    ],
+)
+def test_a_label_that_cannot_be_kept_is_refused_in_one_line(
+    arguments: tuple[str, ...], words: str
+) -> None:
+    run = create_run(Plan())
+    said = command(*(run.id if word == "R" else word for word in arguments), code=2)
+    assert words in said
+    assert "\n" not in said
+    assert not (run.path / labels.FILE).exists()
+
+
+def test_labels_hold_no_secret_and_no_control_character() -> None:
+    run = create_run(Plan())
+    command("rename", run.id, "a\x1b]0;t\x07b")
+    command("note", run.id, "hf_" + "a" * 34)
+    assert "\x1b" not in run.name
+    assert "a" * 34 not in labels.read_labels(run.path).note
+    (run.path / labels.FILE).write_text("{not json")
+    assert labels.read_labels(run.path) == labels.Labels()
+    assert run.name == run.id
+
+
+def test_delete_asks_and_spares_what_trains_and_what_a_training_run_started_from() -> None:
+    base, kept = ended(create_run(Plan(), "base"), "finished"), create_run(Plan(), "kept")
+    saved = base.checkpoints_path / "step-000000001"
+    saved.mkdir()
+    begun = create_run(replace(Plan(), {"model.weights": str(saved)}), "begun")
+    lock = locks.take(begun.supervisor_lock)
+    try:
+        assert "stop it first" in command("delete", "begun", "--yes", code=2)
+        said = command("delete", "kept", "base", "--yes", code=2)
+        assert f"run {begun.id} started from its weights and is training" in said
+        assert len(list_runs()) == 3, "all or none"
+    finally:
+        lock.release()
+    ended(begun, "finished")
+    ended(kept, "finished")
+    command("delete", "base", typed="n\n", code=1)
+    assert base.path.exists()
+    assert f"these started from its weights: {begun.id}" in command("delete", "base", typed="y\n")
+    assert base not in list_runs()
+    command("delete", "kept", "begun", "--yes")
+    assert list_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "checkpoint", "word", "words"),
+    [
+        ("finished", False, "finished", "finished"),
+        ("stopped", True, "stopped", "stopped"),
+        ("killed", False, "killed", "killed"),
+        ("bad_plan", False, "refused", "refused"),
+        ("bad_plan", True, "failed", "failed: bad plan"),
+        ("out_of_memory", False, "failed", "failed: out of memory"),
+        ("rebooted", True, "lost", "lost: rebooted"),
+    ],
+)
+def test_the_word_for_a_state_is_the_same_in_every_place(
+    reason: str, checkpoint: bool, word: str, words: str
+) -> None:
+    run = create_run(Plan(), "one")
+    if checkpoint:
+        (run.checkpoints_path / "step-000000001").mkdir()
+    ended(run, reason)
+    for seen in (status(run), Follower(run).poll()):
+        assert state_word(seen) == word
+        assert ended_words(seen) == words
+    assert f" {word} " in command()
+    assert json.loads(command("--json"))[0]["word"] == word
+    compared = CliRunner().invoke(cli, ["compare", "one", "one"]).output
+    assert f"{words}  " in next(line for line in compared.splitlines() if "state" in line) + "  "
+
+
+def test_a_finished_run_tells_the_speed_of_all_its_steps_and_a_live_one_of_the_last() -> None:
+    run = create_run(Plan(), "one")
+    log = EventWriter(run.attempt_path(run.new_attempt()))
+    for record in (step(1, 10.0, 60.0), step(11, 400.0, 1.0), step(41, 100.0, 0.5)):
+        log.write(record)
+    log.close()
+    ended(run, "stopped")
+    # 10 steps of 1 s at 400 a second and 30 of 0.5 s at 100; the first step compiled.
+    average = pytest.approx((10 * 400 + 15 * 100) / 25)
+    snapshot = Follower(run).poll()
+    assert snapshot.units_per_second == average
+    assert status(run).units_per_second == average
+    assert report(run).average_units_per_second == average
+    assert "220" in CliRunner().invoke(cli, ["compare", "one", "one"]).output
+    assert "Tokens per second: " in CliRunner().invoke(cli, ["report", "one"]).output
+    assert snapshot.facts.tokens_per_second == 100.0
