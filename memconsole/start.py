@@ -8,6 +8,7 @@ import msgspec
 
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
+from memconsole.launching import default_name
 from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
@@ -45,9 +46,10 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
 def start(
     plan: Plan, name: str | None, devices: Devices | None, lookup: Lookup | None = None
 ) -> RunDirectory:
-    """Launch `plan` detached and store its estimate for the receipt. Raises `PlanError`."""
+    """Launch `plan` detached and store its estimate for the receipt. A run without a name gets one.
+    Raises `PlanError`."""
     found = check_launch(plan, devices, lookup)
-    return launch(_anywhere(plan), name, estimate=msgspec.json.encode(found))
+    return launch(_anywhere(plan), name or default_name(plan), estimate=msgspec.json.encode(found))
 
 
 def _anywhere(plan: Plan) -> Plan:

@@ -157,3 +157,10 @@ class Terminal:
             self._closing = True
             self._reader.join()
             os.close(self.master)
+
+
+def launch(console: Terminal) -> None:
+    """Launch the plan on the screen under the name that the console proposes."""
+    console.press("l")
+    console.wait_for("starts it, ", 60)
+    console.press("enter")

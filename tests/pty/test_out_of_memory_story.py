@@ -44,8 +44,10 @@ def test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes(
     try:
         console.wait_for("does not fit|over|too", SLOW)
         console.press("l")
-        console.wait_for("start it all the same", SLOW)
-        console.press("s")
+        console.wait_for("starts it", SLOW)
+        console.press("enter")
+        console.wait_for("again starts it all the same", SLOW)
+        console.press("enter")
         console.wait_for("out of memory", SLOW)
         died = runs(environment)[0]
         assert died["state"] == "failed"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from terminal import Terminal
+from terminal import Terminal, launch
 
 from tests.shell import COMMAND, memconsole, wait_for_step
 
@@ -88,7 +88,7 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
     console.wait_for(r"micro-batch +4")
     wait_for_mebibytes(console, 0.9 * before, 1.1 * before)
 
-    console.press("l")
+    launch(console)
     console.wait_for("running", SLOW)
     console.wait_for(r"step [1-9][\d,]*/100,000", SLOW)
     console.press("q")
@@ -125,7 +125,7 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
 def test_a_finished_run_shows_its_summary(opened: Open, environment: dict[str, str]) -> None:
     console = opened(*SMALL, "--set", "train.max_steps=40", columns=160, rows=48)
     console.wait_for("fits, .* free")
-    console.press("l")
+    launch(console)
     console.wait_for("finished", SLOW)
     console.wait_for(r"memory peak\s+measured [\d.]+ [KMG]iB", SLOW)
     console.wait_for("unigram")
@@ -137,7 +137,7 @@ def test_a_finished_run_shows_its_summary(opened: Open, environment: dict[str, s
 def test_a_dropped_link_leaves_the_run_training(opened: Open, environment: dict[str, str]) -> None:
     console = opened(*SMALL)
     console.wait_for("fits, .* free")
-    console.press("l")
+    launch(console)
     console.wait_for(r"step [1-9]", SLOW)
     console.hang_up()
     console.exit_code()

@@ -14,7 +14,9 @@ from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.plan import DOES_NOT_FIT
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.runs.progress import ProgressLines, summary
+from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
+from memconsole.launching import launch_rows
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request_stop
 from memconsole.runs.read.follow import Follower
@@ -35,7 +37,9 @@ RESUMABLE = 75
 @click.command()
 @plan_options
 @click.option("--detach", is_flag=True, help="Print the run's id and leave it training.")
-@click.option("--name", metavar="TEXT", help="A title for the run.")
+@click.option(
+    "--name", metavar="TEXT", help="A name for the run; by default model and data, with a number."
+)
 @click.option(
     "--from",
     "source",
@@ -65,10 +69,10 @@ def command(
     begun = None if source is None else weights_of(source)
     plan = build_plan(preset, plan_file, assignments, begun)
     if detach:
-        run = _start(ctx, plan, name, force)
+        run = _start(plan, name, force=force, quiet=True)
         click.echo(run.id)
         return
-    ctx.exit(train_in_foreground(plan, name=name, json=as_json, force=force, ctx=ctx))
+    ctx.exit(train_in_foreground(plan, name=name, json=as_json, force=force))
 
 
 def weights_of(named: str) -> Plan:
@@ -101,17 +105,18 @@ def train_in_foreground(
     name: str | None,
     json: bool,
     force: bool = False,
-    ctx: click.Context | None = None,
 ) -> int:
     """Launch `plan`, print its progress and return the command's exit code."""
-    run = _start(ctx, plan, name, force)
-    click.echo(f"run {run.id}", err=json)
+    run = _start(plan, name, force=force, quiet=json)
+    click.echo(f"run {run.id}  {run.name}", err=json)
     return follow(run, json=json)
 
 
-def _start(ctx: click.Context | None, plan: Plan, name: str | None, force: bool) -> RunDirectory:
+def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDirectory:
+    """Tell what the plan will do, on standard error if `quiet`, and start it."""
     devices = read_once()
-    table = check_launch(plan, devices).table
+    found = check_launch(plan, devices)
+    table = found.table
     if not table.fits and not force:
         click.echo(
             f"memconsole: does not fit: {format_bytes(table.device_bytes)} estimated, "
@@ -120,6 +125,8 @@ def _start(ctx: click.Context | None, plan: Plan, name: str | None, force: bool)
             err=True,
         )
         raise SystemExit(DOES_NOT_FIT)
+    rows = [[f"  {label}", words] for label, words in launch_rows(plan, found)]
+    click.echo("\n".join(columns(rows, left=(0, 1))), err=quiet)
     run = start(plan, name, devices)
     if REDACTED in run.name:
         click.echo(f"the name looks like a token or a password: kept as {run.name}", err=True)

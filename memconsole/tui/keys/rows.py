@@ -88,7 +88,7 @@ def _toggle_rows() -> tuple[Key, ...]:
 KEYS: tuple[Key, ...] = (
     # Plan
     Key(id="launch", keys="l", action="launch", label="launch", screens=("plan",),
-        help="Launch this plan as a run and watch it.", footer=True, writes=True),
+        help="Launch this plan: asks for a name and shows what will run, then watches it.", footer=True, writes=True),
     Key(id="fit", keys="f", action="fit", label="fit", screens=("plan",),
         help="The fastest settings that fit the device; pinned ones stay.", footer=True),
     Key(id="model", keys="m", action="pick_model", label="model", screens=("plan",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from memconsole.runs.read.words import state_word
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.ahead import LookAhead
-from memconsole.tui.plan.budget_bar import BudgetBar, PlannedSpeed, verdict_words
+from memconsole.tui.plan.budget_bar import BudgetBar, PlannedSpeed
 from memconsole.tui.plan.exact import ExactNumbers
 from memconsole.tui.plan.memory_table import MemoryTableView, PhaseStrip
 from memconsole.tui.plan.pickers import Pickers
@@ -302,24 +303,25 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     # Launch
 
-    def action_launch(self) -> None:
+    async def action_launch(self) -> None:
+        """Ask for a name and show what will run, unless it cannot be trained here."""
+        from memconsole.start import check_launch
+        from memconsole.tui.plan.launching import LaunchScreen
+
+        plan = self.view.plan
         if self.view.problem:
             self.notice(f"cannot launch: {self.view.problem}", "bad")
             return
-        found = self.view.estimate
-        if found is not None and not self.view.stale and not found.table.fits:
-            from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
-
-            def answered(value: object) -> None:
-                if value == "launch":
-                    self._launch()
-
-            question = f"This plan {verdict_words(found.table)} on {found.table.budget.name}."
-            answers = (ConfirmAnswer("launch", "start it all the same"),)
-            self.app.push_screen(ConfirmScreen(question, answers), answered)
+        try:
+            found = await asyncio.to_thread(check_launch, plan, self.view.devices, self.lookup)
+            screen = LaunchScreen(plan, found)
+        except PlanError as error:
+            self.notice(f"not launched: {error}", "bad")
             return
-        self._launch()
 
-    def _launch(self) -> None:
-        self.notice("launching …")
-        self.console.launch(self.view.plan)
+        def answered(value: object) -> None:
+            if isinstance(value, str):
+                self.notice("launching …")
+                self.console.launch(plan, value)
+
+        self.app.push_screen(screen, answered)

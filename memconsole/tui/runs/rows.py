@@ -10,13 +10,15 @@ from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.missing import MARK
 from memconsole.runs.read.words import state_word
 from memconsole.runs.record.states import LIVE
-from memconsole.tui.draw.ink import Line, Span, fit, left, right
+from memconsole.tui.draw.ink import Line, Span, fit, left, right, width_of
 from memconsole.tui.draw.words import age_word, measure_word, rate_word, state_mark
 from memconsole.units import format_bytes, format_duration
 
 _STATE = 12
 _MARKED = 2
 _LONGEST_NAME = 36
+_NAME_END = 6
+"""Characters kept of the end of a name that is too long."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def run_line(run: RunStatus, width: int, now: float, marked: bool = False) -> Li
     line: Line = [
         Span(f"{mark} {left(_state(run), _STATE)}", role),
         Span(left("◆" if marked else "", _MARKED), "accent"),
-        Span(left(run.name, name), "strong"),
+        Span(left(_shortened(run.name, name), name), "strong"),
     ]
     line += [
         Span(" " + column.align(column.text(run, now), column.cells), column.role)
@@ -108,6 +110,13 @@ def _layout(width: int) -> tuple[int, tuple[Column, ...], int]:
     name = max(10, min(room, _LONGEST_NAME))
     tags = room - name - 1
     return name, shown, tags if tags >= 6 else 0
+
+
+def _shortened(name: str, cells: int) -> str:
+    """A long name without its middle: the ends tell runs apart."""
+    if width_of([Span(name)]) <= cells:
+        return name
+    return f"{fit(name, cells - _NAME_END).rstrip('…')}…{name[-_NAME_END:]}"
 
 
 def _state(run: RunStatus) -> str:

@@ -13,7 +13,6 @@ from memconsole.plan.optimizations import OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.command import command_of
-from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
 from memconsole.tui.screens.prompt import PromptScreen
 from memconsole.tui.views.plan_view import PlanView
@@ -133,27 +132,55 @@ async def test_an_answer_to_an_older_question_is_ignored(make_console: Make) -> 
         assert app.plan_screen.view.estimate is now
 
 
-async def test_a_plan_that_does_not_fit_says_by_how_much_and_launching_asks(
+async def test_launching_asks_for_a_name_and_says_what_will_run(make_console: Make) -> None:
+    plan = plans.apply_settings(Plan(), ["device.name=cpu", "train.max_steps=120"])
+    app = make_console(plan)
+    launched: list[tuple[Plan, str]] = []
+    app.launch = lambda plan, name: launched.append((plan, name))  # type: ignore[assignment, method-assign]
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("l")
+        await settle(pilot)
+        text = " ".join(screen_text(app).split())
+        for words in ("name of the run", "stories", "from scratch", "120 steps, 246 k tokens",
+                      "rows of 128 tokens per step", "a step;", "fits, "):  # fmt: skip
+            assert words in text, words
+        await pilot.press("escape")
+        await settle(pilot)
+        assert not launched
+        await pilot.press("l")
+        await settle(pilot)
+        await pilot.press("ctrl+u", *"low rate", "enter")
+        await settle(pilot)
+        assert launched == [(plan, "low rate")]
+
+
+async def test_a_plan_that_does_not_fit_says_by_how_much_and_launching_asks_again(
     make_console: Make,
 ) -> None:
-    app = make_console(BIG)
+    plan = plans.replace(BIG, {"device.name": "cpu"})
+    app = make_console(plan)
     launched: list[Plan] = []
-    app.launch = launched.append  # type: ignore[assignment, method-assign]
+    app.launch = lambda plan, name: launched.append(plan)  # type: ignore[assignment, method-assign]
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         text = screen_text(app)
         assert "does not fit, " in text
         assert " over" in text
-        assert "VRAM" in text
         await pilot.press("l")
         await settle(pilot)
-        assert isinstance(app.screen, ConfirmScreen)
+        assert "does not fit, " in screen_text(app)
+        await pilot.press("enter")
+        await settle(pilot)
+        assert "enter again starts it all the same" in screen_text(app)
         await pilot.press("escape")
         await settle(pilot)
         assert not launched
-        await pilot.press("l", "s")
+        await pilot.press("l")
         await settle(pilot)
-        assert launched == [BIG]
+        await pilot.press("enter", "enter")
+        await settle(pilot)
+        assert launched == [plan]
 
 
 async def test_launching_what_cannot_be_trained_here_gives_the_reason(make_console: Make) -> None:

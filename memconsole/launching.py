@@ -1,0 +1,101 @@
+"""What is told before a run starts: its proposed name, its length, time, weights and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from memconsole.memory.state.data import training_units, units_per_step
+from memconsole.memory.table import Estimate
+from memconsole.plan import catalog
+from memconsole.plan.origin import origin
+from memconsole.plan.plan import Plan
+from memconsole.plan.sections import printable
+from memconsole.plan.tasks import task_of
+from memconsole.runs.record.directory import RunError, list_runs
+from memconsole.units import format_bytes, format_count, format_duration, format_step
+
+
+def default_name(plan: Plan, taken: Collection[str] | None = None) -> str:
+    """A name that no run of `taken` has, by default of all runs: ``stories python-stdlib lora 2``."""
+    if taken is None:
+        try:
+            taken = {run.name for run in list_runs()}
+        except (RunError, OSError):
+            taken = ()
+    words = [_last(plan.model.name), _last(plan.data.source)]
+    o = plan.optimize
+    words += ["lora"] if o.lora_rank else []
+    words += ["hybrid"] if plan.hybrid.on else []
+    words += [plan.backend] if plan.backend != Plan().backend else []
+    name = printable(" ".join(words))[:60]
+    numbered = (f"{name} {n}" for n in range(2, len(taken) + 3))
+    return name if name not in taken else next(n for n in numbered if n not in taken)
+
+
+def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
+    """What the run will do, as (name, words). Raises `PlanError` if its model is not found."""
+    task, table = task_of(plan), found.table
+    parameters = f"{format_count(found.parameters)} parameters"
+    if found.trainable_parameters != found.parameters:
+        parameters += f", {format_count(found.trainable_parameters)} trained"
+    rows = (
+        f"{plan.effective_batch:,} rows of {plan.data.sequence_length:,} {task.positions} per step"
+    )
+    steps = run_steps(plan)
+    return (
+        ("model", f"{plan.model.name} · {parameters}"),
+        ("weights", origin(plan).words),
+        ("data", f"{plan.data.source} · {rows}"),
+        ("length", _length(plan, steps)),
+        ("time", _time(found, steps)),
+        ("device", f"{table.budget.name} · {plan.backend}"),
+        ("memory", _memory(found)),
+    )
+
+
+def run_steps(plan: Plan) -> int | None:
+    """Optimizer steps of the whole run; None if the size of its data is unknown."""
+    if plan.train.max_steps:
+        return plan.train.max_steps
+    model = catalog.model(plan)
+    units = training_units(plan, model)
+    if units is None:
+        return None
+    return plan.train.epochs * max(1, -(-units // units_per_step(plan, model)))
+
+
+def _length(plan: Plan, steps: int | None) -> str:
+    t, task = plan.train, task_of(plan)
+    epochs = f"{t.epochs:,} epoch" + ("s" if t.epochs != 1 else "")
+    if steps is None:
+        return f"{epochs}; the steps are known once the data are read"
+    about = "" if t.max_steps else "about "
+    units = steps * units_per_step(plan, catalog.model(plan))
+    words = f"{about}{steps:,} steps, {format_count(units)} {task.units}"
+    return words if t.max_steps else f"{epochs}: {words}"
+
+
+def _time(found: Estimate, steps: int | None) -> str:
+    step = f"{format_step(found.step_seconds)} a step"
+    if steps is None:
+        return f"~{step}"
+    return (
+        f"~{format_duration(steps * found.step_seconds)} of training, {step}; the start, evaluations "
+        "and checkpoints come on top"
+    )
+
+
+def _memory(found: Estimate) -> str:
+    table = found.table
+    fits = (
+        f"fits, {format_bytes(table.free_bytes)} free"
+        if table.fits
+        else f"does not fit, {format_bytes(-table.free_bytes)} over"
+    )
+    return f"{format_bytes(table.device_bytes)} of {table.budget.memory_label}: {fits}"
+
+
+def _last(name: str) -> str:
+    """The part of a path, URL or hub id that tells it apart."""
+    return Path(name.rstrip("/")).stem if "/" in name else name

@@ -1,0 +1,44 @@
+"""Asks for the name of a new run, and shows what the run will do before it starts."""
+
+from __future__ import annotations
+
+from memconsole.launching import default_name, launch_rows
+from memconsole.memory.table import Estimate
+from memconsole.plan.plan import Plan
+from memconsole.tui.draw.ink import Line, Span, left, wrap
+from memconsole.tui.screens.prompt import PromptScreen
+from memconsole.tui.widgets.text_lines import TextLines
+
+_HEAD = 9
+
+
+class LaunchScreen(PromptScreen, inherit_bindings=False):
+    """Closes with the name, or with None. A plan that does not fit is refused once."""
+
+    def __init__(self, plan: Plan, found: Estimate) -> None:
+        super().__init__("launch: name of the run", default_name(plan), "", self._refused)
+        self._rows = launch_rows(plan, found)
+        self._fits = found.table.fits
+        self._warned = False
+
+    def _refused(self, word: str) -> str | None:
+        if self._fits or self._warned:
+            return None
+        self._warned = True
+        return f"this plan does not fit; {self.shown_key('accept')} again starts it all the same"
+
+    def title_line(self) -> tuple[str, str]:
+        take, leave = self.shown_key("accept"), self.shown_key("dismiss")
+        return self.heading, f"{take} starts it, {leave} does not"
+
+    def draw_body(self) -> None:
+        width = max(20, self.size.width - 4)
+        lines: list[Line] = []
+        for name, words in self._rows:
+            role = "bad" if name == "memory" and not self._fits else ""
+            for n, text in enumerate(wrap(words, width - _HEAD, 3)):
+                head = left(name if n == 0 else "", _HEAD)
+                lines.append([Span(head, "dim"), Span(text, role)])
+        lines.append([])
+        lines += [[Span(text, "bad")] for text in wrap(self._problem, width, 3)]
+        self.part(TextLines, "about").show(lines)

@@ -1,0 +1,52 @@
+"""What is told before a run starts, and the name that it gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memconsole.devices.budget import budget
+from memconsole.launching import default_name, launch_rows
+from memconsole.memory.estimate import estimate
+from memconsole.plan.plan import Plan, replace
+from memconsole.runs.record.directory import create_run
+
+
+@pytest.fixture(autouse=True)
+def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def changed(**changes: Any) -> Plan:
+    return replace(Plan(), {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def told(plan: Plan) -> dict[str, str]:
+    return dict(launch_rows(plan, estimate(plan, budget(plan, None))))
+
+
+def test_a_run_without_a_name_gets_one_that_no_other_run_has() -> None:
+    plan = changed(backend="jax", data__source="/some/where/my text.txt")
+    names = []
+    for _ in range(3):
+        names.append(default_name(plan))
+        create_run(plan, names[-1])
+    assert names == ["stories my text jax", "stories my text jax 2", "stories my text jax 3"]
+    assert default_name(changed(optimize__lora_rank=4), {"x"}).endswith(" lora")
+
+
+def test_steps_and_tokens_of_a_run_are_those_it_will_take() -> None:
+    fixed = told(changed(device__name="cpu", train__max_steps=120, train__batch_size=4))
+    assert fixed["length"] == "120 steps, 61.4 k tokens"
+    assert fixed["weights"].startswith("from scratch")
+    epochs = told(changed(device__name="cpu", train__epochs=1))
+    assert epochs["length"].startswith("1 epoch: about ")
+    assert " of training, " in epochs["time"]
+
+
+def test_a_length_that_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
+    unread = changed(device__name="cpu", data__source="hf://somebody/something")
+    assert told(unread)["length"] == "3 epochs; the steps are known once the data are read"
+    assert told(unread)["time"].endswith(" a step")
