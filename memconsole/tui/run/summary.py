@@ -65,7 +65,7 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
         minutes = sum(e.minutes for e in run.epochs) / len(run.epochs)
     time = marked(f"{minutes_word(run.minutes)} minutes in all", "total_minutes", run.uncertain)
     if minutes is not None:
-        each = f"{minutes_word(minutes)} minutes per epoch"
+        each = f"{minutes_word(minutes)} min/epoch"
         time = f"{marked(each, 'average_epoch_minutes', run.uncertain)} · {time}"
     if run.units_per_second is not None:
         time += f" · {rate_word(run.units_per_second)} {task_of(run.plan).units}/s"
