@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memconsole.memory.state.data import training_units, units_per_step
 from memconsole.memory.table import Estimate
-from memconsole.plan import catalog
+from memconsole.plan import catalog, recipe
 from memconsole.plan.origin import origin
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import printable
@@ -48,6 +48,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("weights", origin(plan).words),
         ("data", f"{plan.data.source} · {rows}"),
         ("length", _length(plan, steps)),
+        ("recipe", recipe.words(plan)),
         ("time", _time(found, steps)),
         ("device", f"{table.budget.name} · {plan.backend}"),
         ("memory", _memory(found)),

@@ -17,6 +17,7 @@ from memconsole.plan.check import check
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.origin import check_start, checkpoint_of
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.recipe import settled
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
@@ -49,7 +50,8 @@ def start(
     """Launch `plan` detached and store its estimate for the receipt. A run without a name gets one.
     Raises `PlanError`."""
     found = check_launch(plan, devices, lookup)
-    return launch(_anywhere(plan), name or default_name(plan), estimate=msgspec.json.encode(found))
+    whole = settled(_anywhere(plan))
+    return launch(whole, name or default_name(plan), estimate=msgspec.json.encode(found))
 
 
 def _anywhere(plan: Plan) -> Plan:

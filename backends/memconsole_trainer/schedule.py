@@ -5,13 +5,7 @@ from __future__ import annotations
 import math
 
 from memconsole.plan.plan import Plan
-
-
-def warmup_steps(plan: Plan, total_steps: int) -> int:
-    """Warm-up steps: the plan's number, or a tenth of the run if that number is more than half of
-    it."""
-    wanted = plan.train.warmup_steps
-    return wanted if 2 * wanted <= total_steps else total_steps // 10
+from memconsole.plan.recipe import peak_learning_rate, warmup_steps
 
 
 def decay_steps(plan: Plan, total_steps: int) -> int:
@@ -37,7 +31,7 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     (warm-up, stable, decay) it is constant until the last `decay_share` of the steps, in which it
     falls as 1 - sqrt (Hägele et al. 2024, arXiv:2405.18392, §3).
     """
-    t, peak = plan.train, plan.peak_learning_rate / summed_batches(plan)
+    t, peak = plan.train, peak_learning_rate(plan) / summed_batches(plan)
     warmup = warmup_steps(plan, total_steps)
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
+from memconsole.plan import recipe
 from memconsole.plan.optimization import Reach
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import SETTINGS, Plan
@@ -48,6 +49,7 @@ OUTSIDE_THE_STEP = frozenset(
         "train.reference_batch",
         "train.seed",
         "train.warmup_steps",
+        "train.warmup_ratio",
         "train.schedule",
         "train.decay_share",
         "train.minimum_learning_rate",
@@ -93,7 +95,7 @@ _STEP = (
     *(key for key in SETTINGS if key not in _ROWS | NAMED_OTHERWISE | OUTSIDE_THE_STEP | SWITCHES),
 )
 _of_step, _of_update = _reader(_STEP), _reader(_owned(Reach.UPDATE))
-_switches = _reader(sorted(SWITCHES))
+_switches = _reader(sorted(SWITCHES - {"train.weight_decay"}))
 
 
 def step_settings(plan: Plan, kind: str, *, update: bool = True) -> tuple[Any, ...]:
@@ -103,5 +105,6 @@ def step_settings(plan: Plan, kind: str, *, update: bool = True) -> tuple[Any, .
         *_of_step(plan),
         *(coarse(plan, kind) for coarse in _COARSE),
         *(number > 0 for number in _switches(plan)[1:]),
+        recipe.decays(plan),
     )
     return (*found, *_of_update(plan)) if update else found

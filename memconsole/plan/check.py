@@ -52,6 +52,7 @@ def check(plan: Plan) -> None:
         _check_text_alone(plan)
     _check_rows(plan)
     _check_validation(plan)
+    _check_warmup(plan)
     check_conflicts(plan)
     catalog.dataset(plan)
 
@@ -151,6 +152,16 @@ def _check_validation(plan: Plan) -> None:
             "train.early_stopping_patience",
             f"{plan.train.early_stopping_patience:,}",
             "there is no validation loss to watch; set data.validation, or data.validation_fraction above 0",
+        )
+
+
+def _check_warmup(plan: Plan) -> None:
+    steps, ratio = plan.train.warmup_steps, plan.train.warmup_ratio
+    if steps is not None and ratio is not None:
+        raise _error(
+            "train.warmup_ratio",
+            f"{ratio:g}",
+            f"train.warmup_steps = {steps:,} says it already; set one of them",
         )
 
 

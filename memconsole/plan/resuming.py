@@ -32,6 +32,7 @@ CHANGEABLE = ELSEWHERE | {
     "train.max_steps",
     "train.learning_rate",
     "train.warmup_steps",
+    "train.warmup_ratio",
     "train.schedule",
     "train.decay_share",
     "train.minimum_learning_rate",

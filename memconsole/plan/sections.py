@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -158,7 +157,10 @@ class TrainChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=MOST)] | None, about("stop after this many optimizer steps")
     ] = None
     batch_size: Annotated[int, about("rows per micro-batch and device", ge=1, le=1_048_576)] = 16
-    learning_rate: Annotated[float, about("peak learning rate", gt=0.0, le=10.0)] = 5e-4
+    learning_rate: Annotated[
+        Annotated[float, Meta(gt=0.0, le=10.0)] | None,
+        about("peak learning rate; none: follows model size, optimizer and adapters"),
+    ] = None
     scale_learning_rate: Annotated[
         LearningRateScale,
         about("multiply the rate by (effective batch / reference_batch), or its root"),
@@ -167,7 +169,16 @@ class TrainChoice(Section, frozen=True, kw_only=True):
         int, about("effective batch in rows that learning_rate is meant for", ge=1, le=MOST)
     ] = 16
     seed: Annotated[int, about("of weights, order and sampling", ge=0, lt=2**32)] = 42
-    warmup_steps: Annotated[int, about("steps of linear warm-up", ge=0, le=MOST)] = 100
+    warmup_steps: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST)] | None,
+        about("steps of linear warm-up; none: by warmup_ratio"),
+    ] = None
+    warmup_ratio: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1.0)] | None,
+        about(
+            "share of all steps in which the rate rises; none: a tenth, less for trained weights"
+        ),
+    ] = None
     schedule: Annotated[
         Schedule, about("after the warm-up; wsd stays at the peak, then decays at the end")
     ] = "cosine"
@@ -177,7 +188,10 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     minimum_learning_rate: Annotated[
         float, about("end of the schedule, as a share of the peak", ge=0.0, le=1.0)
     ] = 0.1
-    weight_decay: Annotated[float, about("on matrices and embeddings", ge=0.0)] = 0.1
+    weight_decay: Annotated[
+        Annotated[float, Meta(ge=0.0)] | None,
+        about("on matrices and embeddings; none: follows optimizer and adapters"),
+    ] = None
     grad_clip: Annotated[float, about("global gradient norm; 0 turns clipping off", ge=0.0)] = 1.0
     beta1: Annotated[float, about("decay of the first moment", ge=0.0, lt=1.0)] = 0.9
     beta2: Annotated[float, about("decay of the second moment", ge=0.0, lt=1.0)] = 0.95
@@ -319,14 +333,6 @@ class Plan(Section, frozen=True, kw_only=True):
     def evaluation_batch(self) -> int:
         """Rows one device holds at a time while it evaluates."""
         return self.train.evaluation_batch_size or self.train.batch_size
-
-    @property
-    def peak_learning_rate(self) -> float:
-        """The rate at the end of the warm-up, scaled with the effective batch where the plan says so: linearly
-        (Goyal et al. 2017, §2.1) or by its root (Krizhevsky 2014, §3)."""
-        t = self.train
-        power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[t.scale_learning_rate]
-        return t.learning_rate * math.pow(self.effective_batch / t.reference_batch, power)
 
     @property
     def tokens_per_step(self) -> int:

@@ -18,6 +18,7 @@ from jax import lax
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
+from memconsole.plan.recipe import weight_decay
 from memconsole.plan.sections import EIGHT_BIT
 from memconsole_jax.stacking import stacked
 from memconsole_jax.techniques.compressed import Place, compressed
@@ -48,11 +49,8 @@ def transformation(
         trained = [s for s in trained if s.name == part.name]
     decays = {s.name: s.decays for s in trained}
     layered = {s.name for s in trained if s.layered}
-    decay = (
-        optax.add_decayed_weights(t.weight_decay, mask=decays)
-        if t.weight_decay
-        else optax.identity()
-    )
+    share = weight_decay(plan)
+    decay = optax.add_decayed_weights(share, mask=decays) if share else optax.identity()
     kept = _compressed(plan, model, part) if is_compressed(plan) else _as_it_is
     if name == "adamw":
         return optax.chain(kept(optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)), decay)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import OptimizerName, Plan
+from memconsole.plan.recipe import weight_decay
 from memconsole_torch.techniques import offload
 from memconsole_torch.techniques.compressed import Compressed
 from memconsole_torch.techniques.muon import Muon
@@ -297,7 +298,7 @@ def _groups(plan: Plan, module: nn.Module, weights: Sequence[Parameter]) -> list
     decayed = [own[p.name] for p in weights if p.decays]
     plain = [own[p.name] for p in weights if not p.decays]
     groups = [
-        {"params": decayed, "weight_decay": plan.train.weight_decay},
+        {"params": decayed, "weight_decay": weight_decay(plan)},
         {"params": plain, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -22,6 +22,7 @@ import numpy as np
 from memconsole import typed_json
 from memconsole.plan.hybrid import LEAST_MOVEMENTS
 from memconsole.plan.plan import Plan
+from memconsole.plan.recipe import peak_learning_rate
 from memconsole.runs.record import events
 from memconsole_trainer.control.bandit import Bandit
 from memconsole_trainer.control.halves import halves
@@ -300,7 +301,7 @@ class Hybrid:
         jumps went."""
         s, total = self._s, max(1, self._total)
         rate = learning_rate(min(s.step, total - 1), self._plan, total)
-        peak = self._plan.peak_learning_rate
+        peak = peak_learning_rate(self._plan)
         last = s.residuals[-1].accepted if s.residuals else True
         return np.array(
             [1.0, s.step / total, rate / peak, s.trend.steepness, s.confidence.value, float(last)]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
 from memconsole.plan.resuming import CHANGEABLE
 
 
@@ -130,6 +130,10 @@ def stretch(progress: Progress, plan: Plan) -> None:
     progress.wanted = (t.max_steps, t.epochs)
 
 
+_USUAL = replace(Plan(), {"train.weight_decay": 0.1})
+"""Fingerprints leave out these values, those of the first version."""
+
+
 def fingerprint(plan: Plan, model: Model, free: frozenset[str] = CHANGEABLE) -> str:
     """Hash of every setting that must not change when a run is resumed: all but the `free` ones and
     the device.
@@ -138,7 +142,7 @@ def fingerprint(plan: Plan, model: Model, free: frozenset[str] = CHANGEABLE) -> 
     setting.
     """
     counted = {
-        name: _changed(getattr(plan, name), getattr(Plan(), name))
+        name: _changed(getattr(plan, name), getattr(_USUAL, name))
         for name in ("data", "train", "optimize")
     }
     for key in free:

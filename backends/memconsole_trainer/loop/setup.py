@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memconsole.plan import catalog
+from memconsole.plan import catalog, recipe
 from memconsole.plan.check import check
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
@@ -30,7 +30,6 @@ from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
-from memconsole_trainer.schedule import warmup_steps
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
@@ -102,7 +101,7 @@ def set_up(attempt: Attempt) -> Job:
 
     known = stored.fingerprints if stored else {}
     data = open_data(plan, model, attempt.run.path, say, known)
-    print(f"  {data.description}", flush=True)
+    print(f"  {data.description}\n  {recipe.words(plan)}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     older = progress.fingerprint(picked, model, ELSEWHERE)
     shape = BatchShape(
@@ -112,8 +111,8 @@ def set_up(attempt: Attempt) -> Job:
     )
     if stored is None:
         state = progress.start(plan, data.steps_per_epoch(shape))
-        warmup = warmup_steps(plan, state.total_steps)
-        if warmup != plan.train.warmup_steps:
+        warmup = recipe.warmup_steps(plan, state.total_steps)
+        if plan.train.warmup_steps not in (None, warmup):
             say.warning(
                 f"train.warmup_steps = {plan.train.warmup_steps:,} is more than half of the "
                 f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"

@@ -21,7 +21,7 @@ from memconsole.devices.probe import read_once
 from memconsole.memory.estimate import estimate
 from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Estimate, MemoryTable, Tier
-from memconsole.plan import catalog
+from memconsole.plan import catalog, recipe
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import BY_KEY
@@ -133,6 +133,9 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
             "usable_because": budget.why,
         },
         "weights": origin(plan).words,
+        "learning_rate": recipe.learning_rate(plan),
+        "weight_decay": recipe.weight_decay(plan),
+        "training": recipe.words(plan),
         "parameters": found.parameters,
         "trainable_parameters": found.trainable_parameters,
         "tier": str(table.tier),
@@ -200,6 +203,7 @@ def text(plan: Plan, found: Estimate) -> str:
         origin(plan).words,
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step",
+        recipe.words(plan),
         *source_lines(plan),
         "",
     ]

@@ -64,6 +64,8 @@ _MEANT_FOR = {
         "model.items",
         "model.clusters",
     ),
+    "train.warmup_steps": ("train.warmup_ratio",),
+    "train.warmup_ratio": ("train.warmup_steps",),
     "data.source": ("data.max_examples", "data.mix", "data.validation"),
 }
 """Settings that are reset when another value is chosen for the key."""

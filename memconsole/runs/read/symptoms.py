@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import fmean, stdev
 
+from memconsole.plan import recipe
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks import task_of
@@ -53,7 +54,7 @@ def not_learning(plan: Plan, state: RunState) -> Symptom | None:
         return None
     if not _flat(plan, state):
         return None
-    rate = plan.train.learning_rate
+    rate = recipe.learning_rate(plan)
     helps = [
         Help({"train.learning_rate": _rounded(rate * 3)}, "larger steps, if the loss hardly moves"),
         Help({"train.learning_rate": _rounded(rate / 3)}, "smaller steps, if the loss jumps"),
@@ -85,7 +86,7 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
         helps.append(Help(patience, "end at the best; a resumed run may change it"))
     if plan.data.max_examples is not None:
         helps.append(Help({"data.max_examples": None}, "train on all documents"))
-    if plan.train.weight_decay < 0.1:
+    if recipe.weight_decay(plan) < 0.1:
         helps.append(Help({"train.weight_decay": 0.1}, "keep weights small"))
     if plan.model.target_params is not None:
         fewer = {"model.target_params": plan.model.target_params // 2}
@@ -100,9 +101,10 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
 def _flat(plan: Plan, state: RunState) -> bool:
     """Whether the training loss of the last half of the steps did not fall: its second half is not
     lower than its first by two standard errors of the difference."""
-    if state.step < plan.train.warmup_steps + ENOUGH_STEPS:
+    warmup = recipe.warmup_steps(plan, state.total_steps or state.step)
+    if state.step < warmup + ENOUGH_STEPS:
         return False
-    begin = max(plan.train.warmup_steps, state.step // 2)
+    begin = max(warmup, state.step // 2)
     points = zip(state.train.steps, state.train.values, strict=False)
     values = [loss for step, loss in points if step > begin]
     half = len(values) // 2

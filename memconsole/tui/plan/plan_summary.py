@@ -8,6 +8,7 @@ from memconsole.plan import catalog
 from memconsole.plan.mixture import parts
 from memconsole.plan.origin import shortly
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.recipe import learning_rate
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.ink import Line, Span, fit, left
 from memconsole.tui.views.plan_view import PlanView
@@ -53,7 +54,7 @@ def summary_lines(view: PlanView, width: int) -> list[Line]:
         (
             "settings",
             "train",
-            f"{length} · {plan.effective_batch:,} rows/step · lr {train.learning_rate:g}",
+            f"{length} · {plan.effective_batch:,} rows/step · {_rate(plan)}",
         ),
     )
     keys = [view.keys.shown("plan", id) for id, _, _ in rows]
@@ -72,6 +73,16 @@ def _name(plan: Plan) -> str:
     """The model's name; of a directory the last part, which tells it apart where there is little room."""
     name = plan.model.name
     return name.rstrip("/").rpartition("/")[2] if catalog.model_directory(plan) else name
+
+
+def _rate(plan: Plan) -> str:
+    """The learning rate; marked where it follows other settings."""
+    if plan.train.learning_rate is not None:
+        return f"lr {plan.train.learning_rate:g}"
+    try:
+        return f"lr {learning_rate(plan):g} (auto)"
+    except PlanError:  # the estimate says what is wrong with it
+        return "lr (auto)"
 
 
 def _data(plan: Plan) -> str:

@@ -24,6 +24,7 @@ TINY: dict[str, Any] = {
     "train.log_every": 3,
     "train.learning_rate": 3e-3,
     "train.warmup_steps": 3,
+    "train.weight_decay": 0.1,
     "train.sample_tokens": 4,
     "optimize.accumulation_steps": 2,
     "device.name": "cpu",

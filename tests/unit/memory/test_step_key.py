@@ -28,7 +28,7 @@ def another(key: str) -> Any:
     if setting.holds is str:
         return "another"
     if key in SWITCHES:
-        return 0.0 if present else 0.5
+        return 0.0 if present or present is None else 0.5
     if setting.holds is int:
         return 96
     return present / 2 if present else 0.5

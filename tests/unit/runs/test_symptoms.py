@@ -9,6 +9,7 @@ import pytest
 
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.recipe import learning_rate
 from memconsole.runs.read.reduce import RunState, reduce
 from memconsole.runs.read.snapshot import Symptom
 from memconsole.runs.read.symptoms import symptoms_of
@@ -86,8 +87,8 @@ def test_a_flat_loss_no_better_than_the_baseline_is_not_learning() -> None:
     assert "5.1000" in found.words
     assert "5.0000" in found.words
     rates = [one.changes["train.learning_rate"] for one in found.helps[:2]]
-    assert rates == [pytest.approx(3 * PLAN.train.learning_rate, rel=0.05),
-                     pytest.approx(PLAN.train.learning_rate / 3, rel=0.05)]  # fmt: skip
+    assert rates == [pytest.approx(3 * learning_rate(PLAN), rel=0.05),
+                     pytest.approx(learning_rate(PLAN) / 3, rel=0.05)]  # fmt: skip
     assert found.helps[2].changes == {"data.shuffle_buffer": 50_000}
     for one in found.helps:
         check(replace(PLAN, one.changes))

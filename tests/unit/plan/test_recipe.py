@@ -1,0 +1,99 @@
+"""Rate, warm-up and weight decay follow model, weights, optimizer and adapters, and never replace what a plan sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from memconsole.plan import catalog, recipe
+from memconsole.plan.check import check
+from memconsole.plan.plan import OptimizerName, Plan, PlanError, dumps, loads, replace
+
+DEFAULT = catalog.default_plan()
+
+
+def a_plan(**changes: object) -> Plan:
+    plan = DEFAULT
+    for key, value in changes.items():
+        plan = catalog.choose(plan, key.replace("__", "."), value)
+    return plan
+
+
+def test_the_rate_falls_with_the_size_as_in_published_runs() -> None:
+    assert recipe.learning_rate(DEFAULT) == 2e-3
+    # GPT-3 small took 6e-4 (Brown et al. 2020, table 2.1), Llama 2 7B 3e-4 (Touvron et al. 2023)
+    for name, published in (("gpt2", 6e-4), ("llama-2-7b", 3e-4)):
+        assert published / 1.5 < recipe.learning_rate(a_plan(model__name=name)) < 1.5 * published
+
+
+def test_a_picked_optimizer_has_its_own_rate_and_takes_as_much_off_the_weights() -> None:
+    rates = {}
+    for name in recipe.OF_OPTIMIZER:
+        plan = a_plan(optimize__optimizer=name)
+        rates[name] = recipe.learning_rate(plan)
+        shrinking = rates[name] * recipe.weight_decay(plan)
+        assert shrinking == pytest.approx(2e-3 * 0.1, rel=0.05), name
+    assert rates["lion"] < rates["adamw"] == rates["adamw-8bit"] < rates["adafactor"] < rates["sgd"]
+
+
+def test_every_optimizer_of_the_plan_has_a_rate() -> None:
+    assert set(recipe.OF_OPTIMIZER) == set(get_args(OptimizerName))
+
+
+def test_trained_weights_take_a_tenth_and_adapters_on_them_the_whole(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 128,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    new = a_plan(model__name=str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    rate = recipe.learning_rate(new)
+    assert rate == pytest.approx(2e-3 * 0.1)
+    assert recipe.weight_decay(new) == 0.01
+    assert recipe.warmup_steps(new, 1000) == 30
+    assert "trained before" in recipe.words(new)
+    adapted = replace(new, {"optimize.lora_rank": 8, "optimize.freeze_base": True})
+    assert recipe.learning_rate(adapted) == 10 * rate
+    assert recipe.learning_rate(replace(new, {"model.weights": "random"})) == 10 * rate
+
+
+def test_what_a_plan_sets_stays() -> None:
+    mine = a_plan(train__learning_rate=7e-4, train__weight_decay=0.3, train__warmup_steps=7)
+    for changes in ({"model.name": "gpt2"}, {"optimize.optimizer": "lion"}):
+        changed = replace(mine, changes)
+        assert recipe.learning_rate(changed) == 7e-4
+        assert recipe.weight_decay(changed) == 0.3
+        assert recipe.warmup_steps(changed, 1000) == 7
+        assert "as set" not in recipe.words(changed)  # nothing follows
+
+
+def test_a_launched_run_keeps_its_numbers() -> None:
+    plan = loads(dumps(recipe.settled(DEFAULT)))
+    assert (plan.train.learning_rate, plan.train.weight_decay) == (2e-3, 0.1)
+    assert recipe.settled(plan) == plan
+
+
+def test_the_warm_up_is_a_share_of_the_run() -> None:
+    assert [recipe.warmup_steps(DEFAULT, n) for n in (5, 240, 1_000_000)] == [0, 24, 2_000]
+    assert recipe.warmup_steps(a_plan(train__warmup_ratio=0.25), 1_000_000) == 250_000
+
+
+def test_steps_and_share_of_a_warm_up_replace_each_other() -> None:
+    steps = a_plan(train__warmup_ratio=0.25, train__warmup_steps=9)
+    assert (steps.train.warmup_ratio, recipe.warmup_steps(steps, 100)) == (None, 9)
+    share = catalog.choose(steps, "train.warmup_ratio", 0.25)
+    assert (share.train.warmup_steps, recipe.warmup_steps(share, 100)) == (None, 25)
+    with pytest.raises(PlanError, match=r"train\.warmup_ratio = 0\.5: .*set one of them"):
+        check(replace(steps, {"train.warmup_ratio": 0.5}))
+
+
+def test_adapters_are_not_decayed_and_take_the_whole_rate() -> None:
+    adapters = a_plan(optimize__lora_rank=8, optimize__freeze_base=True)
+    assert recipe.learning_rate(adapters) == 2e-3
+    assert recipe.weight_decay(adapters) == 0.0
+    assert not recipe.decays(adapters)
+    assert "LoRA rank 8" in recipe.words(adapters)
