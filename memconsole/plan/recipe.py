@@ -26,7 +26,7 @@ OF_OPTIMIZER: dict[OptimizerName, float] = {
     "muon": 1.0,  # its updates have the size of AdamW's (Liu et al. 2025, §2.2)
     "lion": 0.2,  # 3 to 10 times smaller (Chen et al. 2023, §5)
     "adafactor": 10.0,  # its rate is a share of each weight's size (Shazeer and Stern 2018, §8)
-    "sgd": 100.0,
+    "sgd": 200.0,
 }
 """Each optimizer's rate, as a multiple of AdamW's. `tests/bench/recipe.py` trains a model with each."""
 FINE_TUNING = 0.1
