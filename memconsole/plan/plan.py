@@ -37,6 +37,7 @@ from memconsole.plan.sections import (
     printable,
     quote,
 )
+from memconsole.plan.words import meant
 
 __all__ = [
     "BACKENDS",
@@ -339,12 +340,16 @@ def written(value: Any) -> str:
 def _setting(key: str) -> Setting:
     if key in SETTINGS:
         return SETTINGS[key]
-    tails = {k.rpartition(".")[2]: k for k in SETTINGS}
-    hint = nearest(key, SETTINGS)
-    last = key.rpartition(".")[2]
-    if not hint and last in tails:
-        hint = f' — did you mean "{tails[last]}"?'
+    hint = _hint(key)
     raise PlanError(f"unknown key {quote(key)}{hint or f'; allowed: {_allowed(key)}'}", key)
+
+
+def _hint(key: str) -> str:
+    """The setting that `key` most likely names: by its last part, by what people call it, by its spelling."""
+    last = key.rpartition(".")[2]
+    tails = [k for k in SETTINGS if k.rpartition(".")[2] == last]
+    found = tails[0] if len(tails) == 1 else meant(key, SETTINGS)
+    return f' — did you mean "{found}"?' if found else nearest(key, SETTINGS)
 
 
 def _allowed(key: str) -> str:

@@ -287,7 +287,7 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
         bool, about("update each weight as soon as its gradient is there")
     ] = False
     activation_offload: Annotated[bool, about("keep saved activations off the device")] = False
-    fused_loss: Annotated[bool, about("chunked cross-entropy: the full logits never exist")] = False
+    fused_loss: Annotated[bool, about("chunked loss: the full logits never exist")] = False
     freeze_base: Annotated[bool, about("no gradient for the loaded weights; adapters imply it")] = (
         False
     )

@@ -27,6 +27,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError, quote
+from memconsole.plan.words import meant
 from memconsole.units import MIB, parse_bytes
 
 LEAST_BUDGET = MIB
@@ -125,6 +126,9 @@ def kept_key(word: str) -> str:
     if len(tails) == 1:
         return tails[0]
     known = [row.key for row in OPTIMIZATIONS]
+    found = meant(word, plans.SETTINGS)
+    if found is not None:
+        return found
     hint = plans.nearest(word, plans.SETTINGS) or plans.nearest(word, known)
     raise PlanError(f"--keep {quote(word)}: unknown key{hint or '; known: ' + ', '.join(known)}")
 

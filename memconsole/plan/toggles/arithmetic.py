@@ -66,13 +66,13 @@ PRECISION = Optimization(
 def _chunks_said(plan: Plan, kind: str) -> str | None:
     if not plan.optimize.fused_loss:
         return None
-    return "Chunked cross-entropy enabled - the full logits never exist"
+    return "Chunked loss enabled - the full logits never exist"
 
 
 FUSED_LOSS = Optimization(
     key="optimize.fused_loss",
     keyboard="5",
-    label="chunked cross-entropy",
+    label="chunked loss",
     short="chunked loss",
     help="computes head and loss for one chunk of tokens at a time; the full logits never exist",
     costs="the forward pass also computes the gradients of the head",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from memconsole.plan import plan as plans
-from memconsole.plan.plan import PlanError
+from memconsole.plan import recipe
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.words import known_as
 from memconsole.tui.plan.owner import PlanOwner
 from memconsole.units import value_word
 
@@ -49,7 +51,13 @@ class Pickers:
 
         plan = self._owner.view.plan
         choices = [
-            Choice(key, key, f"{value_word(plans.get(plan, key))} · {setting.help}", 28)
+            Choice(
+                key,
+                key,
+                f"{_value(plan, key)} · {setting.help}",
+                28,
+                "\n".join(known_as(key)),
+            )
             for key, setting in plans.SETTINGS.items()
         ]
 
@@ -60,6 +68,7 @@ class Pickers:
         self._owner.open(PickScreen("change a setting", choices), picked)
 
     def _edit_setting(self, key: str) -> None:
+        from memconsole.plan import catalog
         from memconsole.tui.screens.prompt import PromptScreen
 
         setting = plans.SETTINGS[key]
@@ -67,7 +76,7 @@ class Pickers:
 
         def refusal(word: str) -> str | None:
             try:
-                plans.replace(self._owner.view.plan, {key: plans.parse_value(key, word)})
+                catalog.choose(self._owner.view.plan, key, plans.parse_value(key, word))
             except PlanError as error:
                 return str(error)
             return None
@@ -75,8 +84,23 @@ class Pickers:
         def entered(word: object) -> None:
             if isinstance(word, str):
                 self._owner.change(
-                    lambda plan: plans.replace(plan, {key: plans.parse_value(key, word)})
+                    lambda plan: catalog.choose(plan, key, plans.parse_value(key, word))
                 )
 
         about = f"{setting.help} — {setting.expects}"
         self._owner.open(PromptScreen(key, text, about, refusal), entered)
+
+
+def _value(plan: Plan, key: str) -> str:
+    """The value of a setting, and the number that stands for one that follows others."""
+    value = plans.get(plan, key)
+    numbers = {
+        "train.learning_rate": recipe.learning_rate,
+        "train.weight_decay": recipe.weight_decay,
+    }
+    if value is not None or key not in numbers:
+        return value_word(value)
+    try:
+        return f"{numbers[key](plan):g} (auto)"
+    except PlanError:  # the estimate says what is wrong with the plan
+        return "auto"

@@ -34,18 +34,24 @@ class Choice:
     label: str
     note: str = ""
     label_width: int = 22
+    also: str = ""
+    """Words that find it and are not shown."""
 
 
 def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
-    """The choices that contain every typed word; names that start with the first word lead."""
+    """The choices that contain every typed word. One that is called so leads, then names that start with the first
+    word."""
     words = text.lower().split()
     if not words:
         return list(choices)
-    found = [c for c in choices if all(word in f"{c.label} {c.note}".lower() for word in words)]
+    found = [
+        c for c in choices if all(word in f"{c.label} {c.note} {c.also}".lower() for word in words)
+    ]
     return sorted(
         found,
         key=lambda c: (
             c.label.lower() != text.strip().lower(),
+            text.strip().lower() not in c.also.split("\n"),
             not c.label.lower().startswith(words[0]),
             words[0] not in c.label.lower(),
         ),

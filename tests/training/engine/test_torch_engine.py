@@ -417,7 +417,7 @@ def test_the_platform_lines_say_what_is_on() -> None:
         optimize__fused_loss=True,
     )
     lines = "\n".join(create(lean, None).platform_lines())
-    for part in ("bfloat16", "remat", "4 steps (effective batch 64)", "Chunked cross-entropy"):
+    for part in ("bfloat16", "remat", "4 steps (effective batch 64)", "Chunked loss"):
         assert part in lines
 
 
