@@ -48,7 +48,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("weights", origin(plan).words),
         ("data", f"{plan.data.source} · {rows}"),
         ("length", _length(plan, steps)),
-        ("recipe", recipe.words(plan)),
+        ("training", recipe.words(plan)),
         ("time", _time(found, steps)),
         ("device", f"{table.budget.name} · {plan.backend}"),
         ("memory", _memory(found)),
