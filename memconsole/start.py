@@ -14,6 +14,7 @@ from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check
+from memconsole.plan.on_node import check_job
 from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.origin import check_start, checkpoint_of
 from memconsole.plan.plan import Plan, PlanError, replace
@@ -35,7 +36,9 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     check_trainable(plan)
     check_start(plan)
     device = budget(plan, devices)
-    if not device.local:
+    if plan.launch.on == "slurm":
+        check_job(plan)
+    elif not device.local:
         raise PlanError(
             f"device.name = {plan.device.name}: in the catalog, for planning; to train here pick auto or "
             "a device that `memconsole devices` lists",

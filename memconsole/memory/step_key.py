@@ -68,6 +68,12 @@ OUTSIDE_THE_STEP = frozenset(
         "train.on_out_of_memory",
         "train.answered_records",
         "train.sample_tokens",
+        "launch.on",
+        "launch.partition",
+        "launch.time_limit",
+        "launch.devices_per_node",
+        "launch.save_seconds",
+        "launch.options",
     }
 )
 """Settings that belong to no optimization and do not change a step's tensors: scalars that the step reads, and what

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from memconsole import regular_file, typed_json
 from memconsole.plan.hybrid import HybridChoice
+from memconsole.plan.launching import LaunchChoice
 from memconsole.plan.section import Section
 from memconsole.plan.sections import (
     BACKENDS,
@@ -47,6 +48,7 @@ __all__ = [
     "DataChoice",
     "DeviceChoice",
     "HybridChoice",
+    "LaunchChoice",
     "ModelChoice",
     "OptimizeChoice",
     "OptimizerName",
@@ -104,6 +106,7 @@ def _sections() -> dict[str, type[Section]]:
         "train": TrainChoice,
         "optimize": OptimizeChoice,
         "hybrid": HybridChoice,
+        "launch": LaunchChoice,
     }
 
 

@@ -24,6 +24,12 @@ ELSEWHERE = frozenset(
         "train.checkpoint_minutes",
         "train.keep_checkpoints",
         "train.sample_tokens",
+        "launch.on",
+        "launch.partition",
+        "launch.time_limit",
+        "launch.devices_per_node",
+        "launch.save_seconds",
+        "launch.options",
     }
 )
 """Settings that change nothing of what is trained."""

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from memconsole.errors import UserError
 from memconsole.plan.hybrid import HybridChoice
+from memconsole.plan.launching import LaunchChoice
 from memconsole.plan.section import MOST, Section, about
 
 BACKENDS = ("torch", "jax")
@@ -318,6 +319,7 @@ class Plan(Section, frozen=True, kw_only=True):
     train: TrainChoice = TrainChoice()
     optimize: OptimizeChoice = OptimizeChoice()
     hybrid: HybridChoice = HybridChoice()
+    launch: LaunchChoice = LaunchChoice()
 
     @property
     def micro_batch_tokens(self) -> int:

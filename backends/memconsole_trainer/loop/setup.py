@@ -12,6 +12,7 @@ from memconsole.plan import catalog, recipe
 from memconsole.plan.check import check
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
+from memconsole.plan.on_node import on_node
 from memconsole.plan.origin import check_start, origin
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
@@ -77,7 +78,7 @@ def set_up(attempt: Attempt) -> Job:
     committed = attempt.run.committed_checkpoints()
     _at(attempt, committed[-1] if committed else None)
     say.phase("import")
-    picked, plan = attempt.run.read_plan(), present_plan(attempt.run)
+    picked, plan = attempt.run.read_plan(), on_node(present_plan(attempt.run))
     begun = plan
     if committed:
         plan = without_lost_source(plan, attempt.run.path / TOKENIZER_JSON)

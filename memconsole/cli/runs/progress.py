@@ -15,7 +15,7 @@ from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration
 
 WIDTH = 80
-_STEADY = ("train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
+_STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
 """Phases that alternate all the time; a change of them is no news."""
 
 
@@ -34,12 +34,16 @@ class ProgressLines:
         self._sample = -1
         self._checkpoint = -1
         self._unsaved = ""
+        self._job = ""
         self._warned: tuple[str, ...] = ()
         self._missing = 0
 
     def new(self, run: RunSnapshot) -> Iterator[str]:
         """Lines for what happened since the last call."""
         facts = run.facts
+        if run.job and run.job != self._job:
+            self._job = run.job
+            yield run.job
         if facts.started and facts.started.attempt != self._attempt:
             self._attempt = facts.started.attempt
             yield from facts.started.platform_lines

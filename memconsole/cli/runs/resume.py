@@ -53,7 +53,9 @@ def command(
         attempt = launch.resume(
             found, changed_data=changed_data, from_scratch=from_scratch, changed=changed
         )
-        click.echo(f"{found.id}: attempt {attempt}")
+        job = found.job()
+        waits = f" is in the queue as {job.words}" if job else ""
+        click.echo(f"{found.id}: attempt {attempt}{waits}")
     if watch:
         from memconsole.cli.runs.train import follow
 

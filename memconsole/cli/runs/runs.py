@@ -57,6 +57,7 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
         if run.unsaved:
             click.echo(f"\n{run.id} {run.unsaved}")
     _echo_list("notes", [(run.id, " ".join(run.note.split())) for run in found if run.note])
+    _echo_list("on a cluster", [(run.id, run.job) for run in found if run.job])
     _echo_list("damaged", [(run.id, run.damaged) for run in found if run.damaged])
     missing = [(run.id, missing_words(n)) for run in found if (n := run.missing_records)]
     _echo_list("damaged records", missing)

@@ -46,6 +46,12 @@ RESUMABLE = 75
     metavar="RUN[@best|@last|@step-N]",
     help="Start from the weights of RUN, with its plan and its tokenizer.",
 )
+@click.option(
+    "--on",
+    "where",
+    type=click.Choice(("here", "slurm")),
+    help="Where it trains: this machine, or a job of a Slurm cluster (see launch.… of --set).",
+)
 @click.option("--force", is_flag=True, help="Launch even if the estimate does not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")
 @click.pass_context
@@ -57,6 +63,7 @@ def command(
     detach: bool,
     name: str | None,
     source: str | None,
+    where: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -67,6 +74,8 @@ def command(
     if source is not None and (preset or plan_file):
         ctx.fail("--from brings the plan of its run: --preset and --plan exclude it")
     begun = None if source is None else weights_of(source)
+    if where is not None:
+        assignments = (*assignments, f"launch.on={where}")
     plan = build_plan(preset, plan_file, assignments, begun)
     if detach:
         run = _start(plan, name, force=force, quiet=True)
@@ -117,7 +126,9 @@ def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDire
     devices = read_once()
     found = check_launch(plan, devices)
     table = found.table
-    if not table.fits and not force:
+    # A node's processor has other memory than this machine's.
+    known = plan.launch.on == "here" or plan.device.name != "cpu"
+    if known and not table.fits and not force:
         click.echo(
             f"memconsole: does not fit: {format_bytes(table.device_bytes)} estimated, "
             f"{format_bytes(table.budget.usable_bytes)} usable ({table.budget.why}); "

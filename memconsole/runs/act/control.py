@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from memconsole.runs.act import launch
+from memconsole.runs.act import launch, slurm
 from memconsole.runs.act.family import wake
 from memconsole.runs.read.liveness import liveness
 from memconsole.runs.record import spares
@@ -18,7 +18,8 @@ def request_stop(run: RunDirectory, who: str) -> str:
     """Ask the trainer to finish its step, save and stop. A second request shortens the deadline.
 
     Past the deadline the trainer is killed. Returns the request's id. Starts a supervisor if the
-    run has none. Raises `RunError` if the run is not live.
+    run has none. A job that waits in the queue is cancelled, and the id is empty. Raises `RunError` if
+    the run is not live.
     """
     return _request(run, "stop", who)
 
@@ -56,6 +57,10 @@ def request_profile(run: RunDirectory, who: str, steps: int) -> str:
 def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str:
     wake(run)
     now = liveness(run)
+    job = run.job()
+    if job is not None and now.state == "queued" and command in ("stop", "kill"):
+        slurm.cancel(run, job, clean_line(who, 200))
+        return ""
     if now.attempt is None or not (now.live or (now.state == "orphaned" and command == "kill")):
         hint = "; only a kill ends its children" if now.state == "orphaned" else ""
         raise RunError(f"run {run.id} is not running: it is {now.state}{hint}")

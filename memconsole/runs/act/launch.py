@@ -1,4 +1,4 @@
-"""Starts, resumes and adopts runs on this machine."""
+"""Starts, resumes and adopts runs: on this machine, or as jobs of a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import msgspec
 
 from memconsole import regular_file, typed_json
 from memconsole.plan import plan as plans
-from memconsole.plan.plan import Plan
-from memconsole.runs.act import restart
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.act import restart, slurm
 from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.act.family import wake
 from memconsole.runs.read.liveness import liveness, refusal, settled
@@ -36,18 +36,22 @@ SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.superviso
 
 
 def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -> RunDirectory:
-    """Create a run and start it. Returns once its supervisor and its trainer are started.
+    """Create a run and start it. Returns once its supervisor and its trainer are started, or its job
+    is submitted.
 
     `estimate` is the memory estimate as JSON. It is stored as estimate.json for the run's receipt.
-    Raises `RunError` if the run cannot be started.
+    Raises `RunError` if the run cannot be started, and `PlanError` for a job that cannot be described.
     """
     environment = recorded_environment(trainer_environment(plan, os.environ))
     run = create_run(plan, name, environment)
     if estimate is not None:
         write_atomic(run.path / "estimate.json", estimate)
     try:
-        start_supervisor(run, "--start")
-    except RunError:
+        if plan.launch.on == "slurm":
+            slurm.submit(run, plan)
+        else:
+            start_supervisor(run, "--start")
+    except (RunError, PlanError):
         if run.newest_attempt() is None:
             shutil.rmtree(run.path, ignore_errors=True)
         raise
@@ -61,7 +65,7 @@ def resume(
     from_scratch: bool = False,
     changed: Plan | None = None,
 ) -> int:
-    """Start the next attempt of a run that has ended. Returns its number.
+    """Start the next attempt of a run that has ended, or submit it. Returns its number.
 
     With `changed_data` the user agrees to continue although the data have changed; with
     `from_scratch`, to begin again if no intact checkpoint is left. A `changed` plan differs in
@@ -107,6 +111,11 @@ def resume(
             raise RunError(
                 f"run {run.id}: {run.control_path} cannot be written: {error.strerror}"
             ) from None
+    plan = changed or run.read_plan()
+    if plan.launch.on == "slurm":
+        return slurm.submit(run, plan).attempts_before + 1
+    with contextlib.suppress(FileNotFoundError):
+        run.job_path.unlink()
     return start_supervisor(run, "--resume")
 
 

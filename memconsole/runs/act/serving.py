@@ -44,6 +44,8 @@ class Serving:
     def serve(self, act: Callable[[requests.Request], None]) -> None:
         """Reply to each new request, and then `act` on it if it was accepted."""
         for request, path in requests.pending(self.run):
+            if request is not None and request.attempt > self.attempt:
+                continue  # For the supervisor of that attempt; this one is outlived.
             given = self._unwritten.get(path.name)
             if given is not None:
                 self._reply(path, given)

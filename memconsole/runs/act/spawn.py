@@ -16,7 +16,7 @@ from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.record import files, identity, oom
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.identity import boot_seconds
-from memconsole.runs.record.records import AttemptRecord, Identity
+from memconsole.runs.record.records import AttemptRecord, Identity, JobPlace
 
 OOM_SCORE = 500
 """The kernel should kill the trainer before consoles, supervisors and login shells."""
@@ -30,9 +30,11 @@ def trainer_command(run: RunDirectory, attempt: int) -> list[str]:
 
 
 def start_trainer(
-    run: RunDirectory, attempt: int, argv: Sequence[str]
+    run: RunDirectory, attempt: int, argv: Sequence[str], place: JobPlace | None = None
 ) -> tuple[int, Identity | None]:
     """Start `argv` as the trainer of an attempt and write `attempt.json`.
+
+    In a job it stays in the job's session, by which Slurm may know the job's processes.
 
     Returns its process id, to wait for with `os.waitpid`, and its identity (None if it is dead
     already). Raises `OSError` and `PlanError`.
@@ -45,6 +47,7 @@ def start_trainer(
         started_boot=boot_seconds(),
         argv=tuple(argv),
         oom_kills=oom.oom_kills(),
+        job=place,
     )
     files.write_struct(path / "attempt.json", record)
     about = run.record()
@@ -61,7 +64,7 @@ def start_trainer(
             stdout=output,
             stderr=output,
             close_fds=True,
-            start_new_session=True,
+            start_new_session=place is None,
             umask=0o077,
         )
     finally:

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 from memconsole.plan.plan import PlanError
 from memconsole.runs.act import daemon, family, spawn
@@ -22,7 +23,7 @@ from memconsole.runs.record import files, identity, locks, requests, spares
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.heartbeat import read_heartbeat
 from memconsole.runs.record.identity import ProcessHandle, boot_seconds
-from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.records import ExitRecord, JobPlace
 from memconsole.runs.record.states import Verdict
 
 POLL_SECONDS = 0.25
@@ -59,16 +60,18 @@ class Supervisor:
         self.killing = False
         self.continues = False
         """Whether the run ran out of memory and goes on with smaller micro-batches."""
+        self.place: JobPlace | None = None
+        """The Slurm job that this process is part of."""
         self._save: Callable[[], object] | None = None
         self._next_snapshot = 0.0
 
-    def successor(self) -> Supervisor:
+    def successor(self) -> Self:
         """A supervisor for the next attempt, with this one's lock. Call once this attempt has
         ended.
         """
         if self.handle is not None:
             self.handle.close()
-        return Supervisor(self.run, self.poll_seconds, self.lock)
+        return type(self)(self.run, self.poll_seconds, self.lock)
 
     def close(self) -> None:
         if self.handle is not None:
@@ -142,7 +145,7 @@ class Supervisor:
         return self.run.attempt_path(self.attempt)
 
     def _spawn(self, argv: Sequence[str]) -> None:
-        self.child, who = spawn.start_trainer(self.run, self.attempt, argv)
+        self.child, who = spawn.start_trainer(self.run, self.attempt, argv, self.place)
         if who is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.handle = ProcessHandle(who)
@@ -200,6 +203,7 @@ class Supervisor:
             time_wall=time.time(),
             adopted=self.child is None,
             continues=self.continues,
+            requeues=self._requeues(verdict),
         )
         tries = EXIT_TRIES
         while tries:
@@ -215,6 +219,10 @@ class Supervisor:
                     self.run.reserve_path.unlink()
                     continue
                 time.sleep(1.0)
+
+    def _requeues(self, verdict: Verdict) -> bool:
+        """Whether the run's job goes back to the queue. No supervisor outside a job has one."""
+        return False
 
     def _descends(self, verdict: Verdict) -> bool:
         """Take the next step of the out-of-memory ladder, if there is one and no stop was

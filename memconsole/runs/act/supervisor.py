@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,8 @@ from memconsole.runs.act.supervision import Supervisor, say
 from memconsole.runs.record import locks
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.records import StartRecord
+
+AnySupervisor = TypeVar("AnySupervisor", bound=Supervisor)
 
 
 def main(arguments: Sequence[str] | None = None, command: TrainerCommand = trainer_command) -> int:
@@ -48,6 +51,13 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
         _tell(options.ready_fd, StartRecord(error=str(error)))
         return 1
     _tell(options.ready_fd, StartRecord(attempt=attempt))
+    see_through(supervisor, command).close()
+    return 0
+
+
+def see_through(supervisor: AnySupervisor, command: TrainerCommand) -> AnySupervisor:
+    """Watch an attempt, and those by which the run goes on with less memory. Returns the last one's
+    supervisor."""
     supervisor.watch()
     while supervisor.continues:
         supervisor = supervisor.successor()
@@ -57,8 +67,7 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
             say(str(error))
             break
         supervisor.watch()
-    supervisor.close()
-    return 0
+    return supervisor
 
 
 def _tell(descriptor: int, message: StartRecord) -> None:

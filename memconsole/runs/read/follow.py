@@ -95,6 +95,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why the trainer refused the plan, if nothing was trained."""
     missing_records: int = 0
     """Records of the event log that could not be read or are not there."""
+    job: str = ""
+    """Its Slurm job and where it runs or why it waits, while it lives; "" for a run of this machine."""
     damaged: str = ""
     """Which of the run's files cannot be read, and why; the other figures may be wrong then."""
 
@@ -137,11 +139,14 @@ class Follower:
         self._catch_up()
         state = self._state
         beat = read_heartbeat(self.run.attempt_path(state.attempt)) if state.attempt else None
-        phase, unsaved = state.phase, unsaved_words(self.run, beat) if life.live else ""
+        phase, unsaved = (
+            "queued" if life.state == "queued" else state.phase,
+            unsaved_words(self.run, beat) if life.live else "",
+        )
         if beat is not None and (phase == "starting" or unsaved):
             phase = clean_line(beat.phase, 16)
         labels = read_labels(self.run.path)
-        working = life.live and life.state != "starting"
+        working = life.live and life.state not in ("queued", "starting")
         return RunSnapshot(
             id=clean_line(self.run.id, 80),
             name=self.run.name,
@@ -168,6 +173,7 @@ class Follower:
             warnings=(*self._problems, *state.warnings),
             log_tail=self._log.poll() if self._log else (),
             unsaved=clean_line(unsaved, 500),
+            job=clean_line(life.job, 300),
             stop_requested_by=self._stop_requested_by(life),
             pause_requested=life.live and pause_asked(self.run),
             missing_records=self.missing,
@@ -215,6 +221,7 @@ class Follower:
             note=labels.note,
             refused=clean_line(refusal(self.run, life.verdict), 500),
             missing_records=self.missing,
+            job=clean_line(life.job, 300),
             damaged="; ".join(self._problems),
         )
 
@@ -364,8 +371,11 @@ def _clean_verdict(found: Verdict | None) -> Verdict | None:
 
 
 def _elapsed(state: RunState, life: Liveness) -> float:
-    """Seconds trained in all attempts. A live run started in this boot, so its clock is usable."""
+    """Seconds trained in all attempts. A live run of this machine started in this boot, so its clock is
+    usable."""
     seconds = state.attempt_seconds
-    if life.live and state.first_boot is not None:
+    if life.state == "queued":
+        return state.earlier_seconds + seconds
+    if life.live and not life.elsewhere and state.first_boot is not None:
         seconds = max(seconds, boot_seconds() - state.first_boot)
     return state.earlier_seconds + seconds

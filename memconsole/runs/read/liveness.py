@@ -1,16 +1,20 @@
-"""Decides the state of a run from its locks and last records."""
+"""Decides the state of a run from its locks and last records, and from Slurm for a job that they do not show."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from memconsole.runs.read import slurm
+from memconsole.runs.read.job_verdict import before_it_began, without_record
 from memconsole.runs.read.verdict import verdict
 from memconsole.runs.record import files, identity, locks
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.records import ExitRecord, Identity
+from memconsole.runs.record.records import ExitRecord, Identity, JobRecord
 from memconsole.runs.record.states import LIVE, State, Verdict
 
+SUBMITTED_SECONDS = 15.0
+"""How long an answer of Slurm may be older than the newest job."""
 RECORD_SECONDS = 1.5
 """How long a living supervisor may take to record the end of a trainer that has died."""
 
@@ -27,6 +31,10 @@ class Liveness:
     gang_held: bool = False
     verdict: Verdict | None = None
     """Why the newest attempt ended; None while it is alive."""
+    elsewhere: bool = False
+    """Whether it is alive on another machine: no process and no clock of it can be seen here."""
+    job: str = ""
+    """What is to say of its Slurm job while it lives; "" for a run of this machine."""
 
     @property
     def live(self) -> bool:
@@ -36,8 +44,72 @@ class Liveness:
 def liveness(run: RunDirectory) -> Liveness:
     """The current state of a run. Never raises. A finished run takes some tens of microseconds.
 
-    If the trainer has just died, waits up to `RECORD_SECONDS` for its supervisor to record it.
+    If the trainer has just died, waits up to `RECORD_SECONDS` for its supervisor to record it. Asks
+    Slurm only about a job whose end or life the run's own files do not show.
     """
+    job, here = run.job(), _here(run)
+    return here if job is None else _of_job(run, job, here)
+
+
+def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
+    """The state of a run that a Slurm job trains. `here` is what files and locks show."""
+    attempt = here.attempt
+    record = run.attempt_record(attempt) if attempt and attempt > job.attempts_before else None
+    begun = attempt is not None and attempt > job.attempts_before
+    place = record.job if record else None
+    on = f"{job.words}{f' on {place.nodes}' if place and place.nodes else ''}"
+    if begun and here.live:
+        away = record is not None and not identity.is_visible(record.supervisor)
+        return replace(here, elsewhere=away, job=on)
+    ended = begun and here.verdict is not None and _recorded(run, attempt or 0)
+    if begun and (here.state in ("finished", "orphaned") or (ended and job.cancelled_by)):
+        return here
+    if job.cancelled_by and not begun:
+        return Liveness("stopped", attempt, verdict=before_it_began(job, None))
+    answer = slurm.QUEUE.answer()
+    found = answer.job(job.id)
+    requeues = ended and _recorded(run, attempt or 0, requeues=True)
+    if found is None:
+        unknown = f"{on}: {answer.trouble}"
+        if not begun or requeues:
+            return Liveness("queued", attempt, 0, job=unknown)
+        return here if ended else _away(run, attempt or 0, unknown)
+    if found.waits:
+        return Liveness("queued", attempt, 0, job=f"{job.words} {slurm.waiting_words(found)}")
+    again = begun and found.restarts > (place.restarts if place else 0)
+    if found.active and (again or not begun):
+        return Liveness("starting", attempt, 0, job=f"{job.words} begins on {found.nodes}")
+    if found.active and not ended:
+        return _away(run, attempt or 0, on)
+    if found.active and requeues:
+        return Liveness("queued", attempt, 0, job=f"{job.words} goes back to the queue")
+    if ended:
+        return here
+    if begun:
+        why = without_record(run, attempt or 0, job, found)
+        return Liveness(ended_state(why), attempt, verdict=why)
+    if found is slurm.GONE and time.time() - job.submitted_wall < SUBMITTED_SECONDS:
+        return Liveness("queued", attempt, 0, job=f"{job.words} was submitted")
+    why = before_it_began(job, found)
+    return Liveness(ended_state(why), attempt, verdict=why)
+
+
+def _away(run: RunDirectory, attempt: int, words: str) -> Liveness:
+    """A run that trains on another machine, whose processes cannot be seen from here."""
+    unseen = locks.Held(supervisor=0, trainer=0, gang=True)
+    return Liveness(
+        _running_state(run, attempt, unseen), attempt, 0, 0, True, elsewhere=True, job=words
+    )
+
+
+def _recorded(run: RunDirectory, attempt: int, *, requeues: bool = False) -> bool:
+    """Whether an attempt's end is recorded; with `requeues`, as one that the queue continues."""
+    found = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
+    return found is not None and (found.requeues or not requeues)
+
+
+def _here(run: RunDirectory) -> Liveness:
+    """What locks and records show on this machine."""
     attempt = run.newest_attempt()
     recorded = None
     if attempt is not None:

@@ -89,6 +89,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Last lines of the trainer's output, with progress bars resolved."""
     unsaved: str = ""
     """What it cannot save and keeps in memory, because its disk is full or fails; usually empty."""
+    job: str = ""
+    """Its Slurm job and where it runs or why it waits, while it lives; "" for a run of this machine."""
     stop_requested_by: str | None = None
     pause_requested: bool = False
     """A pause was requested; the run is paused once `phase` is paused."""

@@ -20,7 +20,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
 from memconsole.runs.record.identity import host_name
 from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
-from memconsole.runs.record.records import AttemptRecord, RunRecord
+from memconsole.runs.record.records import AttemptRecord, JobRecord, RunRecord
 from memconsole.sanitize import clean_line
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
@@ -81,6 +81,15 @@ class RunDirectory:
         return self.path / "control"
 
     @property
+    def job_path(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def job_log(self) -> Path:
+        """What a job prints besides its trainer, as Slurm writes it."""
+        return self.path / "job.log"
+
+    @property
     def reserve_path(self) -> Path:
         """A reserve file, deleted when the disk is full so that the last records can be written."""
         return self.path / "reserve.bin"
@@ -133,6 +142,10 @@ class RunDirectory:
     def record(self) -> RunRecord | None:
         """The content of `run.json`; None if it is missing or damaged."""
         return files.read_struct(self.record_path, RunRecord)
+
+    def job(self) -> JobRecord | None:
+        """The Slurm job that trains the run; None if this machine trains it."""
+        return files.read_struct(self.job_path, JobRecord)
 
     def attempt_record(self, number: int) -> AttemptRecord | None:
         return files.read_struct(self.attempt_path(number) / "attempt.json", AttemptRecord)

@@ -34,6 +34,31 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that change what is computed; secrets are left out."""
 
 
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`job.json`: the newest Slurm job of a run. Each resume replaces it by another one."""
+
+    id: str
+    """Its number in Slurm; with a cluster's name after a semicolon where there are several."""
+    attempts_before: int
+    """The newest attempt when it was submitted. The job's own attempts have higher numbers."""
+    submitted_wall: float
+    cancelled_by: str = ""
+    """Who cancelled it before it began."""
+
+    @property
+    def words(self) -> str:
+        return f"Slurm job {self.id}"
+
+
+class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of `attempt.json`: the job that an attempt runs in."""
+
+    id: str
+    restarts: int = 0
+    """How often Slurm had queued the job again when the attempt began."""
+    nodes: str = ""
+
+
 class OomCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Kills by the kernel's out-of-memory killer so far; None if they are not counted."""
 
@@ -52,6 +77,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
     oom_kills: OomCounts = OomCounts()
     """The counts just before the trainer started."""
+    job: JobPlace | None = None
+    """The job it runs in, if a scheduler started it."""
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +111,8 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor was not the trainer's parent and could not learn its exit code."""
     continues: bool = False
     """The supervisor starts another attempt by itself, see `ladder`."""
+    requeues: bool = False
+    """Its job is queued again, and begins another attempt when its turn comes."""
 
 
 class StartRecord(msgspec.Struct, frozen=True, kw_only=True):

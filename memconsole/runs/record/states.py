@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 State = Literal[
+    "queued",
     "starting",
     "running",
     "unsupervised",
@@ -20,6 +21,7 @@ State = Literal[
 ]
 """What the less obvious states mean.
 
+- queued: its job waits in the queue of a cluster.
 - starting: there is no trainer yet.
 - unsupervised: the trainer lives but its supervisor does not, or is suspended.
 - suspended: SIGSTOP or Ctrl-Z holds the trainer; SIGCONT, or a request to stop, lets it go on.
@@ -27,7 +29,9 @@ State = Literal[
 - lost: the run died with its supervisor or in a reboot.
 """
 
-LIVE: frozenset[str] = frozenset({"starting", "running", "unsupervised", "suspended", "stopping"})
+LIVE: frozenset[str] = frozenset(
+    {"queued", "starting", "running", "unsupervised", "suspended", "stopping"}
+)
 
 
 WAIT_DISK = "wait_disk"

@@ -7,6 +7,7 @@ from memconsole.runs.read.words import Shown, state_word
 from memconsole.units import format_bytes, format_duration, format_step
 
 STATES: dict[str, tuple[str, str]] = {
+    "queued": ("◌", "accent"),
     "starting": ("○", "accent"),
     "running": ("●", "good"),
     "unsupervised": ("●", "warn"),

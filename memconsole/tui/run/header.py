@@ -24,6 +24,8 @@ def header_lines(view: RunView, width: int) -> list[Line]:
     ]
     device = run.facts.started.device_name if run.facts.started else run.plan.device.name
     about = f"  {run.plan.model.name} · {run.plan.backend} · {device}"
+    if run.job and run.state != "queued":
+        about += f" · {run.job}"
     if run.attempt > 1:
         about += f" · attempt {run.attempt}"
     if run.pause_requested != paused(run) and view.live:
@@ -53,6 +55,8 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
     if not view.live and run.verdict is not None:
         return _ended_line(view, run, width)
     facts = run.facts
+    if run.state == "queued":
+        return [Span(fit(f" {run.job}", width), "accent")]
     if run.unsaved:
         return [Span(fit(f" ▲ {run.unsaved}", width), "bad")]
     if run.stalled_seconds is not None:

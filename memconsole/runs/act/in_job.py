@@ -1,0 +1,164 @@
+"""What a Slurm job executes: the supervisor of its run, in the foreground.
+
+``python -m memconsole.runs.act.in_job RUN_DIRECTORY``. It is the supervisor of any other run, and
+besides it hears Slurm's signals: SIGUSR1 before the time limit, SIGTERM for a cancelled or preempted
+job. Either is a request to stop, which saves a checkpoint. After SIGUSR1 the job goes back to the
+queue and continues from there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from memconsole.runs.act import daemon, slurm
+from memconsole.runs.act.spawn import TrainerCommand, trainer_command
+from memconsole.runs.act.supervision import POLL_SECONDS, Supervisor, say
+from memconsole.runs.act.supervisor import see_through
+from memconsole.runs.record import files, locks, spares
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.failure import ExitCode
+from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.requests import Request
+from memconsole.runs.record.states import Verdict
+
+PATIENCE_SECONDS = 90.0
+"""How long the processes of the job's last start may take to end, before this one gives up."""
+LEAVING_SECONDS = 120.0
+"""How long Slurm may take to end this job after it was put back into the queue."""
+TIME_LIMIT = "Slurm (the time limit is near)"
+ENDING = "Slurm (the job is cancelled or preempted)"
+_heard: list[str] = []
+"""Who asked to stop, by signals that have not been served yet."""
+
+
+class JobSupervisor(Supervisor):
+    """Turns Slurm's signals into requests to stop."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        poll_seconds: float = POLL_SECONDS,
+        lock: locks.Lock | None = None,
+    ) -> None:
+        super().__init__(run, poll_seconds, lock)
+        self.place = slurm.place()
+        self._asked: set[str] = set()
+
+    def _tick(self) -> None:
+        while _heard:
+            who = _heard.pop(0)
+            if who not in self._asked:
+                self._asked.add(who)
+                self._ask_to_stop(who)
+        super()._tick()
+
+    def _ask_to_stop(self, who: str) -> None:
+        request = Request(
+            id=f"{time.time_ns():016x}-{secrets.token_hex(5)}",
+            command="stop",
+            who=who,
+            attempt=self.attempt,
+            time_wall=time.time(),
+        )
+        path = self.run.control_path / "cmd" / f"{request.id}.json"
+        try:
+            spares.write_struct(self.run.spares_path, path, request)
+        except OSError as error:
+            say(f"{path.name}: {error}")
+            if self.handle is not None:
+                self.handle.signal(signal.SIGTERM)
+
+    def _requeues(self, verdict: Verdict) -> bool:
+        """After the time limit's signal, unless a person or Slurm asked to stop, too."""
+        who = {name for name, _ in self.serving.stops}
+        return verdict.reason == "stopped" and who == {TIME_LIMIT} and not self.killing
+
+
+def main(command: TrainerCommand = trainer_command) -> int:
+    """Train the run's next attempt. Returns the exit code of the job."""
+    if len(sys.argv) != 2:
+        print("usage: python -m memconsole.runs.act.in_job RUN_DIRECTORY", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGUSR1, _hear)
+    signal.signal(signal.SIGTERM, _hear)
+    signal.signal(signal.SIGINT, _hear)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run = RunDirectory(Path(sys.argv[1]).resolve(strict=True))
+    os.umask(0o077)
+    os.chdir("/")
+    daemon.adopt_descendants()
+    try:
+        supervisor = _started(run, command)
+    except (RunError, locks.LockHeld, OSError, ValueError) as error:
+        say(str(error))
+        return 1
+    supervisor = see_through(supervisor, command)
+    try:
+        return _leave(supervisor)
+    finally:
+        supervisor.close()
+
+
+def _started(run: RunDirectory, command: TrainerCommand) -> JobSupervisor:
+    """The supervisor of a new attempt. Waits for what Slurm has not yet ended of an earlier start.
+
+    Raises `RunError`, `locks.LockHeld` and `OSError`.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        supervisor = None
+        try:
+            supervisor = JobSupervisor(run)
+            supervisor.start(command)
+            return supervisor
+        except (RunError, locks.LockHeld):
+            if supervisor is not None:
+                supervisor.close()
+            if time.monotonic() >= deadline or _heard or not _still_held(run):
+                raise
+            time.sleep(1.0)
+
+
+def _still_held(run: RunDirectory) -> bool:
+    """Whether a process of an earlier start still lives."""
+    held = locks.held(run.path)
+    return held.gang or held.trainer is not None or held.supervisor is not None
+
+
+def _leave(supervisor: JobSupervisor) -> int:
+    """Put the job back into the queue if the run goes on there. Returns the exit code."""
+    path = supervisor.path / "exit.json"
+    record = files.read_struct(path, ExitRecord)
+    if record is None:
+        return 1
+    if not record.requeues or supervisor.place is None:
+        return {"finished": ExitCode.DONE, "stopped": ExitCode.STOPPED}.get(
+            record.verdict.reason, 1
+        )
+    try:
+        slurm.requeue(supervisor.run, supervisor.place.id)
+    except RunError as error:
+        say(str(error))
+        words = f"{record.verdict.evidence}; the job could not be put back into the queue: {error}"
+        verdict = msgspec.structs.replace(record.verdict, evidence=words)
+        files.write_struct(path, msgspec.structs.replace(record, verdict=verdict, requeues=False))
+        return ExitCode.STOPPED
+    # Slurm ends this process; if it returned first, the job would count as ended.
+    time.sleep(LEAVING_SECONDS)
+    return ExitCode.STOPPED
+
+
+def _hear(number: int, frame: FrameType | None) -> None:
+    _heard.append(TIME_LIMIT if number == signal.SIGUSR1 else ENDING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

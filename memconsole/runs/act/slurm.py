@@ -1,0 +1,183 @@
+"""Submits a run as a Slurm job, cancels it, and puts it back into the queue."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from memconsole.plan.check import device_kind
+from memconsole.plan.on_node import check_job, nodes, sbatch_options
+from memconsole.plan.plan import Plan
+from memconsole.runs.read.slurm import QUEUE, said
+from memconsole.runs.record import files
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.records import JobPlace, JobRecord
+
+SCRIPT = "job.sh"
+TIMEOUT_SECONDS = 60.0
+JOB_ID = re.compile(r"\d+(;[A-Za-z0-9_.-]+)?")
+_OF_THE_RUN = (
+    "SBATCH_ARRAY_INX",
+    "SBATCH_EXPORT",
+    "SBATCH_NO_REQUEUE",
+    "SBATCH_OPEN_MODE",
+    "SBATCH_SIGNAL",
+    "SBATCH_WAIT",
+)
+"""Variables that would overrule what the script says."""
+_OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+
+
+def script(run: RunDirectory, plan: Plan, python: str = sys.executable) -> str:
+    """The batch script of a run. Raises `PlanError`."""
+    count, node_count = plan.device.count, nodes(plan)
+    options = [
+        f"--job-name=memconsole-{run.id}",
+        f"--output={_pattern(str(run.job_log))}",
+        "--open-mode=append",
+        "--requeue",
+        # B: only the batch script, which is the supervisor, hears of the time limit.
+        f"--signal=B:USR1@{plan.launch.save_seconds}",
+        f"--nodes={node_count}",
+        "--ntasks-per-node=1",
+    ]
+    if device_kind(plan.device.name) != "cpu":
+        options.append(f"--gres=gpu:{count // node_count}")
+    if plan.launch.partition:
+        options.append(f"--partition={plan.launch.partition}")
+    if plan.launch.time_limit:
+        options.append(f"--time={plan.launch.time_limit}")
+    options += sbatch_options(plan)
+    lines = [f"#SBATCH {_word(option)}" for option in options]
+    command = " ".join(
+        map(_shell, (python, "-P", "-m", "memconsole.runs.act.in_job", str(run.path)))
+    )
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            "# The supervisor is the job: Slurm's signals reach it, and its exit code is the job's.",
+            f"exec {command}",
+            "",
+        ]
+    )
+
+
+def submit(run: RunDirectory, plan: Plan) -> JobRecord:
+    """Submit the run's next attempt. Raises `PlanError` and `RunError`."""
+    check_job(plan)
+    path = run.path / SCRIPT
+    try:
+        files.write_atomic(path, script(run, plan).encode(), 0o700)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+    before = run.newest_attempt() or 0
+    answer = _ask(run, "sbatch", "--parsable", f"--chdir={run.path}", str(path)).strip()
+    if not JOB_ID.fullmatch(answer):
+        raise RunError(
+            f"run {run.id}: sbatch answered without the number of a job: {answer[:200]!r}"
+        )
+    job = JobRecord(id=answer, attempts_before=before, submitted_wall=time.time())
+    try:
+        files.write_struct(run.job_path, job)
+    except OSError as error:
+        _ask(run, "scancel", *_named(job))
+        raise RunError(f"{run.job_path}: cannot be written: {error.strerror}") from None
+    QUEUE.forget()
+    return job
+
+
+def cancel(run: RunDirectory, job: JobRecord, who: str) -> None:
+    """Take a waiting job out of the queue. One that has begun meanwhile saves and stops. Raises `RunError`."""
+    _ask(run, "scancel", *_named(job))
+    try:
+        files.write_struct(run.job_path, msgspec.structs.replace(job, cancelled_by=who))
+    except OSError as error:
+        raise RunError(f"{run.job_path}: cannot be written: {error.strerror}") from None
+    QUEUE.forget()
+
+
+def requeue(run: RunDirectory, job_id: str) -> None:
+    """Put the job that this process is part of back into the queue. Raises `RunError`."""
+    _ask(run, "scontrol", "requeue", job_id)
+
+
+def place(environment: Mapping[str, str] = os.environ) -> JobPlace | None:
+    """The job that this process is part of."""
+    job_id = environment.get("SLURM_JOB_ID", "")
+    if not job_id:
+        return None
+    restarts = environment.get("SLURM_RESTART_COUNT", "0")
+    return JobPlace(
+        id=job_id,
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        nodes=environment.get("SLURM_JOB_NODELIST", ""),
+    )
+
+
+def submission_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """`inherited` without the variables of a job that this process may be part of."""
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name not in _OF_THE_RUN and (not name.startswith("SLURM_") or name in _OF_THE_CLUSTER)
+    }
+
+
+def _ask(run: RunDirectory, *command: str) -> str:
+    """What a command of Slurm prints. Raises `RunError` with its last words."""
+    try:
+        given = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+            env=submission_environment(os.environ),
+        )
+    except FileNotFoundError:
+        raise RunError(
+            f"run {run.id}: there is no {command[0]} here; launch.on = slurm works on a machine that "
+            "submits to a Slurm cluster"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            f"run {run.id}: {command[0]} does not answer within {TIMEOUT_SECONDS:.0f} seconds"
+        ) from None
+    except OSError as error:
+        raise RunError(f"run {run.id}: {command[0]}: {error.strerror}") from None
+    if given.returncode != 0:
+        words = said(given.stderr) or f"exit code {given.returncode}"
+        raise RunError(f"run {run.id}: {command[0]} refuses: {words}")
+    return given.stdout.decode("utf-8", "replace")
+
+
+def _named(job: JobRecord) -> list[str]:
+    """The arguments that name a job."""
+    number, _, cluster = job.id.partition(";")
+    return [*([f"--clusters={cluster}"] if cluster else []), number]
+
+
+def _pattern(path: str) -> str:
+    """A path as `--output` takes it, where % begins a field."""
+    return path.replace("%", "%%")
+
+
+def _word(option: str) -> str:
+    """An option as sbatch reads it from a line of the script."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", option, re.ASCII):
+        return option
+    quoted = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{quoted}"'
+
+
+def _shell(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)

@@ -1,0 +1,163 @@
+"""Asks Slurm how the jobs of this user are: `squeue`, at most once in some seconds for all runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from memconsole.sanitize import clean_line
+
+ASK_SECONDS = 5.0
+"""How long an answer is used."""
+TROUBLE_SECONDS = 30.0
+"""How long a controller that does not answer is left alone."""
+TIMEOUT_SECONDS = 10.0
+FIELDS = ("JobID", "State", "Reason", "RestartCnt", "NodeList", "StartTime")
+SQUEUE = (
+    *("squeue", "--me", "--noheader", "--states=all"),
+    *("-O", ",".join(f"{name}:|" for name in FIELDS)),
+)
+WAITING = frozenset(
+    {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+)
+ACTIVE = frozenset(
+    {
+        "RUNNING",
+        "CONFIGURING",
+        "COMPLETING",
+        "SUSPENDED",
+        "STOPPED",
+        "SIGNALING",
+        "STAGE_OUT",
+        "RESIZING",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm shows it."""
+
+    id: str
+    state: str
+    """As `squeue` writes it: PENDING, RUNNING, COMPLETED, TIMEOUT, NODE_FAIL …"""
+    reason: str = ""
+    """Why it waits, or how it ended."""
+    restarts: int = 0
+    nodes: str = ""
+    start: str = ""
+    """When it began, or is expected to begin; Slurm's own text."""
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITING
+
+    @property
+    def active(self) -> bool:
+        return self.state in ACTIVE
+
+
+GONE = Job("", "gone")
+"""A job that Slurm does not know, or no longer knows."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Every job of this user, or why Slurm does not tell."""
+
+    jobs: Mapping[str, Job]
+    trouble: str = ""
+
+    def job(self, job_id: str) -> Job | None:
+        """The job with this id; `GONE` if there is none, None if Slurm does not tell."""
+        return None if self.trouble else self.jobs.get(job_id.partition(";")[0], GONE)
+
+
+class Queue:
+    """Keeps Slurm's newest answer, for all threads of a process."""
+
+    def __init__(
+        self,
+        ask: Callable[[], Answer],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask
+        self._monotonic = monotonic
+        self._asking = threading.Lock()
+        self._answer = Answer({})
+        self._until = float("-inf")
+
+    def answer(self) -> Answer:
+        with self._asking:
+            if self._monotonic() >= self._until:
+                self._answer = self._ask()
+                patience = TROUBLE_SECONDS if self._answer.trouble else ASK_SECONDS
+                self._until = self._monotonic() + patience
+            return self._answer
+
+    def forget(self) -> None:
+        """Ask anew at the next question, because a job was submitted or cancelled."""
+        with self._asking:
+            self._until = float("-inf")
+
+
+def ask_squeue(command: Sequence[str] = SQUEUE) -> Answer:
+    """What `squeue` says of this user's jobs."""
+    if shutil.which(command[0]) is None:
+        return Answer({}, f"there is no {command[0]} here")
+    try:
+        given = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+            env=os.environ | {"SLURM_TIME_FORMAT": "%Y-%m-%d %H:%M"},
+        )
+    except subprocess.TimeoutExpired:
+        return Answer({}, f"Slurm does not answer within {TIMEOUT_SECONDS:.0f} seconds")
+    except OSError as error:
+        return Answer({}, f"{command[0]}: {error.strerror}")
+    if given.returncode != 0:
+        return Answer({}, said(given.stderr) or f"{command[0]} failed")
+    return Answer(parse(given.stdout.decode("utf-8", "replace")))
+
+
+def said(output: bytes) -> str:
+    """The last line that a command of Slurm printed, for people."""
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return clean_line(lines[-1], 200) if lines else ""
+
+
+def parse(output: str) -> dict[str, Job]:
+    """The jobs in the output of `SQUEUE`, by id. A line that says less is left out."""
+    found = {}
+    for line in output.splitlines():
+        words = [clean_line(word.strip(), 200) for word in line.split("|")]
+        if len(words) < len(FIELDS) or not words[0]:
+            continue
+        number, state, reason, restarts, nodes, start = words[: len(FIELDS)]
+        found[number] = Job(
+            number,
+            state,
+            "" if reason == "None" else reason,
+            int(restarts) if restarts.isdecimal() else 0,
+            nodes,
+            "" if start == "N/A" else start,
+        )
+    return found
+
+
+def waiting_words(job: Job) -> str:
+    """Why a job waits and when it is expected to begin."""
+    why = f" ({job.reason})" if job.reason else ""
+    when = f", expected to begin at {job.start}" if job.start else ""
+    return f"waits in the queue{why}{when}"
+
+
+QUEUE = Queue(ask_squeue)
