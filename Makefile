@@ -1,9 +1,9 @@
-# install · run · check · test · soak · bench · bench-peers · accuracy · screenshots
+# install · run · check · test · test-slurm · soak · bench · bench-peers · accuracy · screenshots
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install run lint check test soak bench bench-peers accuracy screenshots clean
+.PHONY: install run lint check test test-slurm soak bench bench-peers accuracy screenshots clean
 
 install: .venv/.installed
 
@@ -36,6 +36,10 @@ check: lint
 
 test: lint
 	$(GATE) --durations 25
+
+# Needs Debian's slurmctld, slurmd, slurm-client and munge: it starts a cluster of its own.
+test-slurm: .venv/.installed-dev
+	MEMCONSOLE_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm
 
 # XLA_FLAGS without a value: programs are optimized as those of a run are, not compiled quickly.
 soak: .venv/.installed-dev

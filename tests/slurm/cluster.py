@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
@@ -106,9 +106,7 @@ class Cluster:
         self._until(self._answers, "slurmctld does not answer")
 
     def start_node(self, node: str) -> None:
-        stepd = "/usr/sbin/slurmstepd"
-        packaged = Path("/usr/lib/x86_64-linux-gnu/slurm-wlm/slurmstepd")
-        self._run("slurmd", "-D", "-N", node, *_stepd(Path(stepd), packaged), name=node)
+        self._run("slurmd", "-D", "-N", node, name=node)
 
     def kill(self, name: str) -> None:
         """SIGKILL the controller (`slurmctld`) or a node's daemon (`n1`, `n2`)."""
@@ -166,19 +164,12 @@ class Cluster:
                 start_new_session=True,
             )
 
-    def _until(self, done: object, problem: str) -> None:
+    def _until(self, done: Callable[[], bool], problem: str) -> None:
         deadline = time.monotonic() + START_SECONDS
-        assert callable(done)
         while not done():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{problem}; see {self.folder}")
             time.sleep(0.2)
-
-
-def _stepd(*places: Path) -> tuple[str, ...]:
-    """The option of slurmd that names the program of a step, where it is not beside slurmd."""
-    found = next((path for path in places if path.exists()), None)
-    return ("-d", str(found)) if found else ()
 
 
 def _free_ports(count: int) -> list[int]:

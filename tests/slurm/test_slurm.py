@@ -1,0 +1,285 @@
+"""Runs as jobs of a real Slurm: they train as a run of this machine does, and survive what Slurm does."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster import NODES, Cluster
+
+from memconsole.runs.act import control, launch
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.liveness import Liveness, liveness
+from memconsole.runs.read.report import report
+from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.requests import replies
+
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
+SETTINGS = {
+    "device.name": "cpu",
+    "model.target_params": 100_000,
+    "data.sequence_length": 32,
+    "data.vocab_size": 300,
+    "train.batch_size": 4,
+    "train.max_steps": 400,
+    "train.warmup_steps": 2,
+    "train.checkpoint_every": 40,
+    "train.log_every": 20,
+    "train.evaluate_every": 200,
+    "train.sample_tokens": 0,
+    "train.preflight": False,
+}
+pytestmark = pytest.mark.timeout(400)
+End = tuple[dict[str, str], list[tuple[int, float | None]]]
+"""The hashes of the last weights, and the validation losses."""
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(20):
+        picked = (WORDS[(number * 7 + place * place) % 6] for place in range(400))
+        (folder / f"{number}.txt").write_text(" ".join(picked))
+    return folder
+
+
+def train(text: Path, *options: str, where: str = "slurm", backend: str = "torch") -> RunDirectory:
+    """Start a run by the command, as a person does."""
+    given = {**SETTINGS, "data.source": text}
+    sets = [f"--set={key}={value}" for key, value in given.items()]
+    answer = subprocess.run(
+        [
+            *(sys.executable, "-m", "memconsole", "train", "--detach", f"--on={where}"),
+            *(*sets, f"--set=backend={backend}", *options),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return find_run(answer.stdout.strip())
+
+
+def wait(run: RunDirectory, what: Callable[[Liveness], object], seconds: float = 200.0) -> Liveness:
+    deadline = time.monotonic() + seconds
+    while not what(now := liveness(run)):
+        assert time.monotonic() < deadline, (now, said(run))
+        time.sleep(0.2)
+    return now
+
+
+def said(run: RunDirectory) -> str:
+    logs = [run.job_log, *run.attempts_path.glob("*/out.log")]
+    return "\n".join(f"{log}:\n{log.read_text()}" for log in logs if log.exists())
+
+
+def wait_step(run: RunDirectory, step: int) -> None:
+    follower = Follower(run)
+    wait(run, lambda now: now.live and now.trainer_pid and follower.poll().facts.step >= step)
+
+
+def end(run: RunDirectory) -> End:
+    last = run.committed_checkpoints()[-1]
+    hashes = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in last.glob("*.safetensors")
+    }
+    assert hashes
+    return hashes, [(one.step, one.loss) for one in report(run).evaluations]
+
+
+def ended_as(whole: End, run: RunDirectory) -> None:
+    """The run is finished, bit for bit like a run that nothing has interrupted."""
+    now = wait(run, lambda now: not now.live)
+    assert now.state == "finished", (now, said(run))
+    assert end(run) == whole
+
+
+@pytest.fixture(scope="session")
+def whole(text: Path) -> End:
+    """The end of a run of this machine that nothing interrupts."""
+    run = train(text, where="here")
+    wait(run, lambda now: not now.live)
+    return end(run)
+
+
+def test_a_job_in_torch_learns_exactly_what_a_run_of_this_machine_learns(
+    slurm: Cluster, text: Path, whole: End
+) -> None:
+    run = train(text)
+    seen = wait(run, lambda now: now.state == "running")
+    job = run.job()
+    assert job is not None
+    assert seen.job.startswith(f"Slurm job {job.id} on n")
+    ended_as(whole, run)
+    assert f"JobId={job.id} " in slurm.ask("scontrol", "show", "job", "-o", job.id)
+    assert run.job_log.read_text() == ""
+
+
+def test_a_job_in_jax_learns_exactly_what_a_run_of_this_machine_learns(
+    slurm: Cluster, text: Path
+) -> None:
+    here = train(text, "--set=train.max_steps=100", where="here", backend="jax")
+    job = train(text, "--set=train.max_steps=100", backend="jax")
+    wait(here, lambda now: not now.live)
+    ended_as(end(here), job)
+
+
+def test_a_stopped_job_saves_and_a_resumed_one_ends_as_if_nothing_had_been(
+    slurm: Cluster, text: Path, whole: End
+) -> None:
+    run = train(text)
+    wait_step(run, 60)
+    control.request_stop(run, "a test")
+    now = wait(run, lambda now: not now.live)
+    assert now.state == "stopped"
+    assert now.verdict is not None
+    assert now.verdict.resumable
+    before = run.job()
+    assert launch.resume(run) == 2
+    after = run.job()
+    assert before is not None
+    assert after is not None
+    assert after.id != before.id
+    ended_as(whole, run)
+
+
+def test_a_cancelled_job_saves_before_slurm_kills_it(
+    slurm: Cluster, text: Path, whole: End
+) -> None:
+    run = train(text)
+    wait_step(run, 60)
+    job = run.job()
+    assert job is not None
+    slurm.ask("scancel", job.id)
+    now = wait(run, lambda now: not now.live)
+    assert now.state == "stopped", (now, said(run))
+    assert now.verdict is not None
+    assert "asked by Slurm (the job is cancelled or preempted)" in now.verdict.evidence
+    launch.resume(run)
+    ended_as(whole, run)
+
+
+def test_a_killed_trainer_ends_its_job_and_the_run_can_be_resumed(
+    slurm: Cluster, text: Path, whole: End
+) -> None:
+    run = train(text)
+    wait_step(run, 60)
+    pid = liveness(run).trainer_pid
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    now = wait(run, lambda now: not now.live)
+    assert now.state == "failed"
+    assert now.verdict is not None
+    assert now.verdict.signal == "SIGKILL"
+    job = run.job()
+    assert job is not None
+    until(lambda: "JobState=FAILED" in slurm.ask("scontrol", "show", "job", "-o", job.id))
+    launch.resume(run)
+    ended_as(whole, run)
+
+
+def test_a_controller_that_is_killed_and_starts_again_costs_no_step(
+    slurm: Cluster, text: Path, whole: End
+) -> None:
+    run = train(text)
+    wait_step(run, 60)
+    slurm.kill("slurmctld")
+    assert liveness(run).live
+    time.sleep(2)
+    slurm.start_controller()
+    hurry(slurm, run)
+    ended_as(whole, run)
+
+
+def test_a_requeued_job_goes_on_from_its_checkpoint(slurm: Cluster, text: Path, whole: End) -> None:
+    run = train(text)
+    wait_step(run, 60)
+    job = run.job()
+    assert job is not None
+    slurm.ask("scontrol", "requeue", job.id)
+    wait(run, lambda now: now.state == "queued")
+    hurry(slurm, run)
+    ended_as(whole, run)
+    record = run.attempt_record(2)
+    assert record is not None
+    assert record.job is not None
+    assert record.job.restarts == 1
+
+
+def test_before_its_time_limit_a_job_saves_and_queues_itself_again(
+    slurm: Cluster, text: Path, whole: End
+) -> None:
+    # Slurm counts the limit in minutes, and signals up to a minute early: here at the first chance.
+    run = train(text, "--set=launch.time_limit=1", "--set=launch.save_seconds=58")
+    wait(run, lambda now: now.state == "queued" and run.newest_attempt() == 1)
+    asked = [answer.who for answer in replies(run)]
+    assert asked == ["Slurm (the time limit is near)"]
+    job = run.job()
+    assert job is not None
+    slurm.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=30")
+    hurry(slurm, run)
+    ended_as(whole, run)
+
+
+def test_a_second_start_of_a_living_run_is_fenced_off(
+    slurm: Cluster, text: Path, whole: End
+) -> None:
+    run = train(text)
+    wait_step(run, 60)
+    second = slurm.ask("sbatch", "--parsable", str(run.path / "job.sh")).strip()
+    until(lambda: "RUNNING" in slurm.ask("squeue", "-h", "-j", second, "-o", "%T"))
+    slurm.ask("scancel", second)
+    ended_as(whole, run)
+    assert run.newest_attempt() == 1
+
+
+def test_a_waiting_job_is_cancelled_and_can_be_submitted_again(
+    slurm: Cluster, text: Path, whole: End
+) -> None:
+    for node in NODES:
+        slurm.ask("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    try:
+        run = train(text)
+        now = wait(run, lambda now: "(" in now.job)
+        assert now.state == "queued"
+        assert "waits in the queue" in now.job
+        assert Follower(run).poll().state == "queued"
+        control.request_stop(run, "a test")
+        now = wait(run, lambda now: not now.live, 20)
+        assert now.state == "stopped"
+        assert now.verdict is not None
+        assert now.verdict.evidence.endswith("was cancelled by a test before it began")
+    finally:
+        for node in NODES:
+            slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    assert launch.resume(run) == 1
+    ended_as(whole, run)
+
+
+def hurry(slurm: Cluster, run: RunDirectory) -> None:
+    """Let a requeued job begin at once. Slurm lets it wait for two minutes."""
+    job = run.job()
+    assert job is not None
+
+    def begun() -> bool:
+        state = slurm.ask("squeue", "-h", "-j", job.id, "--states=all", "-o", "%T").strip()
+        if state == "PENDING":
+            slurm.ask("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+        return state in ("RUNNING", "COMPLETED")
+
+    until(begun)
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
