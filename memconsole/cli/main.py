@@ -32,6 +32,7 @@ COMMANDS = {
     "sample": "a prompt continued, or a record answered, by a run's model",
     "chat": "a conversation with a run's model",
     "export": "a run's weights as a Hugging Face directory",
+    "export-job": "a plan as a job file of SkyPilot or Kubernetes",
     "devices": "devices and how full they are",
     "data": "look into a dataset, or make one",
     "keys": "the console's keys as a keymap file, to change and keep",
@@ -39,7 +40,7 @@ COMMANDS = {
 }
 ROOMS = {
     "plans": "plan fit",
-    "runs": "train runs attach stop pause profile resume logs report compare sample chat export",
+    "runs": "train runs attach stop pause profile resume logs report compare sample chat export export-job",
     "machine": "devices doctor",
     "data": "data",
 }
@@ -58,7 +59,9 @@ class LazyGroup(click.Group):
         folder = next(
             (f"{room}." for room, names in ROOMS.items() if cmd_name in names.split()), ""
         )
-        command = importlib.import_module(f"memconsole.cli.{folder}{cmd_name}").command
+        command = importlib.import_module(
+            f"memconsole.cli.{folder}{cmd_name.replace('-', '_')}"
+        ).command
         assert isinstance(command, click.Command)
         return command
 

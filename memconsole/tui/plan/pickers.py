@@ -25,9 +25,38 @@ class Pickers:
             if isinstance(value, str):
                 self._owner.change(lambda plan: catalog.choose(plan, key, value))
 
+        if kind == "device":
+            self._device()
+            return
         choices, free = choices_for(kind, self._owner.view.plan, self._owner.view.devices)
         present = str(plans.get(self._owner.view.plan, key))
         self._owner.open(PickScreen(f"choose the {kind}", choices, present, free), picked)
+
+    def _device(self) -> None:
+        """Pick a device of this machine, a partition of a cluster, or a device of the catalog."""
+        from memconsole.devices import cluster
+        from memconsole.plan import catalog
+        from memconsole.tui.screens.pick import SLURM, PickScreen, choices_for
+
+        plan, devices = self._owner.view.plan, self._owner.view.devices
+
+        def picked(value: object) -> None:
+            if not isinstance(value, str):
+                return
+            named = value.removeprefix(SLURM) if value.startswith(SLURM) else None
+            changes: dict[str, object] = {"device.name": value}
+            if value not in catalog.devices():
+                changes["launch.on"] = "here"
+            for partition in cluster.PARTITIONS.found:
+                if partition.name == named:
+                    changes = cluster.changes(plan, partition)
+            self._owner.change(lambda plan: plans.replace(plan, changes))
+
+        choices, free = choices_for("device", plan, devices)
+        present = plan.device.name
+        if plan.launch.on == "slurm" and plan.launch.partition:
+            present = SLURM + plan.launch.partition
+        self._owner.open(PickScreen("choose the device", choices, present, free), picked)
 
     def preset(self) -> None:
         """Pick a whole plan to start from."""

@@ -12,6 +12,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Input
 
+from memconsole.devices.cluster import PARTITIONS
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
@@ -22,6 +23,10 @@ from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
 from memconsole.units import format_bytes, format_count
 
+SLURM = "slurm:"
+"""Begins the value of a choice that is a partition of a Slurm cluster."""
+WAIT_SECONDS = 0.2
+"""How long the device picker waits for the partitions of a cluster; the next one shows them."""
 MOST_FILES = 200
 """Most files that the data picker lists."""
 
@@ -91,6 +96,9 @@ def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Ch
         rows.append(Choice(reading.id, reading.id, note))
     if "cpu" not in local:
         rows.append(Choice("cpu", "cpu", "this machine's processor"))
+    for partition in PARTITIONS.look(WAIT_SECONDS):
+        value = SLURM + partition.name
+        rows.append(Choice(value, value, f"a Slurm job · {partition.words}"))
     verdicts = _verdicts(plan)
     for name, device in catalog.devices().items():
         size = f"{format_bytes(device.total_bytes)} {device.memory_label}"

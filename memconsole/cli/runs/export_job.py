@@ -1,0 +1,105 @@
+"""`memconsole export-job`: a plan as a job file of SkyPilot or Kubernetes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memconsole.devices.budget import budget
+from memconsole.memory.estimate import estimate
+from memconsole.plan import plan as plans
+from memconsole.plan.check import check
+from memconsole.plan.jobs.document import yaml
+from memconsole.plan.jobs.job import Job, check_device, job_name
+from memconsole.plan.jobs.jobset import IMAGE, jobset
+from memconsole.plan.jobs.skypilot import skypilot
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.record.directory import RunError, find_run
+from memconsole.runs.record.files import write_atomic
+
+GIB = 1 << 30
+LEAST_GIB = 8
+"""Host memory that a job asks for at least: installing takes some, too."""
+
+
+@click.command()
+@click.argument("run_or_plan")
+@click.option(
+    "--to",
+    "engine",
+    required=True,
+    type=click.Choice(("skypilot", "jobset")),
+    help="For which engine.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file."
+)
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
+@click.option("--name", metavar="TEXT", help="The name of the job and of its run.")
+@click.option(
+    "--volume",
+    metavar="NAME",
+    help="A volume, or a claim of one, that keeps the run between machines.",
+)
+@click.option(
+    "--install", metavar="TEXT", help="What pip installs; by default this version of memconsole."
+)
+@click.option(
+    "--image",
+    default=IMAGE,
+    show_default=True,
+    help="The container image (jobset): with bash and pip.",
+)
+def command(
+    run_or_plan: str,
+    engine: str,
+    output: Path | None,
+    assignments: tuple[str, ...],
+    name: str | None,
+    volume: str | None,
+    install: str | None,
+    image: str,
+) -> None:
+    """Write a job file that trains the plan of RUN_OR_PLAN, a run or a plan file.
+
+    The job continues its own run if it is started again.
+    """
+    import memconsole
+
+    plan, title = _plan_of(run_or_plan)
+    plan = plans.apply_settings(plan, assignments)
+    check(plan)
+    check_device(plan)
+    check_trainable(plan)
+    if not all(c.isprintable() and c not in "'\"" for c in f"{volume}{install}{image}"):
+        raise PlanError("--volume, --install and --image take text without quotes")
+    host_bytes = estimate(plan, budget(plan, None)).table.host_bytes or 0
+    job = Job(
+        name=job_name(name or title),
+        plan=plan,
+        install=install or f"memconsole[{plan.backend}]=={memconsole.__version__}",
+        host_gib=max(LEAST_GIB, -(-host_bytes * 3 // (2 * GIB))),
+        volume=volume,
+    )
+    text = yaml(skypilot(job) if engine == "skypilot" else jobset(job, image))
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        write_atomic(output, text.encode(), 0o644)
+    except OSError as error:
+        raise PlanError(f"{output}: cannot be written: {error.strerror}") from None
+
+
+def _plan_of(named: str) -> tuple[Plan, str]:
+    """A plan and a title for it. A file is a plan; everything else names a run. Raises `PlanError`."""
+    path = Path(named).expanduser()
+    if path.is_file() or named.endswith(".toml"):
+        return plans.load(path), path.stem
+    try:
+        run = find_run(named)
+    except RunError as error:
+        raise PlanError(f"{error}, and no plan file of that name") from None
+    return run.read_plan(), run.name

@@ -1,0 +1,1 @@
+"""Plans as job files of other engines: SkyPilot and Kubernetes' JobSet."""
