@@ -120,7 +120,7 @@ class JaxEngine:
         self._evaluation_step = programs.lower_evaluate().compile()
         shapes = programs.evaluated_shapes | programs.kept_shapes
         self._outputs = jax.jit(partial(tasks.of(model).outputs, model))
-        self._sampler = tasks.of(model).sampler(model, shapes, programs.sharding)
+        self._sampler = tasks.of(model).sampler(self._plan, model, shapes, programs.sharding)
         if self._sampler is not None:
             self._sampler.prepare(self._plan.train.sample_tokens)
         gc.collect()  # frees 13 MiB left by tracing and compiling

@@ -159,7 +159,7 @@ class TorchEngine:
             groups = {p.name: group_of(p) for p in trained}
             arguments = self.module, groups, self.task, self._to_device, narrow
             self._jumps = TorchJumps(*arguments, moves=moves)
-        whole = (*model.parameters(), *adapters.adapters(model, o.lora_rank))
+        whole = (*model.parameters(), *adapters.adapters_of(self._plan, model))
         self.parameters = sum(p.size for p in whole)
         self.trainable_parameters = sum(p.numel() for p in self._trained)
 

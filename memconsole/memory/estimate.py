@@ -16,7 +16,7 @@ from memconsole.memory.reasons import nothing_saved
 from memconsole.memory.seconds import peak_units_per_second, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
 from memconsole.memory.state.sizes import sizes
-from memconsole.memory.state.step_sizes import trained_group
+from memconsole.memory.state.step_sizes import adapter_group, trained_group
 from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan import catalog
 from memconsole.plan.budget import Budget
@@ -38,7 +38,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
     table = table_of(plan, budget, lookup)
     seconds = step_seconds(plan, model, budget)
     s = sizes(model)
-    adapters = plan.optimize.lora_rank * s.block.adapter_width * s.layers
+    adapters = adapter_group(plan, model).elements
     rate = units_per_step(plan, model) / seconds
     return Estimate(
         table=table,

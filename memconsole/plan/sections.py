@@ -24,6 +24,7 @@ Heap = Literal["fast", "jemalloc", "tight"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 OnOutOfMemory = Literal["stop", "halve"]
 LearningRateScale = Literal["none", "sqrt", "linear"]
+LoraTargets = Literal["all", "attention", "query-value", "mlp"]
 LossOn = Literal["all", "answers"]
 
 
@@ -295,6 +296,13 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     lora_rank: Annotated[
         int, about("rank of the adapters on a frozen base; 0: none", ge=0, le=1024)
     ] = 0
+    lora_alpha: Annotated[
+        Annotated[float, Meta(gt=0.0, le=100_000.0)] | None,
+        about("adapters count alpha / rank times; none: twice the rank"),
+    ] = None
+    lora_targets: Annotated[
+        LoraTargets, about("matrices that have adapters: of attention and MLP, or some of them")
+    ] = "all"
     base_storage: Annotated[
         BaseStorage,
         about("matrices of a frozen base: as they are computed with, or 8- or 4-bit codes"),

@@ -63,6 +63,8 @@ WORDS: dict[str, str] = {
     "optimize.fused_loss": "chunked_loss chunked_cross_entropy cut_cross_entropy liger fused_cross_entropy",
     "optimize.freeze_base": "frozen freeze",
     "optimize.lora_rank": "qlora peft r lora_r adapter",
+    "optimize.lora_alpha": "alpha peft scaling",
+    "optimize.lora_targets": "target_modules peft",
     "optimize.base_storage": "qlora quant quantize quantized quantization 4bit load_in_4bit load_in_8bit bnb nf4 int8",
     "optimize.compile": "torch_compile inductor",
     "optimize.sharding": "fsdp zero ddp distributed parallel",

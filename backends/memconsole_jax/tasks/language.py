@@ -11,6 +11,7 @@ from jax import Array
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
+from memconsole.plan.trained import adapter_scale
 from memconsole_jax.models.decoder import assemble
 from memconsole_jax.tasks.sampling import TokenSampler
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
@@ -41,8 +42,8 @@ class Language:
         untied = "head.weight" in weights
         return Head("head.weight" if untied else "embedding.weight", shared=not untied)
 
-    def sampler(self, model: Architecture, weights: Any, place: Any) -> TokenSampler:
-        return TokenSampler(model, weights, place)
+    def sampler(self, plan: Plan, model: Architecture, weights: Any, place: Any) -> TokenSampler:
+        return TokenSampler(model, weights, place, adapter_scale(plan))
 
     def outputs(self, model: Architecture, weights: Tree, arrays: Tree) -> Array:
         """Logits (B, T, V) of tokens (B, T)."""
@@ -56,6 +57,7 @@ def summed_nats(
     chunks of tokens."""
     dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
     nats = chunked_nats if chunked else plain_nats
+    scale = adapter_scale(plan)
 
     def loss(
         trained: Tree,
@@ -65,7 +67,7 @@ def summed_nats(
         share: Array | float = 1.0,
     ) -> Array:
         weights = {**trained, **kept}
-        decoder = assembled(architecture, weights)
+        decoder = assembled(architecture, weights, scale)
         hidden = decoder.hidden(arrays["inputs"], dtype, around, arrays.get("documents"), sums)
         begun = None if sums is None else sums.get(LANGUAGE.head(weights).name)
         cap = architecture.logit_cap

@@ -54,7 +54,7 @@ class Recommendation:
         """None: gradients of the table and the adapter are summed after each micro-batch."""
         return None
 
-    def sampler(self, model: Recommender, weights: Any, place: Any) -> None:
+    def sampler(self, plan: Plan, model: Recommender, weights: Any, place: Any) -> None:
         return None
 
     def outputs(self, model: Recommender, weights: Tree, arrays: Tree) -> Array:

@@ -52,7 +52,7 @@ class Regression:
         weights."""
         return None
 
-    def sampler(self, model: Regressor, weights: Any, place: Any) -> None:
+    def sampler(self, plan: Plan, model: Regressor, weights: Any, place: Any) -> None:
         return None
 
     def outputs(self, model: Regressor, weights: Tree, arrays: Tree) -> Array:

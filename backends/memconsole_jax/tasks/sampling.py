@@ -4,6 +4,7 @@ length."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,7 +29,10 @@ Cache = tuple[Array, Array]
 class TokenSampler:
     """Implements `memconsole_jax.tasks.task.Sampler` for a decoder."""
 
-    def __init__(self, architecture: Architecture, weights: Any, place: Any) -> None:
+    def __init__(
+        self, architecture: Architecture, weights: Any, place: Any, adapter_scale: float = 2.0
+    ) -> None:
+        self._scale = adapter_scale
         self._architecture, self._weights, self._place = architecture, weights, place
         self._programs: dict[int, Any] = {}
         """Compiled programs by cache length."""
@@ -82,7 +86,7 @@ class TokenSampler:
             number = self._shape(jnp.float32)
             stops = self._shape(jnp.int32, STOPS)
             more = count, count, number, count, self._shape(jnp.uint32), stops, number
-            step = jax.jit(sample, static_argnums=0)
+            step = jax.jit(partial(sample, adapter_scale=self._scale), static_argnums=0)
             lowered = step.lower(self._architecture, self._weights, row, *more)
             self._programs[positions] = lowered.compile()
         return self._programs[positions]
@@ -107,6 +111,7 @@ def sample(
     seed: Array,
     stop: Array | int = -1,
     top_p: Array | float = 1.0,
+    adapter_scale: float = 2.0,
 ) -> tuple[Array, Array]:
     """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling, up to a token in
     `stop`. Also returns how many positions are filled. Jit with `a` static.
@@ -114,7 +119,7 @@ def sample(
     `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 mean all tokens. The token at a position
     depends only on the seed, the position and the tokens before it.
     """
-    decoder = assembled(a, weights)
+    decoder = assembled(a, weights, adapter_scale)
     size = prompt.shape[0]
     empty = jnp.zeros((a.layers, size, a.kv_heads, a.head_size))
     key = jax.random.key(seed)

@@ -71,7 +71,7 @@ class Task(Protocol):
         there is none."""
         ...
 
-    def sampler(self, model: Any, weights: Any, place: Any) -> Sampler | None:
+    def sampler(self, plan: Plan, model: Any, weights: Any, place: Any) -> Sampler | None:
         """A sampler of a model with `weights` of these shapes and `place`, a sharding; None if the
         task has no samples."""
         ...

@@ -20,7 +20,6 @@ from memconsole_jax.models.decoder import Decoder, assemble
 from memconsole_jax.models.layers import Linear, product
 from memconsole_jax.stacking import stacks
 from memconsole_jax.techniques.quantized_base import QuantizedLinear
-from memconsole_trainer.techniques.adapters import SCALE
 from memconsole_trainer.techniques.base_storage import SCALES
 
 _A, _B = ".lora_a", ".lora_b"
@@ -33,26 +32,26 @@ def is_adapter(name: str) -> bool:
 
 
 class Adapted(nnx.Module):
-    """A linear layer plus an adapter: ``base(x) + 2 (x @ A.T) @ B.T``, in the dtype of x."""
+    """A linear layer plus an adapter: ``base(x) + scale · (x @ A.T) @ B.T``, in the dtype of x."""
 
-    def __init__(self, base: Linear | QuantizedLinear, a: Array, b: Array) -> None:
-        self.base = base
+    def __init__(self, base: Linear | QuantizedLinear, a: Array, b: Array, scale: float) -> None:
+        self.base, self.scale = base, scale
         self.lora_a = nnx.Param(a)
         self.lora_b = nnx.Param(b)
 
     def __call__(self, x: Array) -> Array:
-        low = product(x, self.lora_a[...]) * SCALE
+        low = product(x, self.lora_a[...]) * self.scale
         return self.base(x) + product(low, self.lora_b[...])
 
 
-def assembled(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
-    """`decoder.assemble`, plus the adapters in `weights`, if any. Matrices may be stored as
-    codes."""
-    return equipped(assemble(a, weights), a, weights)
+def assembled(a: Architecture, weights: Mapping[str, Any], scale: float = 2.0) -> Decoder:
+    """`decoder.assemble`, plus the adapters in `weights`, if any, times `scale`. Matrices may be
+    stored as codes."""
+    return equipped(assemble(a, weights), a, weights, scale)
 
 
-def equipped(module: M, model: Model, weights: Mapping[str, Any]) -> M:
-    """`module` of `model` with the codes and adapters in `weights`, if any."""
+def equipped(module: M, model: Model, weights: Mapping[str, Any], scale: float = 2.0) -> M:
+    """`module` of `model` with the codes and adapters in `weights`, if any, times `scale`."""
     shapes = {name: stack.members[0].shape for name, stack in stacks(model).items()}
     for name in weights:
         if name.endswith(SCALES):
@@ -62,7 +61,7 @@ def equipped(module: M, model: Model, weights: Mapping[str, Any]) -> M:
     for name in weights:
         if name.endswith(_A):
             b = weights[name.removesuffix(_A) + _B]
-            _replace(module, name, Adapted, weights[name], b)
+            _replace(module, name, Adapted, weights[name], b, scale)
     return module
 
 

@@ -10,32 +10,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.models.architecture import Architecture, parameters
+from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import BaseStorage, Plan
+from memconsole.plan.trained import adapter_scale, has_adapter
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.techniques.precision import COMPUTE
-from memconsole_torch.techniques.quantized_base import hold_codes, product
+from memconsole_torch.techniques.quantized_base import QuantizedLinear, hold_codes, product
 from memconsole_trainer.engine import WeightSource
-from memconsole_trainer.techniques.adapters import SCALE, InitialAdapters, adapters, stored_narrow
+from memconsole_trainer.techniques.adapters import InitialAdapters, adapters_of, stored_narrow
 from memconsole_trainer.techniques.base_storage import is_quantized, parts
 
 
 class Adapted(nn.Module):
-    """A linear layer plus an adapter: x Wᵀ + b + 2 (x Aᵀ) Bᵀ, in the compute precision.
+    """A linear layer plus an adapter: x Wᵀ + b + scale · (x Aᵀ) Bᵀ, in the compute precision.
 
     It takes over the layer's parameters and their names. For the adapter's backward pass it keeps x
     Aᵀ (..., rank) and the input, which is shared with other matrices that read it.
     """
 
-    def __init__(self, linear: nn.Linear, rank: int) -> None:
+    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
+        self.scale = scale
         self.weight, self.bias = linear.weight, linear.bias
         device = linear.weight.device
         self.lora_a = nn.Parameter(torch.empty(rank, linear.in_features, device=device))
         self.lora_b = nn.Parameter(torch.empty(linear.out_features, rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(x, self.lora_a) * SCALE
+        low = F.linear(x, self.lora_a) * self.scale
         return self.frozen(x) + F.linear(low, self.lora_b)
 
     def frozen(self, x: Tensor) -> Tensor:
@@ -49,8 +52,8 @@ class QuantizedAdapted(Adapted):
 
     weight_scales: Tensor
 
-    def __init__(self, linear: nn.Linear, rank: int, storage: BaseStorage) -> None:
-        super().__init__(linear, rank)
+    def __init__(self, linear: nn.Linear, rank: int, scale: float, storage: BaseStorage) -> None:
+        super().__init__(linear, rank, scale)
         self.shape = linear.out_features, linear.in_features
         del self.weight
         hold_codes(self, linear, storage)
@@ -72,7 +75,7 @@ def load(
         partial(parts, plan),
     )
     own, new = dict(decoder.named_parameters()), InitialAdapters(plan, architecture)
-    for p in adapters(architecture, plan.optimize.lora_rank):
+    for p in adapters_of(plan, architecture):
         pretrained.copy_into(own[p.name], new.tensor(p.name), p.name)
     return decoder
 
@@ -87,10 +90,15 @@ def _adapt(plan: Plan, decoder: Decoder) -> None:
         if p.role == "matrix":
             parent, _, name = p.name.removesuffix(".weight").rpartition(".")
             module = decoder.get_submodule(parent)
-            linear, rank = getattr(module, name), plan.optimize.lora_rank
-            adapted = (
-                QuantizedAdapted(linear, rank, plan.optimize.base_storage)
-                if is_quantized(plan, p)
-                else Adapted(linear, rank)
-            )
-            setattr(module, name, adapted)
+            setattr(module, name, _layer(plan, p, getattr(module, name)))
+
+
+def _layer(plan: Plan, p: Parameter, linear: nn.Linear) -> nn.Module:
+    """What takes the place of a frozen layer."""
+    o, quantized = plan.optimize, is_quantized(plan, p)
+    if not has_adapter(p, o.lora_targets):
+        return QuantizedLinear(linear, o.base_storage) if quantized else linear
+    scale = adapter_scale(plan)
+    if quantized:
+        return QuantizedAdapted(linear, o.lora_rank, scale, o.base_storage)
+    return Adapted(linear, o.lora_rank, scale)

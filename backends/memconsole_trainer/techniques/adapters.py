@@ -1,8 +1,7 @@
 """LoRA adapters (Hu et al. 2021, arXiv:2106.09685): where they are, how they start, how they merge.
 
-Each matrix W (out, in) of attention and MLP in every block becomes W + (alpha / r) B A, with A (r,
-in) and B (out, r). alpha is 2r, so the factor is 2 for every rank and the learning rate need not
-change with the rank (§4.1 fixes alpha for the same reason). A starts normal with standard deviation
+A matrix W (out, in) of attention or MLP in every block becomes W + (alpha / r) B A, with A (r, in)
+and B (out, r). A starts normal with standard deviation
 1/r and B starts at zero, so the initial model equals the base.
 
 The base is frozen. With 16-bit compute its matrices and embeddings are stored in 16 bits and its
@@ -20,33 +19,37 @@ from numpy.typing import NDArray
 
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan
+from memconsole.plan.sections import LoraTargets
 from memconsole.plan.tasks import task_of_model
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.trained import adapter_scale, frozen_names, has_adapter
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.randomness import drawn
 from memconsole_trainer.techniques import base_storage
 
-SCALE = 2.0
-"""alpha / r."""
 FINGERPRINT = "optimizer.base"
 """Name of the base's fingerprint in a checkpoint, uint8 (32,)."""
 
 
-def adapters(model: Model, rank: int) -> Iterator[Parameter]:
-    """The adapters of every block matrix, in the order of the matrices; none for rank 0."""
+def adapters(model: Model, rank: int, targets: LoraTargets = "all") -> Iterator[Parameter]:
+    """The adapters of the blocks' matrices, in the order of the matrices; none for rank 0."""
     for p in model.parameters() if rank else ():
-        if p.role == "matrix":
+        if has_adapter(p, targets):
             outputs, inputs = p.shape
             stem = p.name.removesuffix(".weight")
             yield Parameter(f"{stem}.lora_a", (rank, inputs), "adapter", p.layer, std=1 / rank)
             yield Parameter(f"{stem}.lora_b", (outputs, rank), "adapter", p.layer)
 
 
+def adapters_of(plan: Plan, model: Model) -> Iterator[Parameter]:
+    """The adapters that the plan adds to a model."""
+    return adapters(model, plan.optimize.lora_rank, plan.optimize.lora_targets)
+
+
 def trained_parameters(plan: Plan, model: Model) -> list[Parameter]:
     """The parameters the optimizer updates: the adapters if there are any, and the weights that the
     task trains."""
     own = task_of_model(model).trained(plan, model)
-    return [*adapters(model, plan.optimize.lora_rank), *own]
+    return [*adapters_of(plan, model), *own]
 
 
 def stored_narrow(plan: Plan, parameter: Parameter) -> bool:
@@ -59,7 +62,7 @@ class InitialAdapters:
     """A `WeightSource` of new adapters, each drawn from the plan's seed and its name."""
 
     def __init__(self, plan: Plan, model: Model) -> None:
-        self._parameters = {p.name: p for p in adapters(model, plan.optimize.lora_rank)}
+        self._parameters = {p.name: p for p in adapters_of(plan, model)}
         self._seed = plan.train.seed
 
     def tensor(self, name: str) -> NDArray[np.float32]:
@@ -123,11 +126,14 @@ class Merged:
         weight = base_storage.stored(self._plan, parameter, weight)
         if stored_narrow(self._plan, parameter):
             weight = narrow_rounded(self._plan, weight)
-        if parameter.role != "matrix" or not self._plan.optimize.lora_rank:
+        o = self._plan.optimize
+        if not o.lora_rank or not has_adapter(parameter, o.lora_targets):
             return weight
         stem = name.removesuffix(".weight")
         a, b = self._trained(f"{stem}.lora_a"), self._trained(f"{stem}.lora_b")
-        return weight + np.float32(SCALE) * (np.asarray(b, np.float32) @ np.asarray(a, np.float32))
+        return weight + np.float32(adapter_scale(self._plan)) * (
+            np.asarray(b, np.float32) @ np.asarray(a, np.float32)
+        )
 
 
 def narrow_rounded(plan: Plan, array: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -16,7 +16,8 @@ from memconsole.plan.models.architecture import parameters
 from memconsole.plan.models.huggingface import CONFIG_BYTES
 from memconsole.plan.origin import RANDOM, origin
 from memconsole.plan.plan import PlanError
-from memconsole_trainer.techniques.adapters import SCALE
+from memconsole.plan.sections import LoraTargets
+from memconsole.plan.trained import adapter_scale, has_adapter
 from memconsole_trainer.weights import companions
 from memconsole_trainer.weights.export import (
     DTYPES,
@@ -26,7 +27,7 @@ from memconsole_trainer.weights.export import (
     make_folder,
     narrowed,
 )
-from memconsole_trainer.weights.huggingface import ParameterPlace, stored
+from memconsole_trainer.weights.huggingface import stored
 from memconsole_trainer.weights.trained import TrainedModel
 
 Array = NDArray[np.generic]
@@ -85,13 +86,14 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
             "export the whole model"
         )
     make_folder(out)
+    scale, targets = adapter_scale(found.plan), found.plan.optimize.lora_targets
     tensors: dict[str, Array] = {}
     ranks: dict[str, int] = {}
-    for name, a, b in _places(found, rank):
+    for name, a, b in _places(found, rank, targets):
         prefix = f"base_model.model.{name}"
         tensors[f"{prefix}.lora_A.weight"] = narrowed(a, dtype or DTYPES[0])
         tensors[f"{prefix}.lora_B.weight"] = narrowed(b, dtype or DTYPES[0])
-        ranks[name.rpartition(".")[2]] = len(a)
+        ranks[_called(name, targets)] = len(a)
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
     joined = {name: size for name, size in ranks.items() if size != rank}
     config = {
@@ -99,9 +101,9 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": catalog.model_directory(found.plan) or found.plan.model.name,
         "r": rank,
-        "lora_alpha": SCALE * rank,
+        "lora_alpha": scale * rank,
         "rank_pattern": joined,
-        "alpha_pattern": {name: SCALE * size for name, size in joined.items()},
+        "alpha_pattern": {name: scale * size for name, size in joined.items()},
         "target_modules": sorted(ranks),
         "fan_in_fan_out": found.architecture.family == "gpt2",
         "lora_dropout": 0.0,
@@ -115,27 +117,38 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
     return sorted(path.name for path in out.iterdir())
 
 
-def _places(found: TrainedModel, rank: int) -> Iterator[tuple[str, Array, Array]]:
+def _called(module: str, targets: LoraTargets) -> str:
+    """What PEFT finds a module by: its name, and the name before it where only some modules of that
+    name have adapters."""
+    return ".".join(module.split(".")[-1 if targets == "all" else -2 :])
+
+
+def _places(
+    found: TrainedModel, rank: int, targets: LoraTargets
+) -> Iterator[tuple[str, Array, Array]]:
     """The name of each adapted module of the base, with A (r, in) and B (out, r).
 
     The matrices that GPT-2 joins in one module have adapters of their own: A holds them one below
     the other, and B each in its own rows and columns.
     """
-    waiting: list[tuple[ParameterPlace, Array, Array]] = []
+    waiting: list[tuple[int, Array, Array]] = []
+    """The first row of each adapter in the joined module, with A and B."""
+    row = parts = 0
     for parameter in parameters(found.architecture):
         place = stored(parameter, found.architecture)
         if parameter.role != "matrix" or place is None:
             continue
-        stem = parameter.name.removesuffix(".weight")
-        a, b = found.trained(f"{stem}.lora_a"), found.trained(f"{stem}.lora_b")
-        waiting.append((place, np.asarray(a, np.float32), np.asarray(b, np.float32)))
-        if len(waiting) < place.parts:
+        if has_adapter(parameter, targets):
+            stem = parameter.name.removesuffix(".weight")
+            a, b = found.trained(f"{stem}.lora_a"), found.trained(f"{stem}.lora_b")
+            waiting.append((row, np.asarray(a, np.float32), np.asarray(b, np.float32)))
+        row, parts = row + parameter.shape[0], parts + 1
+        if parts < place.parts:
             continue
-        rows = sum(len(b) for _, _, b in waiting)
-        wide = np.zeros((rows, rank * len(waiting)), np.float32)
-        row = 0
-        for number, (_, _, part) in enumerate(waiting):
-            wide[row : row + len(part), number * rank : (number + 1) * rank] = part
-            row += len(part)
-        yield place.name.removesuffix(".weight"), np.concatenate([a for _, a, _ in waiting]), wide
-        waiting = []
+        if waiting:
+            wide = np.zeros((row, rank * len(waiting)), np.float32)
+            for number, (first, _, part) in enumerate(waiting):
+                wide[first : first + len(part), number * rank : (number + 1) * rank] = part
+            whole = np.concatenate([a for _, a, _ in waiting])
+            yield place.name.removesuffix(".weight"), whole, wide
+        waiting, row, parts = [], 0, 0

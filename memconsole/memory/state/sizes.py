@@ -8,6 +8,8 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.plan.models.model import TABLES, Model, Parameter, Role
+from memconsole.plan.sections import LoraTargets
+from memconsole.plan.trained import has_adapter
 
 QUANTIZED_FROM = 4096
 """Smaller tensors keep 32-bit optimizer state (bitsandbytes `min_8bit_size`)."""
@@ -131,6 +133,12 @@ def sizes(model: Model) -> Sizes:
         small=_small(rest) + model.layers * _small(block),
         layers=model.layers,
     )
+
+
+@lru_cache(maxsize=256)
+def adapted_block(model: Model, targets: LoraTargets) -> Group:
+    """The matrices of one block that have adapters."""
+    return group(p for p in model.parameters() if p.layer == 0 and has_adapter(p, targets))
 
 
 def order(weights: Iterable[Parameter]) -> tuple[Group, ...]:

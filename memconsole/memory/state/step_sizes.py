@@ -9,11 +9,20 @@ import msgspec
 from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import Rule, State, state
-from memconsole.memory.state.sizes import Group, Sizes, coded_bytes, group, order, sizes
+from memconsole.memory.state.sizes import (
+    Group,
+    Sizes,
+    adapted_block,
+    coded_bytes,
+    group,
+    order,
+    sizes,
+)
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.sections import LoraTargets
+from memconsole.plan.trained import frozen_names, has_adapter
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -104,7 +113,7 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
     compute = 4 if o.precision == "fp32" else 2
     shards = plan.device.count if o.sharding == "fsdp" else 1
     frozen = frozen_names(plan, model)
-    trained, adapters = trained_group(plan, model), _adapters(s, o.lora_rank)
+    trained, adapters = trained_group(plan, model), adapter_group(plan, model)
     # XLA on a CPU would widen 16-bit weights in each step, so the JAX backend stores them in fp32 there.
     widens = plan.backend == "jax" and kind == "cpu"
     rounded = o.precision == "bf16-sr" and not widens
@@ -130,7 +139,7 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
         kind=kind,
         shards=shards,
     )
-    kept = _state(rule, model, o.lora_rank, frozen)
+    kept = _state(rule, model, o.lora_rank, o.lora_targets, frozen)
     if plan.train.ema_decay:
         kept = kept.with_average(-(-4 * trained.elements // shards))
     return StepSizes(
@@ -157,21 +166,30 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
 
 
 @lru_cache(maxsize=4096)
-def _state(rule: Rule, model: Model, rank: int, frozen: tuple[str, ...]) -> State:
+def _state(
+    rule: Rule, model: Model, rank: int, targets: LoraTargets, frozen: tuple[str, ...]
+) -> State:
     """The optimizer's bytes. They are cached, because most key presses do not change them."""
-    return state(rule, _trained(model, rank, frozen), _order(model, rank, frozen))
+    trained = _trained(model, rank, targets, frozen)
+    return state(rule, trained, _order(model, rank, targets, frozen))
 
 
 def trained_group(plan: Plan, model: Model) -> Group:
     """The weights that `plan` trains: those of the model that are not frozen, and adapters."""
-    return _trained(model, plan.optimize.lora_rank, frozen_names(plan, model))
+    o = plan.optimize
+    return _trained(model, o.lora_rank, o.lora_targets, frozen_names(plan, model))
+
+
+def adapter_group(plan: Plan, model: Model) -> Group:
+    """The adapters that `plan` adds."""
+    return _adapters(model, plan.optimize.lora_rank, plan.optimize.lora_targets)
 
 
 @lru_cache(maxsize=1024)
-def _trained(model: Model, rank: int, frozen: tuple[str, ...]) -> Group:
+def _trained(model: Model, rank: int, targets: LoraTargets, frozen: tuple[str, ...]) -> Group:
     s = sizes(model)
     own = group(_others(model, frozen)) if frozen else s.used
-    return own.plus(_adapters(s, rank))
+    return own.plus(_adapters(model, rank, targets))
 
 
 def _others(model: Model, frozen: tuple[str, ...]) -> list[Parameter]:
@@ -188,25 +206,29 @@ def _narrow_elements(model: Model, frozen: tuple[str, ...]) -> int:
     return found.elements - found.small
 
 
-def _adapters(s: Sizes, rank: int) -> Group:
-    """The adapters of every block matrix (Hu et al. 2021): A (rank, in) and B (out, rank)."""
+def _adapters(model: Model, rank: int, targets: LoraTargets) -> Group:
+    """The adapters of the blocks' matrices (Hu et al. 2021): A (rank, in) and B (out, rank)."""
     if not rank:
         return Group()
+    one, layers = adapted_block(model, targets), model.layers
     return Group(
-        elements=rank * s.block.adapter_width * s.layers,
-        tensors=2 * s.block.adapted * s.layers,
-        largest=rank * s.block.adapter_largest,
-        orthogonal=rank * s.block.adapter_width * s.layers,
-        orthogonalizing=2 * rank * s.block.adapter_largest + rank**2,
-        factored=(s.block.adapter_width + 2 * s.block.adapted * rank) * s.layers,
+        elements=rank * one.adapter_width * layers,
+        tensors=2 * one.adapted * layers,
+        largest=rank * one.adapter_largest,
+        orthogonal=rank * one.adapter_width * layers,
+        orthogonalizing=2 * rank * one.adapter_largest + rank**2,
+        factored=(one.adapter_width + 2 * one.adapted * rank) * layers,
     )
 
 
-def _order(model: Model, rank: int, frozen: tuple[str, ...]) -> tuple[Group, ...]:
+def _order(
+    model: Model, rank: int, targets: LoraTargets, frozen: tuple[str, ...]
+) -> tuple[Group, ...]:
     """The trained weights one by one, without repeats of identical blocks."""
     s = sizes(model)
     if not frozen:
         return s.order
+    targeted = [p for p in model.parameters() if has_adapter(p, targets)]
     adapters = (
         Group(
             elements=rank * side,
@@ -216,7 +238,7 @@ def _order(model: Model, rank: int, frozen: tuple[str, ...]) -> tuple[Group, ...
             orthogonalizing=2 * rank * side + min(rank, side) ** 2,
             factored=rank + side,
         )
-        for one in (s.order if rank else ())
+        for one in (order(targeted) if rank else ())
         for side in one.sides
     )
     return (*adapters, *order(_others(model, frozen)))

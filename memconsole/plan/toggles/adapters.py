@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from memconsole.plan import plan as plans
 from memconsole.plan.optimization import (
     EVERYWHERE,
     Optimization,
@@ -16,12 +18,17 @@ from memconsole.plan.optimization import (
 )
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
+from memconsole.plan.trained import adapter_scale
 
 RANKS = (8, 16, 64)
+_OF_ADAPTERS = ("optimize.lora_alpha", "optimize.lora_targets")
 
 
 def _freeze_base(plan: Plan, rank: int) -> dict[str, Any]:
-    return {"optimize.lora_rank": rank, "optimize.freeze_base": rank > 0}
+    changes: dict[str, Any] = {"optimize.lora_rank": rank, "optimize.freeze_base": rank > 0}
+    if not rank:
+        changes |= {"optimize.lora_alpha": None, "optimize.lora_targets": "all"}
+    return changes
 
 
 def _nothing_to_train(plan: Plan) -> str | None:
@@ -29,6 +36,21 @@ def _nothing_to_train(plan: Plan) -> str | None:
     if plan.optimize.freeze_base and plan.optimize.lora_rank == 0 and not apart:
         return "nothing is left to train; set optimize.lora_rank too"
     return None
+
+
+def _without_adapters(key: str) -> Callable[[Plan], str | None]:
+    """Why a setting of adapters is refused in a plan that has none."""
+    usual = plans.SETTINGS[key].default
+
+    def why(plan: Plan) -> str | None:
+        given = plans.get(plan, key) != usual
+        return (
+            "there are no adapters; set optimize.lora_rank"
+            if given and not plan.optimize.lora_rank
+            else None
+        )
+
+    return why
 
 
 def _ranks_worth_offering(plan: Plan) -> tuple[Any, ...]:
@@ -49,12 +71,16 @@ def _whole_model(plan: Plan, kind: str) -> str | None:
 
 def _adapters_said(plan: Plan, kind: str) -> str | None:
     rank = plan.optimize.lora_rank
-    return f"LoRA adapters of rank {rank} on a frozen base" if rank else None
+    if not rank:
+        return None
+    where = plan.optimize.lora_targets
+    matrices = "" if where == "all" else f" of {where} matrices"
+    return f"LoRA adapters{matrices} of rank {rank}, scaled by {adapter_scale(plan):g}, on a frozen base"
 
 
 LORA = Optimization(
     key="optimize.lora_rank",
-    more_settings=("optimize.freeze_base",),
+    more_settings=("optimize.freeze_base", *_OF_ADAPTERS),
     keyboard="6",
     label="LoRA adapters on a frozen base",
     short="LoRA adapters",
@@ -63,7 +89,10 @@ LORA = Optimization(
     values=fixed(0, *RANKS),
     trains=EVERYWHERE,
     changes=_freeze_base,
-    conflicts={"optimize.freeze_base": _nothing_to_train},
+    conflicts={
+        "optimize.freeze_base": _nothing_to_train,
+        **{key: _without_adapters(key) for key in _OF_ADAPTERS},
+    },
     result=always(Result.ADAPTERS),
     reach=Reach.STEP,
     touches=("optimizer state", "gradients"),
