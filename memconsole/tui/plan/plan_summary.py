@@ -33,6 +33,8 @@ def summary_lines(view: PlanView, width: int) -> list[Line]:
     device = plan.device.name
     if plan.device.count > 1:
         device += f" × {plan.device.count}"
+    if plan.launch.on == "slurm":
+        device += f" · a Slurm job{f' in {plan.launch.partition}' if plan.launch.partition else ''}"
     if found is not None:
         budget = found.table.budget
         if budget.name != plan.device.name:
@@ -40,8 +42,6 @@ def summary_lines(view: PlanView, width: int) -> list[Line]:
         if not budget.local:
             device += " · catalog"
         device += f" · {format_bytes(budget.total_bytes)} {budget.memory_label}"
-    if plan.launch.on == "slurm":
-        device += f" · a Slurm job{f' in {plan.launch.partition}' if plan.launch.partition else ''}"
     train = plan.train
     length = f"{train.max_steps:,} steps" if train.max_steps else f"{train.epochs} epochs"
     rows = (
