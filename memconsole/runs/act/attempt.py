@@ -81,8 +81,9 @@ class Attempt:
         if not self.is_newest():
             self._refuse(f"attempt {self.number} of run {self.run.id} is not the newest")
         try:
-            self._locks.append(locks.take(self.run.trainer_lock))
-            self._locks.append(locks.take_gang(self.run.gang_lock))
+            required = not self._in_job()
+            self._locks.append(locks.take(self.run.trainer_lock, required=required))
+            self._locks.append(locks.take_gang(self.run.gang_lock, required=required))
         except locks.LockHeld as error:
             self._release()
             self._refuse(f"run {self.run.id}: {error}")
@@ -116,6 +117,11 @@ class Attempt:
             self._heartbeat = None
         self.free_reserve()
         self._release()
+
+    def _in_job(self) -> bool:
+        """Whether a scheduler's job runs this. It tells who lives where the file system has no locks."""
+        record = self.run.attempt_record(self.number)
+        return record is not None and record.job is not None
 
     @property
     def paused(self) -> bool:

@@ -116,7 +116,7 @@ def _started(run: RunDirectory, command: TrainerCommand) -> JobSupervisor:
     while True:
         supervisor = None
         try:
-            supervisor = JobSupervisor(run)
+            supervisor = JobSupervisor(run, lock=locks.take(run.supervisor_lock, required=False))
             supervisor.start(command)
             return supervisor
         except (RunError, locks.LockHeld):

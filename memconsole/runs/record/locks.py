@@ -11,6 +11,7 @@ these files, and it never opens one that this process has locked.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -24,6 +25,10 @@ _LAYOUT = "qqihh" if sys.platform == "darwin" else "hhqqi0q"
 
 _held: dict[tuple[int, int], int] = {}
 """(device, inode) of the POSIX locks this process holds -> the process that took them."""
+
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What a file system says that has no locks, as some of clusters do."""
 
 
 class LockHeld(RuntimeError):
@@ -58,17 +63,27 @@ def _open(path: Path) -> tuple[int, tuple[int, int]]:
     return descriptor, (status.st_dev, status.st_ino)
 
 
-def take(path: Path) -> Lock:
-    """Take a POSIX record lock. Raises `LockHeld`, also if this process holds it already."""
+class NoLocks(LockHeld):
+    """The file system has no locks."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        RuntimeError.__init__(self, f"{path.name}: this file system has no locks ({why})")
+        self.pid = None
+
+
+def take(path: Path, *, required: bool = True) -> Lock:
+    """Take a POSIX record lock. Raises `LockHeld`, also if this process holds it already.
+
+    Raises `NoLocks` on a file system without locks, unless they are not `required`.
+    """
     holder_pid = holder(path)
     if holder_pid is not None:
         raise LockHeld(path, holder_pid)
     descriptor, key = _open(path)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise LockHeld(path, holder(path)) from None
+    except OSError as error:
+        _refuse(path, descriptor, error, required)
     _held[key] = os.getpid()
     return Lock(path, descriptor, key)
 
@@ -104,8 +119,19 @@ def holder(path: Path) -> int | None:
     return None if kind == fcntl.F_UNLCK else max(0, pid)
 
 
-def take_gang(path: Path, patience_seconds: float = 1.0) -> Lock:
-    """Take the lock that forked children inherit. Raises `LockHeld`.
+def _refuse(path: Path, descriptor: int, error: OSError, required: bool) -> None:
+    """Raise why a lock could not be taken; return if there are none and none is required."""
+    none = error.errno in NO_LOCKS
+    if none and not required:
+        return
+    os.close(descriptor)
+    if none:
+        raise NoLocks(path, os.strerror(error.errno or 0)) from None
+    raise LockHeld(path, holder(path)) from None
+
+
+def take_gang(path: Path, patience_seconds: float = 1.0, *, required: bool = True) -> Lock:
+    """Take the lock that forked children inherit. Raises `LockHeld`, and `NoLocks` as `take` does.
 
     A reader that checks the lock shares it for a moment, so this retries for `patience_seconds`.
     """
@@ -115,7 +141,10 @@ def take_gang(path: Path, patience_seconds: float = 1.0) -> Lock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return Lock(path, descriptor, key)
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                _refuse(path, descriptor, error, required)
+                return Lock(path, descriptor, key)
             if time.monotonic() >= deadline:
                 os.close(descriptor)
                 raise LockHeld(path, None) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -113,3 +115,19 @@ def test_readers_that_ask_do_not_disturb_each_other(tmp_path: Path) -> None:
         other.kill()
     for _ in range(20):
         locks.take_gang(path).release()
+
+
+def test_a_file_system_without_locks_is_named_and_a_job_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    monkeypatch.setattr(fcntl, "flock", none)
+    for take in (locks.take, locks.take_gang):
+        with pytest.raises(locks.NoLocks, match=r"a\.lock: this file system has no locks"):
+            take(tmp_path / "a.lock")
+        lock = take(tmp_path / "a.lock", required=False)
+        lock.release()
+    assert not locks.gang_held(tmp_path / "a.lock")
