@@ -50,9 +50,19 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("length", _length(plan, steps)),
         ("training", recipe.words(plan)),
         ("time", _time(found, steps)),
-        ("device", f"{table.budget.name} · {plan.backend}"),
+        ("device", f"{_where(plan, table.budget.name)} · {plan.backend}"),
         ("memory", _memory(found)),
     )
+
+
+def _where(plan: Plan, device: str) -> str:
+    """The device, and the job that has it."""
+    if plan.launch.on == "here":
+        return device
+    partition = f" in {plan.launch.partition}" if plan.launch.partition else ""
+    limit = f", at most {plan.launch.time_limit}" if plan.launch.time_limit else ""
+    own = "its processor" if plan.device.name == "cpu" else device
+    return f"a node of Slurm{partition}{limit}: {own}"
 
 
 def run_steps(plan: Plan) -> int | None:

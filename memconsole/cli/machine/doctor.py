@@ -15,6 +15,7 @@ import click
 
 from memconsole.cli.machine import device_steps
 from memconsole.cli.tables import columns
+from memconsole.devices.cluster import ask_sinfo
 from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Devices, Missing
 from memconsole.errors import UserError
@@ -147,7 +148,17 @@ def _devices(reading: Devices) -> list[Finding]:
 
 
 def _limits() -> list[Finding]:
-    return [_runs(), *_bf16()]
+    return [_runs(), *_cluster(), *_bf16()]
+
+
+def _cluster() -> list[Finding]:
+    """The Slurm cluster that runs can be submitted to; empty where there is none."""
+    if shutil.which("sbatch") is None:
+        return []
+    found = ask_sinfo()
+    if not found:
+        return [("slurm", "warning", "sbatch is here, but sinfo lists no partition")]
+    return [("slurm", "ok", f"partition {one.name}: {one.words}") for one in found]
 
 
 def _runs() -> Finding:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from memconsole.runs.read.slurm import GONE, Job
-from memconsole.runs.read.verdict import classify, gather
+from memconsole.runs.read.verdict import classify, gather, last_output
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.records import JobRecord
 from memconsole.runs.record.states import Verdict
+from memconsole.sanitize import clean_line
 
 _WORDS = {
     "CANCELLED": "was cancelled",
@@ -25,7 +26,7 @@ _REASONS = {
 }
 
 
-def before_it_began(job: JobRecord, found: Job | None) -> Verdict:
+def before_it_began(run: RunDirectory, job: JobRecord, found: Job | None) -> Verdict:
     """The verdict on a job that ended before its supervisor made an attempt.
 
     `found` is None if a person cancelled it from here.
@@ -36,10 +37,13 @@ def before_it_began(job: JobRecord, found: Job | None) -> Verdict:
     if found.state == "CANCELLED":
         words = f"{job.words} was cancelled before it began"
         return Verdict(reason="stopped", evidence=words, resumable=True)
-    words = (
-        f"{job.words} {_ended(found)} before it began to train; job.log in the run's folder may say "
-        "why, or this folder is not on a file system that the nodes share"
+    said = last_output(run.job_log).strip().splitlines()
+    why = (
+        clean_line(said[-1], 300)
+        if said
+        else f"it wrote nothing to {run.job_log}, which it may not have: do the nodes share this folder?"
     )
+    words = f"{job.words} {_ended(found)} before it began to train: {why}"
     reason = "unknown" if found is GONE else "crashed"
     return Verdict(reason=reason, evidence=words, resumable=True)
 

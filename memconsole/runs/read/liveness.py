@@ -65,7 +65,7 @@ def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
     if begun and (here.state in ("finished", "orphaned") or (ended and job.cancelled_by)):
         return here
     if job.cancelled_by and not begun:
-        return Liveness("stopped", attempt, verdict=before_it_began(job, None))
+        return Liveness("stopped", attempt, verdict=before_it_began(run, job, None))
     answer = slurm.QUEUE.answer()
     found = answer.job(job.id)
     requeues = ended and _recorded(run, attempt or 0, requeues=True)
@@ -90,7 +90,7 @@ def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
         return Liveness(ended_state(why), attempt, verdict=why)
     if found is slurm.GONE and time.time() - job.submitted_wall < SUBMITTED_SECONDS:
         return Liveness("queued", attempt, 0, job=f"{job.words} was submitted")
-    why = before_it_began(job, found)
+    why = before_it_began(run, job, found)
     return Liveness(ended_state(why), attempt, verdict=why)
 
 

@@ -123,7 +123,7 @@ def gather(
         kill_note=kills[0].note if kills else "",
         heartbeat=read_heartbeat(path),
         has_checkpoint=bool(run.committed_checkpoints()),
-        words_of_memory=words_of_memory(_last_output(path / "out.log")),
+        words_of_memory=words_of_memory(last_output(path / "out.log")),
     )
 
 
@@ -257,7 +257,7 @@ def _by_words_of_memory(
     return _made(evidence, "out_of_memory", words, exit_code=exit_code, number=number)
 
 
-def _last_output(path: Path) -> str:
+def last_output(path: Path) -> str:
     """The end of a trainer's output, as text."""
     try:
         with open_regular(path) as file:

@@ -177,11 +177,13 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         from memconsole.runs.record.directory import RunError, find_run
 
         try:
-            number = resume(find_run(run_id))
+            run = find_run(run_id)
+            number = resume(run)
         except (PlanError, RunError, OSError) as error:
             self.post_message(ActionFailed(f"not resumed: {error}"))
             return
-        self.post_message(Launched(run_id, f"attempt {number} started"))
+        how = "submitted" if run.job() else "started"
+        self.post_message(Launched(run_id, f"attempt {number} {how}"))
 
     @work(thread=True, group="control", exit_on_error=False)
     def request(self, run_id: str, what: str) -> None:

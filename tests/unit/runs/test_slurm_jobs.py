@@ -91,6 +91,7 @@ def seen(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, says: str) -> Liven
         (False, "", "CONFIGURING", "starting", "begins on n1"),
         (False, "", "?", "queued", "Unable to contact slurm controller"),
         (False, "", "FAILED reason=NonZeroExitCode", "failed", "ended as FAILED (NonZeroExitCode)"),
+        (False, "", "FAILED", "failed", "it wrote nothing to"),
         (False, "", "CANCELLED", "stopped", "was cancelled before it began"),
         (False, "", "", "lost", "no longer known to Slurm"),
         (True, "", "RUNNING", "running", "Slurm job 7 on n1"),
@@ -141,6 +142,19 @@ def test_slurm_is_not_asked_about_a_finished_or_a_cancelled_job(
     assert now.state == "stopped"
     assert now.verdict is not None
     assert now.verdict.evidence == "Slurm job 7 was cancelled by ann before it began"
+
+
+def test_what_a_job_said_before_it_died_is_why_it_did_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = of_job(False, "")
+    run.job_log.write_text("first\n/var/spool/job.sh: line 9: exec: python: not found\n")
+    now = seen(run, monkeypatch, "FAILED reason=NonZeroExitCode")
+    assert now.verdict is not None
+    assert now.verdict.evidence == (
+        "Slurm job 7 ended as FAILED (NonZeroExitCode) before it began to train: "
+        "/var/spool/job.sh: line 9: exec: python: not found"
+    )
 
 
 def test_a_job_that_was_just_submitted_waits_although_an_older_answer_does_not_have_it(
