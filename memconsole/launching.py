@@ -12,6 +12,7 @@ from memconsole.plan.origin import origin
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections import printable
 from memconsole.plan.tasks import task_of
+from memconsole.plan.trackers import NAMES, wanted
 from memconsole.runs.record.directory import RunError, list_runs
 from memconsole.units import format_bytes, format_count, format_duration, format_step
 
@@ -42,7 +43,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
     rows = (
         f"{plan.effective_batch:,} rows of {plan.data.sequence_length:,} {task.positions} per step"
     )
-    steps = run_steps(plan)
+    steps, kinds = run_steps(plan), wanted(plan)
     return (
         ("model", f"{plan.model.name} · {parameters}"),
         ("weights", origin(plan).words),
@@ -52,6 +53,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("time", _time(found, steps)),
         ("device", f"{_where(plan, table.budget.name)} · {plan.backend}"),
         ("memory", _memory(found)),
+        *((("tracked", " and ".join(NAMES[kind] for kind in kinds)),) if kinds else ()),
     )
 
 

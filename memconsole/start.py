@@ -20,6 +20,7 @@ from memconsole.plan.origin import check_start, checkpoint_of
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.recipe import settled
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
+from memconsole.plan.trackers import check_trackers
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
 
@@ -35,6 +36,7 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
         raise not_made(dataset)
     check_trainable(plan)
     check_start(plan)
+    check_trackers(plan)
     device = budget(plan, devices)
     if plan.launch.on == "slurm":
         check_job(plan)

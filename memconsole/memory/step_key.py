@@ -57,6 +57,8 @@ OUTSIDE_THE_STEP = frozenset(
         "train.epsilon",
         "train.log_every",
         "train.tensorboard",
+        "train.wandb",
+        "train.mlflow",
         "train.evaluate_every",
         "train.evaluation_batches",
         "train.early_stopping_patience",

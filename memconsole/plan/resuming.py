@@ -15,6 +15,8 @@ ELSEWHERE = frozenset(
         "train.on_out_of_memory",
         "train.log_every",
         "train.tensorboard",
+        "train.wandb",
+        "train.mlflow",
         "train.evaluate_every",
         "train.evaluation_batches",
         "train.evaluation_batch_size",

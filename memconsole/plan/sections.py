@@ -210,6 +210,13 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     tensorboard: Annotated[bool, about("write TensorBoard event files into the run's folder")] = (
         False
     )
+    wandb: Annotated[
+        Literal["none", "online", "offline"],
+        about("send the figures to Weights & Biases, or keep them for wandb sync"),
+    ] = "none"
+    mlflow: Annotated[
+        bool, about("send the figures to MLFLOW_TRACKING_URI, or into a folder for mlflow ui")
+    ] = False
     deterministic: Annotated[
         bool, about("the same bits from the same seed on GPUs too; slower kernels")
     ] = False

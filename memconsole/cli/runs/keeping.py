@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import click
 
+from memconsole.plan.trackers import NAMES, check_trackers
 from memconsole.runs.act.delete import begun_from, check_deletable, delete_run
+from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.record import labels
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.units import format_bytes
@@ -50,6 +52,21 @@ def note(run: str, text: str | None) -> None:
         if text is not None:
             labels.note(found.path, text, os.environ)
     click.echo(labels.read_labels(found.path).note or f"{found.id} has no note")
+
+
+@click.command()
+@click.argument("run")
+def send(run: str) -> None:
+    """Send the figures of RUN that its trackers (W&B, MLflow) lack, in the background.
+
+    A run sends them by itself. This is for figures that could not be sent until ten minutes after
+    its end, because a server or the network was down.
+    """
+    found = find_run(run)
+    check_trackers(found.read_plan())
+    kinds = start_trackers(found)
+    names = " and ".join(NAMES[kind] for kind in kinds)
+    click.echo(f"{found.id}: {f'sending to {names}' if kinds else 'its plan names no tracker'}")
 
 
 @click.command()

@@ -168,6 +168,7 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Device", f"{facts.started.device_name} ({facts.started.device_id})"))
     if facts.weights:
         rows.append(("Weights", facts.weights))
+    rows += run.tracked
     rows.append(("Run", run.id))
     if run.missing_records:
         rows.append(("Records", missing_words(run.missing_records)))

@@ -8,7 +8,7 @@ import time
 import click
 import msgspec
 
-from memconsole.cli.runs.keeping import delete, note, rename, tag
+from memconsole.cli.runs.keeping import delete, note, rename, send, tag
 from memconsole.cli.tables import columns
 from memconsole.runs.read.follow import RunStatus, status
 from memconsole.runs.read.missing import MARK, missing_words
@@ -31,8 +31,8 @@ HEADS = (
 def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]) -> None:
     """List runs, live first, then newest first; or rename, tag, note or delete one.
 
-    `validation` is the best figure so far, `peak` the highest measured memory, `duration` the time of
-    all attempts.
+    `validation` is the best figure so far, `peak` the highest measured memory, `duration` the wall
+    time of all attempts.
     """
     if ctx.invoked_subcommand is not None:
         if as_json or live or tags:
@@ -65,7 +65,7 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
     _echo_list("refused before anything was trained", refused)
 
 
-for one in (rename, tag, note, delete):
+for one in (rename, tag, note, delete, send):
     command.add_command(one)
 
 
@@ -92,7 +92,7 @@ def _row(run: RunStatus) -> list[str]:
         _figure(run.loss, run),
         _figure(run.best, run),
         "-" if run.peak_bytes is None else format_bytes(run.peak_bytes) + _mark(run),
-        format_duration(60 * run.minutes),
+        format_duration(run.duration_seconds),
         format_duration(max(0.0, time.time() - run.created_wall)),
         ",".join(run.tags),
     ]

@@ -9,6 +9,7 @@ import shutil
 from memconsole.plan.origin import checkpoint_of
 from memconsole.plan.plan import PlanError
 from memconsole.runs.act.family import wake
+from memconsole.runs.act.trackers import end_trackers
 from memconsole.runs.read.liveness import liveness, settled
 from memconsole.runs.record import locks
 from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
@@ -47,6 +48,7 @@ def delete_run(run: RunDirectory) -> None:
     except locks.LockHeld as error:
         raise RunError(f"run {run.id}: {error}") from None
     try:
+        end_trackers(run)
         trash = run.path.with_name(f".trash-{run.id}")
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(trash)

@@ -15,9 +15,11 @@ import msgspec
 from memconsole import regular_file, typed_json
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.trackers import check_trackers
 from memconsole.runs.act import restart, slurm
 from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.act.family import wake
+from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.liveness import liveness, refusal, settled
 from memconsole.runs.record import consent
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
@@ -55,6 +57,7 @@ def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -
         if run.newest_attempt() is None:
             shutil.rmtree(run.path, ignore_errors=True)
         raise
+    start_trackers(run)
     return run
 
 
@@ -94,6 +97,7 @@ def resume(
             f"run {run.id} trained nothing: {why}; to train it, changed where needed: "
             f"memconsole train --plan {run.plan_path} --set KEY=VALUE"
         )
+    check_trackers(changed or run.read_plan())
     restart.check_room(run)
     if from_scratch:
         restart.set_damaged_aside(run)
@@ -113,10 +117,13 @@ def resume(
             ) from None
     plan = changed or run.read_plan()
     if plan.launch.on == "slurm":
-        return slurm.submit(run, plan).attempts_before + 1
-    with contextlib.suppress(FileNotFoundError):
-        run.job_path.unlink()
-    return start_supervisor(run, "--resume")
+        number = slurm.submit(run, plan).attempts_before + 1
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            run.job_path.unlink()
+        number = start_supervisor(run, "--resume")
+    start_trackers(run)
+    return number
 
 
 def adopt(run: RunDirectory) -> None:

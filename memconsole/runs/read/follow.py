@@ -28,7 +28,7 @@ from memconsole.runs.read.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.symptoms import symptoms_of
 from memconsole.runs.read.unsaved import unsaved_words
-from memconsole.runs.read.words import total_minutes, units_per_second
+from memconsole.runs.read.words import units_per_second
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.heartbeat import read_heartbeat
@@ -36,6 +36,7 @@ from memconsole.runs.record.identity import boot_seconds
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.requests import pause_asked, stop_requests
 from memconsole.runs.record.states import WAIT_DISK, State, Verdict
+from memconsole.runs.record.trackers import tracked_at, tracker_problems
 from memconsole.sanitize import clean, clean_line
 
 STALL_SECONDS = {
@@ -73,8 +74,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     model: str
     created_wall: float
-    minutes: float = 0.0
-    """Of all attempts."""
+    duration_seconds: float = 0.0
+    """Wall time of all attempts, their starts included."""
     units_per_second: float | None = None
     """The speed: of the newest steps while the run lives, and then of all its steps."""
     unit: str = "token"
@@ -162,6 +163,7 @@ class Follower:
             damaged="; ".join(self._problems),
             tags=labels.tags,
             note=labels.note,
+            tracked=tracked_at(self.run.path),
             symptoms=symptoms_of(self._plan, state),
             elapsed_seconds=_elapsed(state, life),
             recent_train=state.train.recent(),
@@ -170,7 +172,7 @@ class Follower:
             epochs=tuple(mark.event for mark in state.epochs),
             evaluations=tuple(state.evaluations),
             gauges=state.gauges.curves(),
-            warnings=(*self._problems, *state.warnings),
+            warnings=(*self._problems, *tracker_problems(self.run.path), *state.warnings),
             log_tail=self._log.poll() if self._log else (),
             unsaved=clean_line(unsaved, 500),
             job=clean_line(life.job, 300),
@@ -212,7 +214,7 @@ class Follower:
             backend=self._plan.backend if self._plan_read else "?",
             model=self._plan.model.name if self._plan_read else "?",
             created_wall=self._created,
-            minutes=total_minutes(state, _elapsed(state, life)),
+            duration_seconds=_elapsed(state, life),
             units_per_second=units_per_second(state, life.live),
             unit=task_of(self._plan).unit,
             best=min((e.loss for e in state.evaluations if e.loss is not None), default=None),

@@ -100,6 +100,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the run's files cannot be read, and why."""
     tags: tuple[str, ...] = ()
     note: str = ""
+    tracked: tuple[tuple[str, str], ...] = ()
+    """Trackers that show the run: name, and address or command."""
     symptoms: tuple[Symptom, ...] = ()
     """What goes wrong, with the settings that act on it."""
     missing_records: int = 0

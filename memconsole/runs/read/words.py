@@ -64,7 +64,8 @@ def ended_words(run: Shown) -> str:
 
 
 def total_minutes(facts: FactsSoFar, elapsed_seconds: float) -> float:
-    """The minutes of all attempts: the trainer's own count once it has finished."""
+    """The minutes of training in all attempts: once it has finished by the trainer's own count, which
+    leaves out its starts."""
     return facts.ended.total_minutes if facts.ended else elapsed_seconds / 60
 
 

@@ -83,7 +83,7 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
         rows.append(("parameters", format_count(facts.parameters)))
     if facts.checkpoint is not None:
         rows.append(("checkpoint", f"step {facts.checkpoint.step:,}"))
-    rows.append(("elapsed", format_duration(60 * run.minutes)))
+    rows.append(("elapsed", format_duration(run.elapsed_seconds)))
     lines = [rule("speed", width)] if height > 3 else []
     lines += [
         [Span(" " + left(name, 16), "dim"), Span(fit(text, width - 17))] for name, text in rows

@@ -38,7 +38,7 @@ COLUMNS = (
     Column("engine", 6, 128, lambda run, now: run.backend, "dim", left),
     Column("step", 13, 112, lambda run, now: _steps(run)),
     Column("loss", 8, 128, lambda run, now: _figure(run.loss, run), "train"),
-    Column("duration", 11, 0, lambda run, now: format_duration(60 * run.minutes)),
+    Column("duration", 11, 0, lambda run, now: format_duration(run.duration_seconds)),
     Column("valid.", 8, 0, lambda run, now: _figure(run.best, run), "validation"),
     Column("peak", 8, 0, lambda run, now: _peak(run)),
     Column(

@@ -18,7 +18,7 @@ from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.eventlog import EventWriter
 from memconsole_trainer.control.tally import Tally
-from memconsole_trainer.loop.tensorboard import scalars
+from memconsole_trainer.loop.scalars import scalars
 
 
 def jump(step: int = 50, **changes: Any) -> events.Jump:

@@ -1,0 +1,1 @@
+"""Sends a run's figures to W&B or MLflow, in a process of its own."""

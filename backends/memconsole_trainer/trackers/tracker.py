@@ -1,0 +1,49 @@
+"""What a tracker does: the interface, and what it is told about the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a tracker shows about a run besides its curves."""
+
+    id: str
+    name: str
+    folder: Path
+    """The run's directory."""
+    settings: dict[str, Any]
+    """The plan, as `section.key: value`, without secrets."""
+    tags: tuple[str, ...]
+    note: str
+    offline: bool
+    tracked: str
+    """The tracker's own id of this run, from an earlier process; empty at first."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of one event."""
+
+    step: int
+    """The optimizer step; of figures of an epoch the number of the epoch."""
+    time_wall: float
+    values: dict[str, float]
+
+
+class Tracker(Protocol):
+    """One run of a tracker. Every method may raise anything; the process tries again."""
+
+    tracked: str
+    """The tracker's own id of the run."""
+    where: str
+    """Where a person finds it."""
+
+    def send(self, figures: list[Figures]) -> None:
+        """Send figures, oldest first."""
+
+    def finish(self, state: str) -> None:
+        """Send what waits, and close the run; `state` is finished, stopped, killed or failed."""
