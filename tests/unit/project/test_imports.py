@@ -26,9 +26,10 @@ def loaded_after(code: str) -> set[str]:
         "memconsole.cli.runs.train",
         "memconsole.cli.machine.doctor",
         "memconsole.runs.act.supervisor",
+        "memconsole_trainer.trackers.__main__",
     ],
 )
-def test_console_never_loads_a_framework(module: str) -> None:
+def test_console_and_trackers_never_load_a_framework(module: str) -> None:
     assert not loaded_after(f"import {module}") & set(FRAMEWORKS)
 
 
