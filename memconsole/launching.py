@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from memconsole.memory.state.data import training_units, units_per_step
+from memconsole.memory.run_time import start_seconds
+from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog, recipe
 from memconsole.plan.origin import origin
@@ -43,14 +44,14 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
     rows = (
         f"{plan.effective_batch:,} rows of {plan.data.sequence_length:,} {task.positions} per step"
     )
-    steps, kinds = run_steps(plan), wanted(plan)
+    kinds = wanted(plan)
     return (
         ("model", f"{plan.model.name} · {parameters}"),
         ("weights", origin(plan).words),
         ("data", f"{plan.data.source} · {rows}"),
-        ("length", _length(plan, steps)),
+        ("length", _length(plan, found.run_steps)),
         ("training", recipe.words(plan)),
-        ("time", _time(found, steps)),
+        ("time", _time(plan, found)),
         ("device", f"{_where(plan, table.budget.name)} · {plan.backend}"),
         ("memory", _memory(found)),
         *((("tracked", " and ".join(NAMES[kind] for kind in kinds)),) if kinds else ()),
@@ -67,17 +68,6 @@ def _where(plan: Plan, device: str) -> str:
     return f"a node of Slurm{partition}{limit}: {own}"
 
 
-def run_steps(plan: Plan) -> int | None:
-    """Optimizer steps of the whole run; None if the size of its data is unknown."""
-    if plan.train.max_steps:
-        return plan.train.max_steps
-    model = catalog.model(plan)
-    units = training_units(plan, model)
-    if units is None:
-        return None
-    return plan.train.epochs * max(1, -(-units // units_per_step(plan, model)))
-
-
 def _length(plan: Plan, steps: int | None) -> str:
     t, task = plan.train, task_of(plan)
     epochs = f"{t.epochs:,} epoch" + ("s" if t.epochs != 1 else "")
@@ -89,24 +79,20 @@ def _length(plan: Plan, steps: int | None) -> str:
     return words if t.max_steps else f"{epochs}: {words}"
 
 
-def _time(found: Estimate, steps: int | None) -> str:
+def _time(plan: Plan, found: Estimate) -> str:
     step = f"{format_step(found.step_seconds)} a step"
-    if steps is None:
+    if found.run_seconds is None:
         return f"~{step}"
+    start = format_duration(start_seconds(plan))
     return (
-        f"~{format_duration(steps * found.step_seconds)} of training, {step}; the start, evaluations "
-        "and checkpoints come on top"
+        f"~{format_duration(found.run_seconds)}, {step}, {start} of it to start; evaluations and "
+        "checkpoints come on top"
     )
 
 
 def _memory(found: Estimate) -> str:
     table = found.table
-    fits = (
-        f"fits, {format_bytes(table.free_bytes)} free"
-        if table.fits
-        else f"does not fit, {format_bytes(-table.free_bytes)} over"
-    )
-    return f"{format_bytes(table.device_bytes)} of {table.budget.memory_label}: {fits}"
+    return f"{format_bytes(table.device_bytes)} of {table.budget.memory_label}: {table.words}"
 
 
 def _last(name: str) -> str:

@@ -13,6 +13,7 @@ from memconsole.memory.exact.sharpen import KnownExact, alike, compiled, saved, 
 from memconsole.memory.formula import memory_table
 from memconsole.memory.hybrid import hybrid_table, plain
 from memconsole.memory.reasons import nothing_saved
+from memconsole.memory.run_time import run_seconds, run_steps
 from memconsole.memory.seconds import peak_units_per_second, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
 from memconsole.memory.state.sizes import sizes
@@ -25,7 +26,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import OPTIMIZATIONS
-from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, uncompiled
+from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, quote, uncompiled
 from memconsole.plan.tasks import task_of_model
 
 Lookup = Callable[[Plan, Budget], KnownExact | None]
@@ -54,6 +55,8 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         tokens_per_second=rate,
         peak_tokens_per_second=peak_units_per_second(plan, model, budget),
         epoch_minutes=_epoch_minutes(plan, model, rate),
+        run_steps=run_steps(plan, model),
+        run_seconds=run_seconds(plan, model, budget),
     )
 
 
@@ -139,7 +142,8 @@ def _saving(
         after = table_of(changed, budget, lookup, parts=False)
         check(changed)
     except PlanError as error:
-        return _unavailable(row, value, str(error))
+        # The value is named beside the reason.
+        return _unavailable(row, value, str(error).removeprefix(f"{row.key} = {quote(value)}: "))
     saves, tier = saved(table, after)
     after_model = model_of(changed)
     changed_seconds = step_seconds(changed, after_model, budget)

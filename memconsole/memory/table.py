@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from memconsole.memory.verdict import Verdict, verdict_of, verdict_words
 from memconsole.plan.budget import Budget
 
 
@@ -100,8 +101,26 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
         return self.budget.usable_bytes - self.device_bytes
 
     @property
+    def at_most_bytes(self) -> int:
+        """The high end of the band."""
+        return max(self.band_bytes[1], self.device_bytes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the plan fits, with the band."""
+        usable = self.budget.usable_bytes
+        return verdict_of(self.device_bytes, self.at_most_bytes, usable, refused=self.out_of_memory)
+
+    @property
     def fits(self) -> bool:
-        return self.free_bytes >= 0 and not self.out_of_memory
+        """Whether the estimate is usable; the band may still reach over."""
+        return self.verdict is not Verdict.DOES_NOT_FIT
+
+    @property
+    def words(self) -> str:
+        """The verdict with the bytes that are free or missing."""
+        usable = self.budget.usable_bytes
+        return verdict_words(self.verdict, self.device_bytes, self.at_most_bytes, usable)
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,3 +154,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """The rate at the device's dense peak. Measured tokens per second divided by it is the model FLOPs utilization."""
     epoch_minutes: float | None
     """None if the dataset's size is not known before the run."""
+    run_steps: int | None = None
+    """Optimizer steps of the whole run; None if the size of its data is unknown."""
+    run_seconds: float | None = None
+    """The whole run with its start; None if `run_steps` is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -64,6 +65,8 @@ class Profiling:
         except Exception as error:  # noqa: BLE001 (reported as a warning and in the log)
             self._failed(error)
             return
+        del recording  # what it holds is not left behind
+        gc.collect()
         self._aside.close()
         self._tell(self._files(), request)
 

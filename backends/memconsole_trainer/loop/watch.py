@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from memconsole.plan.hybrid import PHASES, RESTORE
 from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.read.reduce import PROFILING
 from memconsole.runs.record import events
 from memconsole_trainer.control.controller import Controller
 from memconsole_trainer.engine import Engine
@@ -31,6 +32,8 @@ class Watch:
         self._busy_seconds = 0.0
         self._peak_host = self._peak_anonymous = self._peak_shared = 0
         self._memory_said = 0.0
+        self._left_bytes = 0
+        """What profilers have left in the memory of a CPU. It is not the plan's."""
 
     def enter(self, phase: str, detail: str = "") -> None:
         """Enter `phase`. Emits an event if the phase changes or a `detail` is given."""
@@ -72,19 +75,30 @@ class Watch:
         self._busy_seconds += time.monotonic() - self._busy_since
         self.enter(phase)
         self._engine.reset_peak()
+        held = self._held_bytes() if phase == PROFILING else None
+        highest = HostMemory.highest_anonymous
         try:
             yield
         except StopRequestedError:
-            self._leave(phase, before)
+            self._leave(phase, before, held, highest)
             raise
-        self._leave(phase, before)
+        self._leave(phase, before, held, highest)
 
-    def _leave(self, phase: str, before: str) -> None:
+    def _leave(self, phase: str, before: str, held: int | None, highest: int) -> None:
         self.enter(phase)
         self.memory()
         self._engine.reset_peak()
+        if held is not None:
+            self._left_bytes += max(0, self._held_bytes() - held)
+            HostMemory.highest_anonymous = highest
         self.enter(before)
         self._busy_since = time.monotonic()
+
+    def _held_bytes(self) -> int:
+        """Bytes in use on a CPU; 0 elsewhere, where a profiler takes nothing of the device."""
+        if self._engine.device.kind != "cpu":
+            return 0
+        return self._engine.memory().allocated_bytes or 0
 
     def beat(self) -> None:
         """Record that the process is alive."""
@@ -132,33 +146,39 @@ class Watch:
         self._clock = now
 
     def memory(self, now_and_then: bool = False) -> None:
-        """Report how full the device and the host are. The peak is that of the current phase.
+        """Report how full the device and the host are. The peak is that of the current phase. What
+        a profiler takes and leaves counts only while it records.
 
         With `now_and_then`, reports at most once a second.
         """
         if now_and_then and time.monotonic() - self._memory_said < MEMORY_EVERY_SECONDS:
             return
-        reading = self._engine.memory()
-        tree = tree_memory()
-        self._peak_host = max(self._peak_host, tree.resident, resident().high)
-        self._peak_anonymous = max(
-            self._peak_anonymous, tree.anonymous, HostMemory.highest_anonymous
-        )
-        self._peak_shared = max(self._peak_shared, tree.shared)
+        reading, tree = self._engine.memory(), tree_memory()
+        left = 0 if self.phase == PROFILING else self._left_bytes
+        host = max(tree.resident, resident().high) - left
+        anonymous = max(tree.anonymous, HostMemory.highest_anonymous) - left
+        if self.phase != PROFILING:
+            self._peak_host = max(self._peak_host, host)
+            self._peak_anonymous = max(self._peak_anonymous, anonymous)
+            self._peak_shared = max(self._peak_shared, tree.shared)
         self._memory_said = time.monotonic()
         self._attempt.emit(
             events.Memory(
                 phase=self.phase,
                 step=self._progress.step,
-                allocated_bytes=reading.allocated_bytes,
-                peak_bytes=reading.peak_bytes,
-                reserved_bytes=reading.reserved_bytes,
-                device_bytes=reading.device_bytes,
+                allocated_bytes=_less(reading.allocated_bytes, left),
+                peak_bytes=_less(reading.peak_bytes, left),
+                reserved_bytes=_less(reading.reserved_bytes, left),
+                device_bytes=_less(reading.device_bytes, left),
                 device_total_bytes=reading.device_total_bytes,
-                host_bytes=tree.resident,
+                host_bytes=tree.resident - left,
                 peak_host_bytes=self._peak_host,
-                peak_reserved_bytes=reading.peak_reserved_bytes,
+                peak_reserved_bytes=_less(reading.peak_reserved_bytes, left),
                 peak_host_anonymous_bytes=self._peak_anonymous,
                 peak_host_shared_bytes=self._peak_shared,
             )
         )
+
+
+def _less(count: int | None, left: int) -> int | None:
+    return None if count is None else max(0, count - left)

@@ -96,8 +96,9 @@ def lines(plan: Plan, rows: RowLengths) -> list[str]:
             found.append(holds + "the model has no positions for it")
             continue
         table = price.table
-        verdict = "fits" if table.fits else "does not fit"
-        found.append(f"{holds}{table.device_tier}{format_bytes(table.device_bytes)}, {verdict}")
+        found.append(
+            f"{holds}{table.device_tier}{format_bytes(table.device_bytes)}, {table.verdict}"
+        )
     return found
 
 
@@ -125,6 +126,7 @@ def _prices(prices: Sequence[LengthPrice]) -> list[dict[str, Any]]:
             "tier": None if p.table is None else str(p.table.device_tier),
             "device_bytes": None if p.table is None else p.table.device_bytes,
             "fits": None if p.table is None else p.table.fits,
+            "verdict": None if p.table is None else str(p.table.verdict),
         }
         for p in prices
     ]

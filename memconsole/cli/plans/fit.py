@@ -19,17 +19,35 @@ from memconsole.devices.budget import budget
 from memconsole.devices.planned import catalog_budgets, missing_compiler
 from memconsole.devices.probe import read_once
 from memconsole.memory.answers.advice import largest_micro_batch, largest_sequence_length
-from memconsole.memory.answers.solve import Fit, Price, fit, smallest_device, smallest_device_fitted
+from memconsole.memory.answers.solve import (
+    Fit,
+    Price,
+    faster,
+    fit,
+    smallest_device,
+    smallest_device_fitted,
+)
 from memconsole.memory.estimate import table_of
 from memconsole.memory.tracers.exact_book import ExactBook
+from memconsole.memory.verdict import Verdict
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
+from memconsole.plan.optimization import Result
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.words import meant
 from memconsole.units import MIB, parse_bytes
 
+ALLOW = {
+    "16-bit": Result.ARITHMETIC,
+    "16-bit-state": Result.STATE_16_BITS,
+    "8-bit-state": Result.STATE_8_BITS,
+    "optimizer": Result.OPTIMIZER,
+    "quantized-base": Result.CODES,
+    "adapters": Result.ADAPTERS,
+}
+"""The result classes by the names that --allow takes."""
 LEAST_BUDGET = MIB
 """A smaller budget was probably given without its unit."""
 
@@ -38,6 +56,12 @@ LEAST_BUDGET = MIB
 @plan_options
 @click.option("--budget", "amount", metavar="SIZE", help="Usable memory instead, as in 12GiB.")
 @click.option("--keep", multiple=True, metavar="KEY", help="Leave this setting as it is.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(list(ALLOW)),
+    help="A change of the training result that counts as none; may be given several times.",
+)
 @click.option("--exact", is_flag=True, help="Decide by traced or compiled numbers; takes minutes.")
 @click.option(
     "--timeout",
@@ -59,19 +83,21 @@ def command(
     assignments: tuple[str, ...],
     amount: str | None,
     keep: tuple[str, ...],
+    allow: tuple[str, ...],
     exact: bool,
     limit_seconds: float,
     lengths: bool,
     as_json: bool,
     as_toml: bool,
 ) -> None:
-    """Find the settings that fit the device at the least estimated time.
+    """Find the settings that fit the device, its band included, at the least estimated time.
 
-    Changes that leave the training result alone come first. Rows per step and tokens per row stay.
-    Ends with exit code 3 when no settings fit.
+    Changes that leave the training result alone come first, and those that --allow names. Rows per
+    step and tokens per row stay. Ends with exit code 3 when no settings fit.
     """
     plan = build_plan(preset, plan_file, assignments)
     pinned = frozenset(kept_key(word) for word in keep)
+    allowed = frozenset(ALLOW[word] for word in allow)
     device = budget(plan, read_once())
     if amount is not None:
         device = limited(device, amount)
@@ -82,9 +108,9 @@ def command(
         price: Price = table_of
         lookup = None
         if book is None:
-            found = fit(plan, device, pinned)
+            found = fit(plan, device, pinned, allow=allowed)
         else:
-            found, problem = fit_exactly(book, plan, device, pinned, limit_seconds)
+            found, problem = fit_exactly(book, plan, device, pinned, limit_seconds, allowed)
             price, lookup = known(book), book.lookup
         if as_toml:
             _print_toml(found)
@@ -179,6 +205,10 @@ def report_of(
         refusal = row.refusal(fitted)
         if refusal:
             notes += (f"kept: {refusal}",)
+    if found.after.verdict is Verdict.TIGHT:
+        notes += ("tight: no settings leave room for the whole band",)
+    if found.only_tight is not None:
+        notes += (_only_tight(plan, found),)
     devices = catalog_budgets(plan)
     return FitReport(
         given=plan,
@@ -193,5 +223,19 @@ def report_of(
             largest_sequence_length(fitted, device, price),
         ),
         smallest_device=smallest_device(plan, devices),
-        smallest_device_fitted=smallest_device_fitted(plan, devices, keep),
+        smallest_device_fitted=smallest_device_fitted(
+            plan, devices, keep, allow=frozenset(found.allowed)
+        ),
+        faster=faster(plan, device, found, keep, price),
     )  # fmt: skip
+
+
+def _only_tight(plan: Plan, found: Fit) -> str:
+    """What to know of the plan that changes the result less, but is tight."""
+    assert found.only_tight is not None
+    settings = ", ".join(
+        f"{row.key} = {plans.written(row.value(found.only_tight))}"
+        for row in OPTIMIZATIONS
+        if row.value(found.only_tight) != row.value(plan)
+    )
+    return f"with less change of the result, but tight: {settings or 'the plan as given'}"

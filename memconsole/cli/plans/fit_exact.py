@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from memconsole.cli.plans.exact import wait_for_exact
-from memconsole.memory.answers.solve import Fit, Price, fit
+from memconsole.memory.answers.solve import NOTHING, Allowed, Fit, Price, fit
 from memconsole.memory.estimate import table_of
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.tracers.exact_book import ExactBook
@@ -16,7 +16,12 @@ from memconsole.plan.plan import Plan
 
 
 def fit_exactly(
-    book: ExactBook, plan: Plan, device: Budget, keep: frozenset[str], limit_seconds: float
+    book: ExactBook,
+    plan: Plan,
+    device: Budget,
+    keep: frozenset[str],
+    limit_seconds: float,
+    allow: Allowed = NOTHING,
 ) -> tuple[Fit, str]:
     """The best plan that fits by exact numbers, and the reason if it is not certain.
 
@@ -27,7 +32,7 @@ def fit_exactly(
     deadline = time.monotonic() + limit_seconds
     problem = ""
     while True:
-        hoped = fit(plan, device, keep, hopeful(book))
+        hoped = fit(plan, device, keep, hopeful(book), allow)
         if not hoped.fits or sure(known(book)(hoped.plan, device)):
             break
         problem = wait_for_exact(book, hoped.plan, device, max(0.1, deadline - time.monotonic()))
@@ -35,7 +40,7 @@ def fit_exactly(
             problem = "the tracer's answer is not for this plan"
         if problem:
             break
-    return fit(plan, device, keep, known(book)), problem
+    return fit(plan, device, keep, known(book), allow), problem
 
 
 def known(book: ExactBook) -> Price:
@@ -52,7 +57,7 @@ def hopeful(book: ExactBook) -> Price:
         if sure(found):
             return found
         low = min(found.band_bytes[0], found.device_bytes)
-        hoped: MemoryTable = msgspec.structs.replace(found, device_bytes=low)
+        hoped: MemoryTable = msgspec.structs.replace(found, device_bytes=low, band_bytes=(low, low))
         return hoped
 
     return table

@@ -7,13 +7,18 @@ from typing import Any
 import msgspec
 
 from memconsole.cli.tables import columns
-from memconsole.memory.answers.solve import Fit
+from memconsole.memory.answers.advice import Largest
+from memconsole.memory.answers.solve import Faster, Fit
+from memconsole.memory.answers.space import FREE
+from memconsole.memory.estimate import model_of
 from memconsole.memory.reasons import phase_words
+from memconsole.memory.run_time import run_seconds, start_seconds
 from memconsole.memory.table import MemoryTable
+from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.units import format_bytes
+from memconsole.units import format_bytes, format_duration, value_word
 
 
 class FitReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,13 +28,15 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     found: Fit
     keep: frozenset[str]
     notes: tuple[str, ...]
-    largest_micro_batch: tuple[int | None, int | None]
+    largest_micro_batch: tuple[Largest | None, Largest | None]
     """For the plan as given, and for the fitted plan."""
-    largest_sequence_length: tuple[int | None, int | None]
+    largest_sequence_length: tuple[Largest | None, Largest | None]
     smallest_device: str | None
     """The smallest catalog device for the plan as given."""
     smallest_device_fitted: str | None
-    """The same, with the plan fitted to each device."""
+    """The same, with the plan fitted to each device at the same result."""
+    faster: Faster | None = None
+    """What more changes of the result would bring."""
 
 
 def hopeless(found: Fit) -> str:
@@ -49,22 +56,24 @@ def text(report: FitReport) -> list[str]:
     lines = [
         f"{plan.model.name}   {plan.backend} on {device.name} ({format_bytes(device.usable_bytes)} of "
         f"{format_bytes(device.total_bytes)} {device.memory_label} usable: {device.why})",
-        "as given: " + _verdict(found.before),
-        ("fitted:   " + _verdict(found.after)) if found.fits else hopeless(found),
+        "as given: " + found.before.words,
+        ("fitted:   " + found.after.words) if found.fits else hopeless(found),
         "",
     ]
     if found.changes:
         lines.append("what to change" if found.fits else "what needs least")
         rows = [
-            [f"  {c.label}", f"{plans.written(c.before)} -> {plans.written(c.after)}", c.key]
+            [f"  {c.label}", f"{value_word(c.before)} -> {value_word(c.after)}", c.key]
             for c in found.changes
         ]
         lines += columns(rows, left=(0, 1, 2))
         altered = ", ".join(found.result_changes)
         lines.append(f"  result: changed by {altered}" if altered else "  result: not changed")
-        lines.append(f"  time:   {found.time_factor:.2f}x per {task_of(plan).unit} (estimated)")
+        lines.append(f"  time:   {_time(report)}")
     else:
         lines.append("nothing to change: no other settings that fit are estimated to be faster")
+    if report.faster is not None:
+        lines.append("  " + faster_words(report.faster, report.given))
     if report.keep:
         lines.append("  kept:   " + ", ".join(sorted(report.keep)))
     lines += [f"  note:   {note}" for note in report.notes]
@@ -73,9 +82,27 @@ def text(report: FitReport) -> list[str]:
     return lines
 
 
-def _verdict(table: MemoryTable) -> str:
-    free = format_bytes(abs(table.free_bytes))
-    return f"fits, {free} free" if table.fits else f"does not fit, {free} over"
+def _time(report: FitReport) -> str:
+    """The time per token against the given plan, and of the whole run if its length is known."""
+    found, plan = report.found, report.given
+    words = f"{found.time_factor:.2f}x per {task_of(plan).unit} (estimated)"
+    whole = run_seconds(found.plan, model_of(found.plan), found.after.budget)
+    if whole is None:
+        return words
+    start = format_duration(start_seconds(found.plan))
+    return f"{words}; about {format_duration(whole)} for this run, {start} of it to start"
+
+
+def faster_words(faster: Faster, given: Plan) -> str:
+    """``faster if you allow 16-bit arithmetic: x3.1 (optimize.precision = bf16)``."""
+    results = " and ".join(result.value for result in faster.results)
+    settings = ", ".join(
+        f"{row.key} = {plans.written(row.value(faster.plan))}"
+        for row in FREE
+        if row.value(faster.plan) != row.value(given)
+        and row.result_of(row.value(given), row.value(faster.plan)) in faster.results
+    )
+    return f"faster if you allow {results}: x{faster.speedup:.1f} ({settings})"
 
 
 def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:
@@ -86,7 +113,7 @@ def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:
         tiers = old.tier_at(before.peak_phase), new.tier_at(after.peak_phase)
         if any(sizes):
             cells = (
-                f"{t}{format_bytes(n)}" if n else "-" for t, n in zip(tiers, sizes, strict=True)
+                f"{t} {format_bytes(n):>8}" if n else "-" for t, n in zip(tiers, sizes, strict=True)
             )
             rows.append([old.name, *cells])
     both = before, after
@@ -97,14 +124,17 @@ def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:
         ("device", "device_bytes", "device_tier"),
         ("host", "host_bytes", "host_tier"),
     ):
-        cells = (f"{getattr(t, tier)}{format_bytes(getattr(t, field))}" for t in both)
+        cells = (f"{getattr(t, tier)} {format_bytes(getattr(t, field)):>8}" for t in both)
         rows.append([label, *cells])
     return rows
 
 
 def _sizes(report: FitReport) -> list[list[str]]:
-    def shown(value: int | str | None) -> str:
-        return "none" if value is None else f"{value:,}" if isinstance(value, int) else value
+    def shown(value: Largest | str | None) -> str:
+        if isinstance(value, Largest):
+            tight = f" ({value.verdict})" if value.verdict is Verdict.TIGHT else ""
+            return f"{value.size:,}{tight}"
+        return "none" if value is None else value
 
     plan = report.given
     return [
@@ -113,7 +143,7 @@ def _sizes(report: FitReport) -> list[list[str]]:
          f"rows of {plan.data.sequence_length:,} {task_of(plan).positions}"],
         ["largest sequence length", *map(shown, report.largest_sequence_length), task_of(plan).positions],
         ["smallest device", shown(report.smallest_device), shown(report.smallest_device_fitted),
-         "of the catalog; fitted to each"],
+         "of the catalog; fitted: at the same result"],
     ]  # fmt: skip
 
 
@@ -133,12 +163,22 @@ def document(report: FitReport) -> dict[str, Any]:
             "usable_because": device.why,
         },
         "fits": found.fits,
+        "verdict": str(found.after.verdict),
         "changes": [
             {"key": c.key, "label": c.label, "before": c.before, "after": c.after}
             for c in found.changes
         ],
         "result_changes": list(found.result_changes),
         "time_factor": round(found.time_factor, 4),
+        "run_seconds": run_seconds(found.plan, model_of(found.plan), device),
+        "start_seconds": start_seconds(found.plan),
+        "faster": None
+        if report.faster is None
+        else {
+            "results": [result.value for result in report.faster.results],
+            "speedup": round(report.faster.speedup, 3),
+            "plan": plans.to_document(report.faster.plan, full=True),
+        },
         "kept": sorted(report.keep),
         "notes": list(report.notes),
         "given": given,
@@ -146,10 +186,15 @@ def document(report: FitReport) -> dict[str, Any]:
         "before": _bytes(found.before),
         "after": _bytes(found.after),
         "floor": None if found.fits else {"phase": phase, "component": component, "bytes": size},
-        "largest_micro_batch": _both(report.largest_micro_batch),
-        "largest_sequence_length": _both(report.largest_sequence_length),
+        "largest_micro_batch": _both(_sizes_of(report.largest_micro_batch)),
+        "largest_sequence_length": _both(_sizes_of(report.largest_sequence_length)),
         "smallest_device": _both((report.smallest_device, report.smallest_device_fitted)),
     }
+
+
+def _sizes_of(pair: tuple[Largest | None, Largest | None]) -> tuple[int | None, int | None]:
+    given, fitted = (None if found is None else found.size for found in pair)
+    return given, fitted
 
 
 def _both(pair: tuple[Any, Any]) -> dict[str, Any]:
@@ -168,4 +213,5 @@ def _bytes(table: MemoryTable) -> dict[str, Any]:
         "host_bytes": table.host_bytes,
         "band_bytes": list(table.band_bytes),
         "fits": table.fits,
+        "verdict": str(table.verdict),
     }

@@ -19,6 +19,7 @@ from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.memory.estimate import estimate
+from memconsole.memory.run_time import start_seconds
 from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan import catalog, recipe
@@ -28,7 +29,7 @@ from memconsole.plan.optimizations import BY_KEY
 from memconsole.plan.origin import origin
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.units import format_bytes, format_count, format_step
+from memconsole.units import format_bytes, format_count, format_duration, format_step, value_word
 
 DOES_NOT_FIT = 3
 NOT_EXACT = 1
@@ -167,6 +168,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "caveat": table.caveat,
         "exact_problem": exact_problem,
         "fits": table.fits,
+        "verdict": str(table.verdict),
         "toggles": [
             {
                 "key": s.key,
@@ -184,6 +186,8 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "unit": task_of(plan).unit,
         "mfu": found.tokens_per_second / found.peak_tokens_per_second,
         "epoch_minutes": found.epoch_minutes,
+        "run_steps": found.run_steps,
+        "run_seconds": found.run_seconds,
     }
 
 
@@ -216,9 +220,6 @@ def text(plan: Plan, found: Estimate) -> str:
     rows.append(["total", *(_cell(table.phases[p], table.phase_tier(p)) for p in phases)])
     lines += columns(rows)
     low, high = table.band_bytes
-    over = "fits, " + format_bytes(table.free_bytes) + " free"
-    if not table.fits:
-        over = "does not fit, " + format_bytes(-table.free_bytes) + " over"
     lines += [
         "",
         f"peak {table.tier}{format_bytes(table.peak_bytes)} allocated in {table.peak_phase}, "
@@ -228,13 +229,14 @@ def text(plan: Plan, found: Estimate) -> str:
         *_about(table),
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
         *disk_lines(plan),
-        over,
+        table.words,
         f"step {Tier.FORMULA}{format_step(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
         + (
             f", {found.epoch_minutes:,.1f} minutes per epoch"
             if found.epoch_minutes is not None
             else ""
         ),
+        *_run_lines(plan, found),
         "",
         "what one change would do",
     ]
@@ -244,12 +246,28 @@ def text(plan: Plan, found: Estimate) -> str:
         effect = "no change"
         if saving.saves_bytes:
             verb = "saves " if saving.saves_bytes > 0 else "costs "
-            effect = f"{verb}{saving.tier}{format_bytes(abs(saving.saves_bytes))}"
+            effect = f"{verb}{saving.tier} {format_bytes(abs(saving.saves_bytes)):>8}"
         rows.append(
-            [label, f"-> {saving.value}", effect, f"{saving.time_factor:.2f}x time", saving.reason]
+            [
+                label,
+                f"-> {value_word(saving.value)}",
+                effect,
+                f"{saving.time_factor:.2f}x time",
+                saving.reason,
+            ]
         )
     lines += columns(rows, left=(0, 1, 2, 4))
     return "\n".join(lines)
+
+
+def _run_lines(plan: Plan, found: Estimate) -> list[str]:
+    """Steps and time of the whole run, if they are known."""
+    if found.run_steps is None or found.run_seconds is None:
+        return []
+    start = format_duration(start_seconds(plan))
+    return [
+        f"run {Tier.FORMULA}{found.run_steps:,} steps, {format_duration(found.run_seconds)} in all, {start} of it to start"
+    ]
 
 
 def _about(table: MemoryTable) -> list[str]:
@@ -269,7 +287,7 @@ def _about(table: MemoryTable) -> list[str]:
 
 
 def _cell(count: int, tier: Tier) -> str:
-    return f"{tier}{format_bytes(count)}" if count else "-"
+    return f"{tier} {format_bytes(count):>8}" if count else "-"
 
 
 def _keys() -> str:

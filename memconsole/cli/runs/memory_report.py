@@ -10,6 +10,7 @@ import msgspec
 from memconsole.cli.tables import columns
 from memconsole.devices.reading import Devices
 from memconsole.memory.answers.advice import Remedy
+from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
 from memconsole.remedies import remedies_of
@@ -20,6 +21,8 @@ from memconsole.runs.read.report import MemoryReport, Report
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.states import OUT_OF_MEMORY
 from memconsole.units import format_bytes
+
+_ENOUGH = {Verdict.FITS: "fits", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "not enough"}
 
 
 def document(run: RunDirectory, made: Report, devices: Devices | None) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:
             remedy.label,
             "~" + format_bytes(remedy.saves_bytes),
             f"x{remedy.time_factor:.2f}",
-            "fits" if remedy.fits else "not enough",
+            _ENOUGH[remedy.verdict],
             remedy.result or "time alone",
             " ".join(
                 f"--set {key}={plans.written(value)}" for key, value in remedy.changes.items()

@@ -11,6 +11,7 @@ from memconsole.memory.answers.correction import Correction, OutOfMemoryRun, cor
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import MemoryTable
+from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
@@ -48,9 +49,19 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """What it changes in the training result; empty if nothing."""
     saves_bytes: int
     """Device bytes saved. On a CPU, if those are not smaller, host bytes saved."""
-    fits: bool
+    verdict: Verdict
     """Whether this change alone makes the plan fit."""
+    fits: bool
+    """The same without the band."""
     time_factor: float
+
+
+class Largest(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest size that works."""
+
+    size: int
+    verdict: Verdict
+    """`TIGHT` if not even the smallest size leaves room for the band."""
 
 
 class _Way(msgspec.Struct, frozen=True):
@@ -74,7 +85,7 @@ def remedies(plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None) -> 
     """
     before = table_of(plan, budget)
     by = correction(before, died)
-    fits = died is None and by.fits(before)
+    fits = died is None and by.verdict(before) is Verdict.FITS
     found: list[Remedy] = []
     for key in ORDER:
         ways = _smaller_models(plan) if key == SMALLER_MODEL else _ways(plan, BY_KEY[key])
@@ -86,9 +97,9 @@ def remedies(plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None) -> 
 
 def _best(helpful: list[tuple[Result, Remedy]], *, enough: bool) -> Remedy:
     """The best way to apply one remedy: the least harmful to the training result. Among equals, with `enough` the
-    smallest saving that fits, otherwise the largest saving."""
+    smallest saving that fits with its band, otherwise the largest saving."""
     harm = list(Result)
-    fitting = [way for way in helpful if enough and way[1].fits]
+    fitting = [way for way in helpful if enough and way[1].verdict is Verdict.FITS]
     sign = 1 if fitting else -1
     return min(
         fitting or helpful,
@@ -142,18 +153,19 @@ def _remedy(plan: Plan, before: MemoryTable, by: Correction, key: str, way: _Way
         label=way.label,
         result=way.costs,
         saves_bytes=saves,
-        fits=by.fits(after),
+        verdict=(verdict := by.verdict(after)),
+        fits=verdict is not Verdict.DOES_NOT_FIT,
         time_factor=then / now,
     )
 
 
-def largest_micro_batch(plan: Plan, budget: Budget, price: Price = table_of) -> int | None:
+def largest_micro_batch(plan: Plan, budget: Budget, price: Price = table_of) -> Largest | None:
     """The most rows per micro-batch that fit with other settings unchanged; None if not even one row fits."""
     sizes = range(1, LARGEST_BATCH + 1)
     return _largest(plan, budget, "train.batch_size", sizes, _least_beyond_batch, price)
 
 
-def largest_sequence_length(plan: Plan, budget: Budget, price: Price = table_of) -> int | None:
+def largest_sequence_length(plan: Plan, budget: Budget, price: Price = table_of) -> Largest | None:
     """The longest rows that fit, in multiples of 8 tokens and within the model's positions; None if no length fits.
     Rows are at least as long as `data.stride`."""
     shortest = -(-max(8, plan.data.stride or 8) // 8) * 8
@@ -161,20 +173,20 @@ def largest_sequence_length(plan: Plan, budget: Budget, price: Price = table_of)
     return _largest(plan, budget, "data.sequence_length", sizes, _least_beyond_length, price)
 
 
-def _least_beyond_batch(table: MemoryTable, plan: Plan) -> int:
-    """A lower limit of the device bytes of all larger micro-batches. Memory is not monotone in the micro-batch size.
+def _least_beyond_batch(bytes_: int, plan: Plan) -> int:
+    """A lower limit of the bytes of all larger micro-batches than the plan's, which needs `bytes_`. Memory is not
+    monotone in the micro-batch size.
 
     Logits and scores are computed in equal chunks. When one more chunk is needed, they shrink by at most one part in
     (number of chunks + 1). At least half always remains.
     """
     chunks = plan.micro_batch_tokens // CHUNK_TOKENS
-    bytes_ = table.device_bytes
     return max(bytes_ // 2, bytes_ * chunks // (chunks + 1) - SCORES_SLACK)
 
 
-def _least_beyond_length(table: MemoryTable, plan: Plan) -> int:
+def _least_beyond_length(bytes_: int, plan: Plan) -> int:
     """The same for longer rows, which also change whether masks are padded."""
-    return table.device_bytes // 2
+    return bytes_ // 2
 
 
 def _largest(
@@ -182,11 +194,11 @@ def _largest(
     budget: Budget,
     key: str,
     sizes: range,
-    least_beyond: Callable[[MemoryTable, Plan], int],
+    least_beyond: Callable[[int, Plan], int],
     price: Price,
-) -> int | None:
-    """The largest of `sizes` that fits. Bisection finds a size above which nothing can fit; from there every size is
-    tried in descending order."""
+) -> Largest | None:
+    """The largest of `sizes` whose whole band fits, or else the largest whose estimate does. Bisection finds a size
+    above which nothing can fit; from there every size is tried in descending order."""
 
     def priced(size: int) -> tuple[MemoryTable, Plan]:
         changed = plans.replace(plan, {key: size})
@@ -197,11 +209,16 @@ def _largest(
     low, high = 0, len(sizes)  # sizes[high:] cannot fit
     while high - low > 1:
         middle = (low + high) // 2
-        if least_beyond(*priced(sizes[middle])) > budget.usable_bytes:
+        table, changed = priced(sizes[middle])
+        if least_beyond(table.device_bytes, changed) > budget.usable_bytes:
             high = middle
         else:
             low = middle
+    tight = None
     for size in reversed(sizes[:high]):
-        if priced(size)[0].fits:
-            return size
-    return None
+        verdict = priced(size)[0].verdict
+        if verdict is Verdict.FITS:
+            return Largest(size=size, verdict=verdict)
+        if verdict is Verdict.TIGHT and tight is None:
+            tight = Largest(size=size, verdict=verdict)
+    return tight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memconsole.memory.table import MemoryTable
+from memconsole.memory.verdict import Verdict, verdict_of
 
 
 class OutOfMemoryRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +30,14 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
         """The table's device bytes with the correction applied to its tensors."""
         return int(table.peak_bytes * self.factor) + table.device_bytes - table.peak_bytes
 
-    def fits(self, table: MemoryTable) -> bool:
-        return self.device_bytes(table) <= self.room_bytes and not table.out_of_memory
+    def at_most_bytes(self, table: MemoryTable) -> int:
+        """The high end of the table's band, moved by the correction."""
+        return self.device_bytes(table) + table.at_most_bytes - table.device_bytes
+
+    def verdict(self, table: MemoryTable) -> Verdict:
+        """Whether the corrected plan fits the room."""
+        needed, at_most = self.device_bytes(table), self.at_most_bytes(table)
+        return verdict_of(needed, at_most, self.room_bytes, refused=table.out_of_memory)
 
 
 def correction(table: MemoryTable, died: OutOfMemoryRun | None) -> Correction:
@@ -44,7 +51,7 @@ def correction(table: MemoryTable, died: OutOfMemoryRun | None) -> Correction:
         return Correction(room_bytes=room)
     estimated = table.phases.get(died.phase) or table.peak_bytes
     found = Correction(factor=max(1.0, died.needed_bytes / max(1, estimated)), room_bytes=room)
-    if not found.fits(table):
+    if found.verdict(table) is Verdict.DOES_NOT_FIT:
         return found
     held = died.held_bytes + table.device_bytes - table.peak_bytes
     return msgspec.structs.replace(found, room_bytes=held)

@@ -4,11 +4,12 @@ Every optimization that the plan's backend can train with may change, except set
 and tokens per row never change; micro-batches shrink only if accumulation compensates. The best combination is
 chosen by these rules, in order:
 
-1. Changes that keep the training result (up to rounding order) come first. The others are grouped in classes, from
-   least to most harmful (`HARM`). A set of classes is read as a binary number with the worst class as its highest
-   digit. The smallest number for which a plan fits wins.
-2. Among those plans, the least seconds per token.
-3. On a tie, the fewest changed settings; then the values listed first in `plan.optimizations`.
+1. The whole band fits. Only if no combination does, the estimate alone decides, and the answer is tight.
+2. Changes that keep the training result (up to rounding order) come first, and those that the user allowed. The others
+   are grouped in classes, from least to most harmful (`HARM`). A set of classes is read as a binary number with the
+   worst class as its highest digit. The smallest number for which a plan fits wins.
+3. Among those plans, the least seconds per token, the start of the run included.
+4. On a tie, the fewest changed settings; then the values listed first in `plan.optimizations`.
 
 Only combinations whose `training_floor` already exceeds the budget are skipped. For each set of classes, time is
 estimated for all other combinations; then memory is estimated from the fastest on until one fits.
@@ -16,39 +17,34 @@ estimated for all other combinations; then memory is estimated from the fastest 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from memconsole.memory.estimate import model_of, table_of, training_floor
+from memconsole.memory.answers.space import FREE, HARM, Space
+from memconsole.memory.estimate import model_of, table_of
+from memconsole.memory.run_time import seconds_per_unit_of_run
 from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import MemoryTable
-from memconsole.plan import plan as plans
+from memconsole.memory.verdict import Verdict
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimization import Optimization, Reach, Result
-from memconsole.plan.optimizations import OPTIMIZATIONS, conflict
+from memconsole.plan.optimization import Result
 from memconsole.plan.plan import Plan
 
 Price = Callable[[Plan, Budget], MemoryTable]
-
-HARM = tuple(result for result in Result if result is not Result.SAME)
-"""What a change may do to the training result, the least harmful first."""
-
-
-NOT_OURS = (Result.PREDICTED, Result.DATA)
-"""What only the user changes: which steps are trained, and on what."""
-
-
-def _may_change(row: Optimization) -> bool:
-    values = row.values(Plan())
-    return not row.size and not any(row.result_of(a, b) in NOT_OURS for a in values for b in values)
-
-
-FREE = tuple(row for row in OPTIMIZATIONS if _may_change(row))
-"""The optimizations that may change. Sizes, the training data and hybrid training never do."""
+Allowed = frozenset[Result]
+NOTHING: Allowed = frozenset()
+FASTER_IF = (
+    frozenset({Result.ARITHMETIC}),
+    frozenset({Result.STATE_8_BITS}),
+    frozenset({Result.ARITHMETIC, Result.STATE_8_BITS}),
+)
+"""What a faster plan may change in the training result, the least first."""
+WORTH_TELLING = 1.05
+"""The least speed-up that is told."""
+NEARLY = 0.9
+"""The share of the largest speed-up with which fewer changes of the result are preferred."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +68,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     after: MemoryTable
     time_factor: float
     """Seconds per token, divided by those of the given plan."""
+    allowed: tuple[Result, ...]
+    """The result classes that may change: those asked for, and those that had to."""
+    only_tight: Plan | None = None
+    """A plan that changes the training result less, and whose estimate fits but not its band. None if there is none."""
 
     @property
     def floor(self) -> tuple[str, str, int]:
@@ -79,26 +79,6 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         phase = self.after.peak_phase
         largest = max(self.after.components, key=lambda component: component.at(phase))
         return phase, largest.name, largest.at(phase)
-
-
-class _Option(msgspec.Struct, frozen=True):
-    """One value of one toggle, as settings of the plan's sections."""
-
-    value: Any
-    optimize: dict[str, Any]
-    train: dict[str, Any]
-    changed: bool
-    result: int
-    """The bit of its result class; 0 for none."""
-
-
-class _Merged(msgspec.Struct, frozen=True):
-    """The settings of several toggles together."""
-
-    optimize: dict[str, Any]
-    train: dict[str, Any]
-    changes: int
-    result: int
 
 
 class _Candidate(msgspec.Struct, frozen=True):
@@ -113,38 +93,108 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 
 def fit(
-    plan: Plan, budget: Budget, keep: frozenset[str] = frozenset(), price: Price = table_of
+    plan: Plan,
+    budget: Budget,
+    keep: frozenset[str] = frozenset(),
+    price: Price = table_of,
+    allow: Allowed = NOTHING,
 ) -> Fit:
     """The best plan within `budget` that leaves the settings named in `keep` alone.
 
-    `price` makes the table that decides what fits. Raises `PlanError` for a plan that cannot be priced.
+    `price` makes the table that decides what fits. The classes in `allow` count as leaving the training result alone.
+    Raises `PlanError` for a plan that cannot be priced.
     """
     check(plan)
     before = price(plan, budget)
-    space = _Space(plan, budget, keep)
+    space = Space(plan, budget, keep, allow)
+    tight: tuple[Plan, MemoryTable] | None = None
     for group in space.groups():
-        within = (c for c in group if space.floor(c[0]) <= budget.usable_bytes)
-        found = sorted((_candidate(*c, budget) for c in space.plans(within)), key=lambda c: c.rank)
-        for candidate in found:
+        first_tight: tuple[Plan, MemoryTable] | None = None
+        for candidate in _fastest_first(space, group, budget):
             table = price(candidate.plan, budget)
-            if table.fits:
-                return _solution(plan, budget, candidate.plan, before, table)
-    leanest, table = _least(space, budget, price)
-    return _solution(plan, budget, leanest, before, table)
+            if table.verdict is Verdict.FITS:
+                other = tight[0] if tight else None
+                return _solution(plan, budget, candidate.plan, before, table, allow, other)
+            if table.verdict is Verdict.TIGHT and first_tight is None:
+                first_tight = candidate.plan, table
+        tight = tight or first_tight
+    found, table = tight or _least(space, budget, price)
+    return _solution(plan, budget, found, before, table, allow)
+
+
+def _fastest_first(
+    space: Space, group: list[tuple[int, int]], budget: Budget
+) -> Iterator[_Candidate]:
+    within = (c for c in group if space.floor(c[0]) <= budget.usable_bytes)
+    found = [_candidate(*c, budget) for c in space.plans(within)]
+    return iter(sorted(found, key=lambda candidate: candidate.rank))
+
+
+class Faster(msgspec.Struct, frozen=True, kw_only=True):
+    """A faster plan, for who allows more changes of the training result."""
+
+    results: tuple[Result, ...]
+    """The changes that it needs."""
+    plan: Plan
+    speedup: float
+    """Seconds per token of the fitted plan, divided by those of this one. The run's start is included."""
+
+
+def faster(
+    plan: Plan,
+    budget: Budget,
+    found: Fit,
+    keep: frozenset[str] = frozenset(),
+    price: Price = table_of,
+) -> Faster | None:
+    """What 16-bit arithmetic and 8-bit optimizer state would bring in addition to what `found` changes; None if
+    little, or if `found` does not fit."""
+    if not found.fits:
+        return None
+    now = _seconds(found.plan, budget)
+    ways: list[Faster] = []
+    for more in FASTER_IF:
+        if not more - frozenset(found.allowed):
+            continue
+        other = fit(plan, budget, keep, price, more | frozenset(found.allowed))
+        wanted = other.after.verdict is Verdict.FITS or found.after.verdict is Verdict.TIGHT
+        if not other.fits or not wanted or not set(other.allowed) <= more | set(found.allowed):
+            continue
+        changed = {row.result_of(row.value(plan), row.value(other.plan)) for row in FREE}
+        results = tuple(r for r in HARM if r in changed & more and r not in found.allowed)
+        if results:
+            speedup = now / _seconds(other.plan, budget)
+            ways.append(Faster(results=results, plan=other.plan, speedup=speedup))
+    most = max((way.speedup for way in ways), default=0.0)
+    if most < WORTH_TELLING:
+        return None
+    return next(way for way in ways if way.speedup >= max(WORTH_TELLING, NEARLY * most))
 
 
 def least_bytes(
     plan: Plan, budget: Budget, keep: frozenset[str] = frozenset(), price: Price = table_of
 ) -> int:
     """The least device bytes that any allowed plan needs on the device of `budget`."""
-    return _least(_Space(plan, budget, keep), budget, price)[1].device_bytes
+    return _least(Space(plan, budget, keep), budget, price)[1].device_bytes
+
+
+def _estimated(table: MemoryTable) -> int:
+    return table.device_bytes
+
+
+def _at_most(table: MemoryTable) -> int:
+    return table.at_most_bytes
 
 
 def _least(
-    space: _Space, budget: Budget, price: Price, enough: int = -1
+    space: Space,
+    budget: Budget,
+    price: Price,
+    size: Callable[[MemoryTable], int] = _estimated,
+    enough: int = -1,
 ) -> tuple[Plan, MemoryTable]:
-    """The plan that needs least memory, and among equals changes least; or the first plan found that needs at most
-    `enough` bytes. Plans that must need more are skipped."""
+    """The plan of the least `size`, and among equals the one that changes least; or the first plan found whose size is
+    at most `enough`. Plans that must be larger are skipped."""
     best: tuple[tuple[int, int, int], Plan, MemoryTable] | None = None
     pairs = [(number, pair) for number, group in enumerate(space.groups()) for pair in group]
     for number, pair in sorted(pairs, key=lambda n: space.floor(n[1][0])):
@@ -152,10 +202,10 @@ def _least(
             break
         for changed, changes in space.plans([pair]):
             table = price(changed, budget)
-            need = table.device_bytes, changes, number
+            need = size(table), changes, number
             if best is None or need < best[0]:
                 best = need, changed, table
-                if table.device_bytes <= enough:
+                if need[0] <= enough:
                     return changed, table
     assert best is not None
     return best[1], best[2]
@@ -165,10 +215,10 @@ def smallest_device(
     plan: Plan, devices: Mapping[str, Budget], price: Price = table_of
 ) -> str | None:
     """The name of the device with the least usable memory on which `plan` fits unchanged."""
-    return next(
-        (name for name, device in _by_size(devices) if price(planned_on(plan, name), device).fits),
-        None,
-    )
+    for name, device in _by_size(devices):
+        if price(planned_on(plan, name), device).verdict is Verdict.FITS:
+            return name
+    return None
 
 
 def smallest_device_fitted(
@@ -176,18 +226,20 @@ def smallest_device_fitted(
     devices: Mapping[str, Budget],
     keep: frozenset[str] = frozenset(),
     price: Price = table_of,
+    allow: Allowed = NOTHING,
 ) -> str | None:
-    """The same, but optimizations may change as in `fit`. A plan's memory depends only on the kind of device. Each kind
-    is searched until a plan fits; a complete search gives the least bytes, and smaller devices of it are skipped."""
+    """The same, but optimizations may change if they leave the training result alone or change what `allow` names. A
+    plan's memory depends only on the kind of device. Each kind is searched until a plan fits; a complete search gives
+    the least bytes, and smaller devices of it are skipped."""
     needs: dict[str, int] = {}
     for name, device in _by_size(devices):
         if needs.get(device.kind, 0) > device.usable_bytes:
             continue
-        space = _Space(planned_on(plan, name), device, keep)
-        _, table = _least(space, device, price, enough=device.usable_bytes)
-        if table.device_bytes <= device.usable_bytes:
+        space = Space(planned_on(plan, name), device, keep, allow, only_allowed=True)
+        _, table = _least(space, device, price, _at_most, enough=device.usable_bytes)
+        if table.verdict is Verdict.FITS:
             return name
-        needs[device.kind] = table.device_bytes
+        needs[device.kind] = table.at_most_bytes
     return None
 
 
@@ -203,117 +255,22 @@ def _by_size(devices: Mapping[str, Budget]) -> list[tuple[str, Budget]]:
     return sorted(devices.items(), key=lambda d: (d[1].usable_bytes, d[1].total_bytes, d[0]))
 
 
-def _is_last(row: Optimization) -> bool:
-    """Whether an optimization changes only the update, its state or the heap. Those are combined last."""
-    return row.reach in (Reach.UPDATE, Reach.HEAP)
-
-
-class _Space:
-    """Every combination of the toggles' values: a first choice for most toggles, and a last one for update toggles
-    and the heap."""
-
-    def __init__(self, plan: Plan, budget: Budget, keep: frozenset[str]) -> None:
-        self._plan = plan
-        self._budget = budget
-        rows = [row for row in FREE if row.reach is not Reach.HEAP or budget.kind == "cpu"]
-        first = [_options(plan, row, keep) for row in rows if not _is_last(row)]
-        last = [_options(plan, row, keep) for row in rows if _is_last(row)]
-        self._first = [_merged(chosen) for chosen in itertools.product(*first)]
-        self._last = [_merged(chosen) for chosen in itertools.product(*last)]
-        self._floors: dict[int, int] = {}
-
-    def groups(self) -> Iterator[list[tuple[int, int]]]:
-        """The combinations grouped by the result classes they change, as index pairs (first choice, last choice)."""
-        first, last = _by_result(self._first), _by_result(self._last)
-        for number in sorted({a | b for a in first for b in last}):
-            found = [(a, b) for a in first for b in last if a | b == number]
-            yield sorted(p for a, b in found for p in itertools.product(first[a], last[b]))
-
-    def plans(self, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Plan, int]]:
-        """The plans of those `pairs` that have no conflicting settings, each with its number of changes."""
-        for a, b in pairs:
-            changed = _combined(self._plan, self._first[a], self._last[b])
-            if conflict(changed) is None:
-                yield changed, self._first[a].changes + self._last[b].changes
-
-    def floor(self, first: int) -> int:
-        """A lower limit of the device bytes of all plans with this first choice."""
-        found = self._floors.get(first)
-        if found is None:
-            found = training_floor(_combined(self._plan, self._first[first]), self._budget)
-            self._floors[first] = found
-        return found
-
-
-def _by_result(choices: Sequence[_Merged]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for n, choice in enumerate(choices):
-        found.setdefault(choice.result, []).append(n)
-    return found
-
-
-def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Option]:
-    """The trainable values of one toggle that do not change a pinned setting."""
-    present, values = row.value(plan), row.values(plan)
-    options = []
-    for value in values if present in values else (present, *values):
-        changes = row.settings_for(plan, value)
-        pinned = [key for key in changes if key in keep]
-        if any(changes[key] != plans.get(plan, key) for key in pinned):
-            continue
-        if row.refusal(plan, value) is not None and not (value == present and pinned):
-            continue
-        options.append(
-            _Option(
-                value,
-                _section(changes, "optimize"),
-                _section(changes, "train"),
-                value != present,
-                _bit(row.result_of(present, value)),
-            )
-        )
-    return options
-
-
-def _bit(result: Result) -> int:
-    """The bit of a result class in `HARM`; 0 if the result stays the same."""
-    return 0 if result is Result.SAME else 1 << HARM.index(result)
-
-
-def _section(changes: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key.partition(".")[2]: v for key, v in changes.items() if key.startswith(f"{name}.")}
-
-
-def _merged(options: Iterable[_Option]) -> _Merged:
-    optimize: dict[str, Any] = {}
-    train: dict[str, Any] = {}
-    count = result = 0
-    for option in options:
-        result |= option.result
-        if option.changed:
-            optimize.update(option.optimize)
-            train.update(option.train)
-            count += 1
-    return _Merged(optimize, train, count, result)
-
-
-def _combined(plan: Plan, *choices: _Merged) -> Plan:
-    optimize = {key: value for choice in choices for key, value in choice.optimize.items()}
-    train = {key: value for choice in choices for key, value in choice.train.items()}
-    changed: Plan = msgspec.structs.replace(
-        plan,
-        optimize=msgspec.structs.replace(plan.optimize, **optimize) if optimize else plan.optimize,
-        train=msgspec.structs.replace(plan.train, **train) if train else plan.train,
-    )
-    return changed
-
-
 def _candidate(plan: Plan, changes: int, budget: Budget) -> _Candidate:
-    return _Candidate(plan, seconds_per_unit(plan, model_of(plan), budget), changes)
+    return _Candidate(plan, _seconds(plan, budget), changes)
+
+
+def _seconds(plan: Plan, budget: Budget) -> float:
+    return seconds_per_unit_of_run(plan, model_of(plan), budget)
 
 
 def _solution(
-    plan: Plan, budget: Budget, solved: Plan, before: MemoryTable, after: MemoryTable
+    plan: Plan,
+    budget: Budget,
+    solved: Plan,
+    before: MemoryTable,
+    after: MemoryTable,
+    allow: Allowed,
+    only_tight: Plan | None = None,
 ) -> Fit:
     changes = tuple(
         Change(key=row.key, label=row.label, before=row.value(plan), after=row.value(solved))
@@ -330,4 +287,6 @@ def _solution(
         after=after,
         time_factor=seconds_per_unit(solved, model_of(solved), budget)
         / seconds_per_unit(plan, model_of(plan), budget),
+        allowed=tuple(r for r in HARM if r in allow or (after.fits and r in results)),
+        only_tight=only_tight,
     )

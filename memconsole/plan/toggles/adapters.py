@@ -107,7 +107,7 @@ def _base_is_trained(plan: Plan) -> str | None:
     o = plan.optimize
     if o.base_storage == "bf16" or o.lora_rank or o.freeze_base:
         return None
-    needed = "freeze_base" if task_of(plan).beside_base else "lora_rank and freeze_base"
+    needed = "freeze_base" if task_of(plan).beside_base else "lora_rank"
     return f"only a frozen base can be stored in codes; set optimize.{needed} too"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memconsole.memory.table import COMPONENTS, SNAPSHOTS, Estimate, MemoryTable
+from memconsole.memory.verdict import Verdict
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
@@ -17,11 +18,12 @@ from memconsole.runs.read.words import ended_words
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, finite, plot
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule
 from memconsole.tui.draw.words import (
+    VERDICTS,
     loss_word,
     minutes_word,
     rate_word,
-    signed_bytes,
     step_word,
+    verdict_mark,
 )
 from memconsole.units import format_bytes, value_word
 
@@ -150,7 +152,7 @@ class PricedPlan:
 def plan_rows(this: PricedPlan, other: PricedPlan, width: int) -> list[Line]:
     """Two plans: what differs, their memory by component at their peaks, totals and time."""
     cells = max(10, (width - _NAME_CELLS - 2) // 3)
-    lines = [_row("", [this.name, other.name, "difference"], cells, ("strong", "accent", "dim"))]
+    lines = [_row("", [this.name, other.name, "saved by"], cells, ("strong", "accent", "dim"))]
     lines += difference_rows([this.plan, other.plan], cells, width)
     for one in (this, other):
         if one.estimate is None:
@@ -173,7 +175,7 @@ def plan_rows(this: PricedPlan, other: PricedPlan, width: int) -> list[Line]:
     ):
         lines.append(_bytes_row(name, a, b, cells))
     fits = [_fit_words(table) for table in (mine, theirs)]
-    roles = ["good" if table.fits else "bad" for table in (mine, theirs)]
+    roles = [VERDICTS[table.verdict][1] for table in (mine, theirs)]
     lines.append(_row("verdict", [*fits, ""], cells, roles))
     return [
         *lines,
@@ -199,17 +201,21 @@ def _at_peak(table: MemoryTable, name: str) -> int:
 
 
 def _fit_words(table: MemoryTable) -> str:
-    free = table.free_bytes
+    free, mark = table.free_bytes, VERDICTS[table.verdict][0]
+    if table.verdict is Verdict.TIGHT:
+        return f"{mark} tight, {format_bytes(free)}"
     if table.fits:
-        return f"✓ {format_bytes(free)} free"
-    return f"✗ {format_bytes(-free)} over" if free < 0 else "✗ does not fit"
+        return f"{mark} {format_bytes(free)} free"
+    return f"{mark} {format_bytes(-free)} over" if free < 0 else verdict_mark(table.verdict)
 
 
 def _bytes_row(name: str, a: int, b: int, cells: int) -> Line:
-    change = b - a
-    role = "good" if change < 0 else "warn" if change > 0 else "dim"
-    texts = [format_bytes(a), format_bytes(b), signed_bytes(change)]
-    return _row(name, texts, cells, ("", "", role))
+    """Both amounts; the smaller one is green, and the last column says what it saves, with an arrow towards its plan."""
+    if a == b:
+        return _row(name, [format_bytes(a), format_bytes(b), "same"], cells, ("", "", "dim"))
+    less = "good" if a < b else "", "good" if b < a else ""
+    saved = f"{'←' if a < b else '→'} saves {format_bytes(abs(b - a))}"
+    return _row(name, [format_bytes(a), format_bytes(b), saved], cells, (*less, "good"))
 
 
 def _row(name: str, texts: Sequence[str], cells: int, roles: Sequence[str] = ()) -> Line:

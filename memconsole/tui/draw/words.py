@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memconsole.devices.reading import Missing
+from memconsole.memory.verdict import Verdict
 from memconsole.runs.read.words import Shown, state_word
 from memconsole.units import format_bytes, format_duration, format_step
 
@@ -30,6 +31,20 @@ STATES: dict[str, tuple[str, str]] = {
 def state_mark(run: Shown) -> tuple[str, str]:
     """The mark and role of a run's state."""
     return STATES.get(state_word(run), ("?", "warn"))
+
+
+VERDICTS: dict[Verdict, tuple[str, str]] = {
+    Verdict.FITS: ("✓", "good"),
+    Verdict.TIGHT: ("▲", "warn"),
+    Verdict.DOES_NOT_FIT: ("✗", "bad"),
+}
+"""A mark and a role for each verdict on a plan."""
+
+
+def verdict_mark(verdict: Verdict, otherwise: str = str(Verdict.DOES_NOT_FIT)) -> str:
+    """``✓ fits``, ``▲ tight``, or ``✗`` and the words for what does not fit."""
+    words = otherwise if verdict is Verdict.DOES_NOT_FIT else verdict
+    return f"{VERDICTS[verdict][0]} {words}"
 
 
 def signed_bytes(change: int) -> str:

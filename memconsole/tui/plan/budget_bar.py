@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from memconsole.memory.table import MemoryTable, Tier
+from memconsole.memory.table import Estimate, Tier
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.bars import stacked
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of, wrap
-from memconsole.tui.draw.words import duration_word, minutes_word, rate_word, step_word
+from memconsole.tui.draw.words import VERDICTS, duration_word, minutes_word, rate_word, step_word
 from memconsole.tui.plan.memory_table import components_of
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
@@ -27,23 +28,13 @@ _PARTS = {
 }
 
 
-def verdict_words(table: MemoryTable) -> str:
-    """``fits, 3.1 GiB free`` or ``does not fit, 1.2 GiB over``."""
-    free = table.free_bytes
-    if table.fits:
-        return f"fits, {format_bytes(free)} free"
-    return f"does not fit, {format_bytes(-free)} over"
-
-
 def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
     """A title with the device, a stacked bar, the verdict and where the limit comes from.
 
     Pure in `view`.
     """
     if view.estimate is None:
-        lines = [rule("budget", width)]
-        lines += [[Span(f" {t}", "bad")] for t in wrap(view.problem, width - 2, height - 1)]
-        return lines
+        return [rule("budget", width)]
     table = view.estimate.table
     budget = table.budget
     title = f"{budget.memory_label} {format_bytes(budget.total_bytes)}"
@@ -56,22 +47,21 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
     over = None if table.fits else float(budget.usable_bytes)
     lines.append([Span("▕"), *stacked(stack, scale, width - 2, limit=over), Span("▏")])
     if view.problem:
-        lines += [[Span(f" {t}", "bad")] for t in wrap(f"✗ {view.problem}", width - 1, height - 2)]
-        return lines[:height]
-    words, mark = verdict_words(table), "✓ " if table.fits else "✗ "
-    role = "dim" if view.stale else "good" if table.fits else "bad"
-    text = "updating … " + words if view.stale else mark + words
-    lines.append([Span(" " + fit(text, width - 1), role)])
-    usable = f"{format_bytes(table.device_bytes)} of {format_bytes(budget.usable_bytes)}"
-    lines.append([Span(" " + fit(f"{usable} usable · {budget.why}", width - 1), "dim")])
-    low, high = table.band_bytes
-    if height >= 5 and (low, high) != (table.peak_bytes, table.peak_bytes):
-        band = f"expected between {format_bytes(low)} and {format_bytes(high)}"
-        if table.band_from:
-            band += f" · {table.band_from}"
-        lines.append([Span(" " + fit(band, width - 1), "dim")])
+        return [*lines, [Span(" ✗ not priced", "bad")]][:height]
     if height >= 6:
-        lines.insert(2, _legend(stack, width))
+        lines.append(_legend(stack, width))
+    mark, role = VERDICTS[table.verdict]
+    words = f"updating … {table.words}" if view.stale else f"{mark} {table.words}"
+    lines += [[Span(f" {t}", "dim" if view.stale else role)] for t in wrap(words, width - 2, 2)]
+    usable = f"{format_bytes(table.device_bytes)} of {format_bytes(budget.usable_bytes)}"
+    sentences = [f"{usable} usable · {budget.why}"]
+    low, high = table.band_bytes
+    if (low, high) != (table.peak_bytes, table.peak_bytes):
+        band = f"expected between {format_bytes(low)} and {format_bytes(high)}"
+        sentences.append(f"{band} · {table.band_from}" if table.band_from else band)
+    for n, sentence in enumerate(sentences):
+        room = height - len(lines) - (len(sentences) - 1 - n if height >= 5 else 0)
+        lines += [[Span(f" {t}", "dim")] for t in wrap(sentence, width - 2, min(2, max(0, room)))]
     return lines[:height]
 
 
@@ -105,22 +95,23 @@ def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
             Span(f" {task_of(view.plan).units}/s", "dim"),
         ]
     )
-    if found.epoch_minutes is None:
-        lines.append([Span(fit(" epoch: n/a — size not known yet", width), "dim")])
-    else:
-        epochs = view.plan.train.epochs
-        total = found.epoch_minutes * epochs * 60
-        if view.plan.train.max_steps:
-            total = min(total, view.plan.train.max_steps * found.step_seconds)
-        lines.append(
-            [
-                Span(f" {minutes_word(found.epoch_minutes)}", role),
-                Span(" min/epoch  ", "dim"),
-                Span(duration_word(total), role),
-                Span(" in all", "dim"),
-            ]
-        )
+    lines.append([Span(f" {_whole_run(found, width - 1)}", role)])
     return lines[:height]
+
+
+def _whole_run(found: Estimate, width: int) -> str:
+    """Minutes of an epoch, and the time of the whole run with its start, as far as they are known and have room."""
+    whole = found.run_seconds
+    parts = (
+        [] if found.epoch_minutes is None else [f"{minutes_word(found.epoch_minutes)} min/epoch"]
+    )
+    parts += [] if whole is None else [f"{duration_word(whole)} in all"]
+    if not parts:
+        return fit("size of the data not known yet", width)
+    words = ", ".join(parts)
+    if len(words) > width:  # without the seconds beside minutes
+        words = re.sub(r"(\d min) \d\d s", r"\1", words)
+    return words if len(words) <= width else fit(parts[-1], width)
 
 
 class BudgetBar(Painted):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, width_of
+from memconsole.tui.draw.words import VERDICTS, verdict_mark
 from memconsole.tui.views.plan_view import RowLengths
 from memconsole.units import format_bytes
 
@@ -51,13 +52,13 @@ def whole(rows: RowLengths, width: int, height: int) -> list[Line]:
         lines.append([Span(fit(f" {words}", width), "dim")])
         return lines[:height]
     for price in rows.prices:
-        mark, role = _verdict(price)
+        _, role = _verdict(price)
         lines.append(
             [
                 Span(" " + left(price.name, 8), "dim"),
                 Span(right(f"{price.tokens:,} tokens", 16)),
                 Span(right(_amount(price), 14), "strong"),
-                Span("  " + {" ✓": "✓ fits", " ✗": "✗ does not fit"}.get(mark, ""), role),
+                Span("  " + (verdict_mark(price.table.verdict) if price.table else ""), role),
             ]
         )
     which = "all" if lengths.exact else "a sample of"
@@ -79,4 +80,5 @@ def _verdict(price: LengthPrice) -> tuple[str, str]:
     """A mark and its role."""
     if price.table is None:
         return "", "bad"
-    return (" ✓", "good") if price.table.fits else (" ✗", "bad")
+    mark, role = VERDICTS[price.table.verdict]
+    return f" {mark}", role

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from memconsole.launching import default_name, launch_rows
 from memconsole.memory.table import Estimate
+from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan
 from memconsole.tui.draw.ink import Line, Span, left, wrap
+from memconsole.tui.draw.words import VERDICTS
 from memconsole.tui.screens.prompt import PromptScreen
 from memconsole.tui.widgets.text_lines import TextLines
 
@@ -13,19 +15,20 @@ _HEAD = 9
 
 
 class LaunchScreen(PromptScreen, inherit_bindings=False):
-    """Closes with the name, or with None. A plan that does not fit is refused once."""
+    """Closes with the name, or with None. A plan that is tight or does not fit is refused once."""
 
     def __init__(self, plan: Plan, found: Estimate) -> None:
         super().__init__("launch: name of the run", default_name(plan), "", self._refused)
         self._rows = launch_rows(plan, found)
-        self._fits = found.table.fits
+        self._verdict = found.table.verdict
         self._warned = False
 
     def _refused(self, word: str) -> str | None:
-        if self._fits or self._warned:
+        if self._verdict is Verdict.FITS or self._warned:
             return None
         self._warned = True
-        return f"this plan does not fit; {self.shown_key('accept')} again starts it all the same"
+        what = "is tight" if self._verdict is Verdict.TIGHT else "does not fit"
+        return f"this plan {what}; {self.shown_key('accept')} again starts it all the same"
 
     def title_line(self) -> tuple[str, str]:
         take, leave = self.shown_key("accept"), self.shown_key("dismiss")
@@ -35,7 +38,8 @@ class LaunchScreen(PromptScreen, inherit_bindings=False):
         width = max(20, self.size.width - 4)
         lines: list[Line] = []
         for name, words in self._rows:
-            role = "bad" if name == "memory" and not self._fits else ""
+            unsure = name == "memory" and self._verdict is not Verdict.FITS
+            role = VERDICTS[self._verdict][1] if unsure else ""
             for n, text in enumerate(wrap(words, width - _HEAD, 3)):
                 head = left(name if n == 0 else "", _HEAD)
                 lines.append([Span(head, "dim"), Span(text, role)])

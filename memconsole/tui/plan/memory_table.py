@@ -5,7 +5,7 @@ from __future__ import annotations
 from memconsole.memory.exact.sharpen import alike
 from memconsole.memory.table import COMPONENTS, MemoryTable, Tier
 from memconsole.tui.draw.bars import bar
-from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
+from memconsole.tui.draw.ink import Line, Span, left, right, rule, wrap
 from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
@@ -20,8 +20,8 @@ _SHORT = {
     "checkpoint": "save",
 }
 _NARROW = {"optimizer state": "optim. state", "logits and loss": "logits, loss"}
-NUMBER = 9
-"""A tier's mark and up to eight cells of bytes."""
+NUMBER = 10
+"""A tier's mark, a space and up to eight cells of bytes."""
 CHANGE = 10
 _TIERS = {Tier.FORMULA: "formula", Tier.EXACT: "exact", Tier.CALIBRATED: "calibrated"}
 
@@ -47,7 +47,7 @@ def shown_phases(table: MemoryTable, width: int) -> tuple[str, ...]:
 
 
 def _amount(count: int, tier: Tier) -> str:
-    return "—" if count == 0 else f"{tier}{format_bytes(count).rjust(NUMBER - 1)}"
+    return "—" if count == 0 else f"{tier} {format_bytes(count).rjust(NUMBER - 2)}"
 
 
 def progress_words(view: PlanView, width: int) -> str:
@@ -68,13 +68,18 @@ def progress_words(view: PlanView, width: int) -> str:
 def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     """Title, one row per component, totals. Pure in `view`."""
     if view.estimate is None:
-        note = view.problem or "pricing this plan"
-        return [rule(_title(None, width), width), [Span(" " + fit(note, width - 1), "dim")]]
+        if not view.problem:
+            return [rule(_title(None, width), width), [Span(" pricing this plan", "dim")]]
+        note = f"✗ {view.problem}"
+        return [rule(_title(None, width), width), *_problem(note, width, height - 1)]
     table = view.estimate.table
     stale = view.stale or bool(view.problem)
     title = _title(table.peak_phase, width)
     note = "outdated" if stale else progress_words(view, width - len(title) - 6)
-    lines = [rule(title, width, note)]
+    lines = [
+        rule(title, width, note),
+        *_problem(view.problem and f"✗ {view.problem}", width, height - 1),
+    ]
     phases = shown_phases(table, width)
     change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
     name_width = width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1)
@@ -103,6 +108,11 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     lines += _totals(table, phases, name_width, change_width, stale, changes)
     lines += _remarks(view, table, width, height - len(lines))
     return lines[:height]
+
+
+def _problem(words: str, width: int, room: int) -> list[Line]:
+    """Why the plan is not priced, whole if the table has the room."""
+    return [[Span(f" {row}", "bad")] for row in wrap(words, width - 2, room)] if words else []
 
 
 def _narrow(name: str, width: int) -> str:
@@ -162,7 +172,7 @@ def _totals(
     rows = [
         ("allocated", "peak_bytes", table.tier),
         ("reserved", "reserved_bytes", table.reserved_tier),
-        ("on the device", "device_bytes", table.device_tier),
+        ("on device", "device_bytes", table.device_tier),
         ("host RAM", "host_bytes", table.host_tier),
     ]
     lines: list[Line] = []

@@ -6,69 +6,95 @@ from rich.cells import cell_len
 
 from memconsole.plan import catalog
 from memconsole.plan.mixture import parts
-from memconsole.plan.origin import shortly
+from memconsole.plan.origin import NOT_HERE, origin, shortly
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.recipe import learning_rate
 from memconsole.plan.tasks import task_of
-from memconsole.tui.draw.ink import Line, Span, fit, left
+from memconsole.tui.draw.ink import Line, Span, left, wrap
 from memconsole.tui.views.plan_view import PlanView
-from memconsole.tui.widgets.painted import Painted
+from memconsole.tui.widgets.grown import Grown
 from memconsole.units import format_bytes, format_count
 
-ROWS = 5
+MOST_ROWS = 3
+"""Rows of one text."""
 
 
-def summary_lines(view: PlanView, width: int) -> list[Line]:
-    """Five rows. Pure in `view`."""
+def summary_lines(view: PlanView, width: int, height: int) -> list[Line]:
+    """Five rows, and as many more as long texts need. Pure in `view`."""
+    plan = view.plan
+    rows = (
+        ("model", "model", _model(view)),
+        ("data", "data", (f"{_data(plan)} · {plan.data.sequence_length:,} {task_of(plan).positions}/row",)),
+        ("device", "device", _device(view)),
+        ("backend", "backend", (plan.backend,)),
+        ("settings", "train", _train(view)),
+    )  # fmt: skip
+    keys = [view.keys.shown("plan", id) for id, _, _ in rows]
+    most = max(map(cell_len, keys))
+    lines: list[Line] = []
+    for n, (key, (_, name, texts)) in enumerate(zip(keys, rows, strict=True)):
+        cells = width - 10 - most
+        text = next((text for text in texts if cell_len(text) <= cells), texts[-1])
+        room = max(1, height - len(lines) - (len(rows) - 1 - n))
+        head = [Span(f" {left(key, most)} ", "key"), Span(f"{name:<8}", "dim")]
+        for part in wrap(text, cells, min(MOST_ROWS, room)):
+            lines.append([*head, Span(part, "strong")])
+            head = [Span(" " * (10 + most))]
+    return lines[:height]
+
+
+def _model(view: PlanView) -> tuple[str, ...]:
+    """The model, where its weights come from, and its size; then the same in fewer words."""
     plan, found = view.plan, view.estimate
     weights = shortly(plan)
-    model = f"{_name(plan)} · {weights}" if weights else plan.model.name
-    if found is not None:
-        mark = "~" if view.stale else ""
-        model += f" · {mark}{format_count(found.parameters)} parameters"
-        if found.trainable_parameters != found.parameters:
-            model += f", {format_count(found.trainable_parameters)} trained"
-    elif plan.model.target_params:
-        model += f" · about {format_count(plan.model.target_params)} parameters"
+    name = f"{_name(plan)} · {_whole(plan, weights)}" if weights else plan.model.name
+    if found is None:
+        target = plan.model.target_params
+        return (f"{name} · about {format_count(target)} parameters" if target else name,)
+    size = ("~" if view.stale else "") + format_count(found.parameters)
+    if found.trainable_parameters != found.parameters:
+        return (f"{name} · {size} parameters, {format_count(found.trainable_parameters)} trained",)
+    return f"{name} · {size} parameters", f"{name} · {size}"
+
+
+def _train(view: PlanView) -> tuple[str, ...]:
+    """How long it trains and at which rate; then the same without the steps of its epochs."""
+    plan, train, found = view.plan, view.plan.train, view.estimate
+    rate = _rate(plan)
+    rest = f", {plan.effective_batch:,} rows/step, {rate}"
+    if train.max_steps:
+        return (f"{train.max_steps:,} steps{rest}",)
+    steps = found.run_steps if found is not None and not view.stale else None
+    epochs = f"{train.epochs} epochs"
+    shorter = epochs + rest, f"{epochs}, {plan.effective_batch:,} rows, {rate}"
+    if steps is None:
+        return shorter
+    return f"{epochs} of ~{steps // train.epochs:,} steps{rest}", *shorter
+
+
+def _device(view: PlanView) -> tuple[str, ...]:
+    """The device and its memory; then the same without the kind of memory."""
+    plan, found = view.plan, view.estimate
     device = plan.device.name
     if plan.device.count > 1:
         device += f" × {plan.device.count}"
     if plan.launch.on == "slurm":
-        device += f" · a Slurm job{f' in {plan.launch.partition}' if plan.launch.partition else ''}"
-    if found is not None:
-        budget = found.table.budget
-        if budget.name != plan.device.name:
-            device += f" → {budget.name}"
-        if not budget.local:
-            device += " · catalog"
-        device += f" · {format_bytes(budget.total_bytes)} {budget.memory_label}"
-    train = plan.train
-    length = f"{train.max_steps:,} steps" if train.max_steps else f"{train.epochs} epochs"
-    rows = (
-        ("model", "model", model),
-        (
-            "data",
-            "data",
-            f"{_data(plan)} · {plan.data.sequence_length:,} {task_of(plan).positions}/row",
-        ),
-        ("device", "device", device),
-        ("backend", "backend", plan.backend),
-        (
-            "settings",
-            "train",
-            f"{length} · {plan.effective_batch:,} rows/step · {_rate(plan)}",
-        ),
-    )
-    keys = [view.keys.shown("plan", id) for id, _, _ in rows]
-    most = max(map(cell_len, keys))
-    return [
-        [
-            Span(f" {left(key, most)} ", "key"),
-            Span(f"{name:<8}", "dim"),
-            Span(fit(text, width - 10 - most), "strong"),
-        ]
-        for key, (_, name, text) in zip(keys, rows, strict=True)
-    ]
+        device += " · a Slurm job"
+        device += f" in {plan.launch.partition}" if plan.launch.partition else ""
+    if found is None:
+        return (device,)
+    budget = found.table.budget
+    if budget.name != plan.device.name:
+        device += f" → {budget.name}"
+    if not budget.local:
+        device += " · catalog"
+    device += f" · {format_bytes(budget.total_bytes)}"
+    return f"{device} {budget.memory_label}", device
+
+
+def _whole(plan: Plan, weights: str) -> str:
+    """Where weights come from; if they are not here, with the command that fetches them."""
+    return origin(plan).words if weights == NOT_HERE else weights
 
 
 def _name(plan: Plan) -> str:
@@ -98,7 +124,7 @@ def _data(plan: Plan) -> str:
     )
 
 
-class PlanSummary(Painted):
+class PlanSummary(Grown):
     """The top left of the plan screen."""
 
     _view: PlanView | None = None
@@ -107,5 +133,5 @@ class PlanSummary(Painted):
         self._view = view
         self.repaint()
 
-    def draw(self, width: int, height: int) -> list[Line]:
-        return summary_lines(self._view, width) if self._view else []
+    def lines(self, width: int, height: int) -> list[Line]:
+        return summary_lines(self._view, width, height) if self._view else []

@@ -30,12 +30,18 @@ from memconsole.tui.plan.plan_files import PlanFiles
 from memconsole.tui.plan.plan_summary import PlanSummary
 from memconsole.tui.plan.pricing import LOOP_SECONDS, Priced, budget_moved, price, with_rows
 from memconsole.tui.plan.solving import Solver
-from memconsole.tui.plan.toggles import ToggleDetail, Toggles
-from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.plan.toggle_detail import ToggleDetail
+from memconsole.tui.plan.toggles import Toggles
+from memconsole.tui.screens.base import SMALLEST, ConsoleScreen
 from memconsole.tui.views.plan_view import ExactState, PlanView, previous_value
 
 if TYPE_CHECKING:
     from memconsole.memory.estimate import Lookup
+
+
+ALL_ROWS = len(OPTIMIZATIONS) + 8
+"""The height from which all optimizations are listed: besides them a rule, the summary, title and keys. What the
+selected one does moves to the right column there, and comes back where both have room."""
 
 
 @dataclass
@@ -51,6 +57,12 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     SCREEN = "plan"
     BINDINGS = bindings("plan")
+    VERTICAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-flat"),
+        (SMALLEST.height, "-short"),
+        (ALL_ROWS, "-middle"),
+        (ALL_ROWS + 8, "-tall"),
+    ]
 
     def __init__(self, plan: Plan, keys: KeyTable) -> None:
         super().__init__()
@@ -72,11 +84,13 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
                 yield PlanSummary(id="summary")
                 yield Toggles(id="toggles")
                 yield ToggleDetail(id="detail")
+                yield ToggleDetail(id="left-detail", whole=True)
             with Vertical(id="right"):
                 yield MemoryTableView(id="memory")
                 yield BudgetBar(id="budget")
                 yield PhaseStrip(id="phases")
                 yield PlannedSpeed(id="speed")
+                yield ToggleDetail(id="right-detail", whole=True)
 
     def on_mount(self) -> None:
         self.call_after_refresh(self._reprice)
@@ -102,7 +116,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         view = self.view
         self.part(PlanSummary).show(view)
         self.part(Toggles).show(view)
-        self.part(ToggleDetail).show(view)
+        for id in ("detail", "left-detail", "right-detail"):
+            self.part(ToggleDetail, id).show(view)
         self.part(MemoryTableView).show(view)
         self.part(BudgetBar).show(view)
         self.part(PhaseStrip).show(view)

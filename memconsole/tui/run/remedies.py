@@ -6,10 +6,12 @@ import contextlib
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.answers.advice import Remedy
+from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.remedies import remedies_of
 from memconsole.runs.read.report import report
 from memconsole.runs.record.directory import RunError, find_run
+from memconsole.tui.draw.words import verdict_mark
 from memconsole.tui.screens.pick import Choice
 from memconsole.units import format_bytes
 
@@ -31,8 +33,12 @@ def found_remedies(
 
 
 def first_that_fits(found: tuple[Remedy, ...]) -> str:
-    """The value of the row to start on: the first remedy that fits."""
-    return next((str(n) for n, remedy in enumerate(found) if remedy.fits), "")
+    """The value of the row to start on: the first remedy that fits with its band, or else without."""
+    for verdict in (Verdict.FITS, Verdict.TIGHT):
+        for n, remedy in enumerate(found):
+            if remedy.verdict is verdict:
+                return str(n)
+    return ""
 
 
 def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
@@ -42,7 +48,7 @@ def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
             str(n),
             remedy.label,
             f"saves ~{format_bytes(remedy.saves_bytes)} · ×{remedy.time_factor:.2f} · "
-            + ("✓ fits" if remedy.fits else "✗ not enough")
+            + verdict_mark(remedy.verdict, "not enough")
             + (f" · changes: {remedy.result}" if remedy.result else ""),
             label_width=36,
         )

@@ -17,6 +17,7 @@ from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.ink import Line, Span, cleaned, fit, left, width_of
+from memconsole.tui.draw.words import verdict_mark
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.choice_list import ChoiceList
@@ -134,7 +135,7 @@ def _verdicts(plan: Plan) -> dict[str, str]:
         tables = {name: table_of(planned_on(plan, name), on) for name, on in budgets.items()}
     except PlanError:
         return dict.fromkeys(catalog_names(), "not priced")
-    words = {name: "✓ fits" if table.fits else "✗ too small" for name, table in tables.items()}
+    words = {name: verdict_mark(table.verdict, "too small") for name, table in tables.items()}
     smallest = smallest_device(plan, budgets)
     return words | ({smallest: "✓ smallest that fits"} if smallest else {})
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from memconsole.devices.budget import budget
 from memconsole.memory.answers.solve import fit, smallest_device_fitted
 from memconsole.memory.estimate import table_of
+from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan
@@ -40,6 +41,8 @@ async def test_f_applies_the_fit_as_one_step_that_u_undoes(make_console: Make) -
         assert view.estimate.table.fits
         assert view.undo == (LARGE,)
         assert "fits, time ×" in notice(app)
+        assert "training unchanged" in notice(app)
+        assert "faster if you allow 16-bit arithmetic" in notice(app)
         labels = [change.label for change in fit(LARGE, budget(LARGE, None)).changes]
         assert all(label in notice(app) for label in labels[:3]), "as many as there is room for"
         await pilot.press("u")
@@ -95,7 +98,9 @@ async def test_f_on_what_cannot_fit_says_what_needs_most_and_changes_nothing(
         from memconsole.devices.planned import catalog_budgets
 
         smallest = smallest_device_fitted(plan, catalog_budgets(plan), keep)
-        assert f"smallest device: {smallest or 'none of the catalog'}" in notice(app)
+        assert f"smallest device at the same result: {smallest or 'none of the catalog'}" in notice(
+            app
+        )
 
 
 async def test_capital_b_and_x_take_the_largest_that_fits(make_console: Make) -> None:
@@ -109,15 +114,16 @@ async def test_capital_b_and_x_take_the_largest_that_fits(make_console: Make) ->
         await pilot.press("u", "B")
         await settle(pilot)
         rows = app.plan_screen.view.plan.train.batch_size
-        assert f"largest micro-batch: {rows:,} rows" in notice(app)
+        assert f"largest micro-batch: {rows:,} rows, with room for the band" in notice(app)
+        assert f"training changes: 16 → {rows:,} rows per step" in notice(app)
     for key, size, step in (
         ("train.batch_size", rows, 1),
         ("data.sequence_length", longest, 8),
     ):
         device = budget(plan, None)
-        assert table_of(plans.replace(plan, {key: size}), device).fits
+        assert table_of(plans.replace(plan, {key: size}), device).verdict is Verdict.FITS
         beyond = plans.replace(plan, {key: size + step})
-        assert size == 1024 or not table_of(beyond, device).fits
+        assert size == 1024 or table_of(beyond, device).verdict is not Verdict.FITS
 
 
 async def test_a_fitting_plan_in_its_fastest_settings_is_left_alone(make_console: Make) -> None:

@@ -143,7 +143,7 @@ async def test_launching_asks_for_a_name_and_says_what_will_run(make_console: Ma
         await settle(pilot)
         text = " ".join(screen_text(app).split())
         for words in ("name of the run", "stories", "from scratch", "120 steps, 246 k tokens",
-                      "rows of 128 tokens per step", "a step;", "fits, "):  # fmt: skip
+                      "rows of 128 tokens per step", "a step,", "fits, "):  # fmt: skip
             assert words in text, words
         await pilot.press("escape")
         await settle(pilot)

@@ -228,7 +228,7 @@ async def test_a_plan_is_put_beside_its_earlier_state_and_taken_back(make_consol
         assert isinstance(app.screen, ComparePlansScreen)
         text = screen_text(app)
         assert "batch_size" in text
-        assert "difference" in text
+        assert "saved by" in text
         await pilot.press("enter")
         await settle(pilot)
         assert app.screen is app.plan_screen

@@ -17,7 +17,8 @@ from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan, loads, replace
 
 LARGE = ("--set", "model.name=llama-3.2-1b", "--set", "device.name=rtx-4090", "--set",
-         "data.sequence_length=2048", "--set", "train.batch_size=8")  # fmt: skip
+         "data.sequence_length=2048", "--set", "train.batch_size=8", "--set",
+         "train.max_steps=1000000")  # fmt: skip
 TIGHT = (*LARGE, "--budget", "18GiB", "--keep", "optimizer_offload")
 HOPELESS = ("--set", "model.name=llama-3.1-8b", "--set", "device.name=rtx-3060-12gb", "--keep",
             "lora_rank", "--keep", "optimizer_offload", "--keep", "activation_offload")  # fmt: skip
@@ -62,21 +63,25 @@ def test_the_fitted_plan_fits_and_its_largest_sizes_are_the_largest(tmp_path: Pa
     assert found["fits"]
     assert not found["before"]["fits"]
     table = priced(found, tmp_path)
-    assert table["fits"]
+    assert table["verdict"] == "fits"
     assert table["device_bytes"] == found["after"]["device_bytes"]
     for key, step in (("train.batch_size", 1), ("data.sequence_length", 8)):
         name = {"train.batch_size": "largest_micro_batch"}.get(key, "largest_sequence_length")
         size = found[name]["fitted"]
-        assert priced(found, tmp_path, "--set", f"{key}={size}")["fits"]
-        assert not priced(found, tmp_path, "--set", f"{key}={size + step}")["fits"]
+        for more, fits in ((0, True), (step, False)):
+            verdict = priced(found, tmp_path, "--set", f"{key}={size + more}")["verdict"]
+            assert (verdict == "fits") == fits
     device = found["smallest_device"]["given"]
-    assert priced({"plan": found["given"]}, tmp_path, "--set", f"device.name={device}")["fits"]
+    assert (
+        priced({"plan": found["given"]}, tmp_path, "--set", f"device.name={device}")["verdict"]
+        == "fits"
+    )
 
 
 def test_no_single_free_toggle_makes_the_fitted_plan_faster_and_fits(tmp_path: Path) -> None:
     """Of the toggles that leave the result alone, as the plan's own table of savings has them."""
     table = priced(answer(*LARGE), tmp_path)
-    free = table["device"]["usable_bytes"] - table["device_bytes"]
+    free = table["device"]["usable_bytes"] - table["band_bytes"][1]
     for toggle in table["toggles"]:
         harmless = toggle["key"] in (
             "optimize.gradient_checkpointing", "optimize.accumulation_steps",

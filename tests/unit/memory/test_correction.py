@@ -7,6 +7,7 @@ import pytest
 from memconsole.memory.answers.advice import remedies
 from memconsole.memory.answers.correction import OutOfMemoryRun, correction
 from memconsole.memory.estimate import table_of
+from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.plan import Plan
@@ -52,6 +53,8 @@ def test_fitting_means_the_corrected_need_within_the_room(factor: float) -> None
         after = table_of(plans.replace(PLAN, remedy.changes), budget)
         need = after.peak_bytes * factor + after.device_bytes - after.peak_bytes
         assert remedy.fits == (need <= budget.usable_bytes)
+        room = budget.usable_bytes - (after.at_most_bytes - after.device_bytes)
+        assert (remedy.verdict is Verdict.FITS) == (int(need) <= room)
 
 
 def test_a_run_that_died_with_room_in_the_budget_shows_that_the_room_is_not_there() -> None:
@@ -62,7 +65,7 @@ def test_a_run_that_died_with_room_in_the_budget_shows_that_the_room_is_not_ther
     by = correction(table, OutOfMemoryRun(needed_bytes=10 * GIB, held_bytes=9 * GIB))
     assert by.room_bytes == 9 * GIB + table.device_bytes - table.peak_bytes
     assert by.factor == 1.0, "it died below its estimate, which says nothing against it"
-    assert not by.fits(table)
+    assert by.verdict(table) is Verdict.DOES_NOT_FIT
     found = remedies(PLAN, budget, OutOfMemoryRun(needed_bytes=10 * GIB, held_bytes=9 * GIB))
     assert any(r.fits for r in found)
     assert any(not r.fits for r in found)

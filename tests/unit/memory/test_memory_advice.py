@@ -7,16 +7,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from memconsole.cli.main import cli
 from memconsole.memory.answers.advice import (
     ORDER,
     largest_micro_batch,
     largest_sequence_length,
     remedies,
 )
-from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.estimate import architecture_of, estimate, table_of
+from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
+from memconsole.plan.check import check
 from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.origin import check_start
 from memconsole.plan.plan import Plan
 from tests.unit.memory.cards import card
 
@@ -39,6 +44,7 @@ def test_every_remedy_saves_what_it_says_and_comes_in_the_troubleshooting_order(
     for remedy in found:
         after = table_of(plans.replace(plan, remedy.changes), budget)
         assert remedy.saves_bytes == before.device_bytes - after.device_bytes > 0
+        assert remedy.verdict is after.verdict
         assert remedy.fits == after.fits
     places = [ORDER.index(r.key) for r in found]
     assert places == sorted(places)
@@ -54,7 +60,8 @@ def test_a_remedy_that_fits_changes_no_more_than_it_must() -> None:
         "optimize.accumulation_steps": steps // 2,
         "train.batch_size": 2 * split.changes["train.batch_size"],
     }
-    assert not table_of(plans.replace(PLAN, half), budget).fits
+    assert split.verdict is Verdict.FITS
+    assert table_of(plans.replace(PLAN, half), budget).verdict is not Verdict.FITS
 
 
 def test_every_optimization_that_saves_memory_and_is_trained_is_offered_or_says_why_not() -> None:
@@ -110,6 +117,30 @@ def test_adapters_are_offered_on_loaded_weights_alone_and_say_what_they_change(
     assert found["optimize.base_storage"].result == "quantized frozen weights"
 
 
+def test_values_of_remedies_and_savings_are_told_as_words() -> None:
+    """On and off, never True and False."""
+    found = remedies(plans.replace(PLAN, {"data.source": "tinystories"}), card(2 * GIB, "cpu"))
+    labels = [remedy.label for remedy in found]
+    assert "chunked cross-entropy: on" in labels
+    assert not [label for label in labels if "True" in label or "False" in label]
+    printed = CliRunner().invoke(cli, ["plan", "--set", "device.name=rtx-4090"]).stdout
+    assert "-> on" in printed
+    assert "True" not in printed
+    assert "False" not in printed
+
+
+def test_a_rank_alone_freezes_the_base() -> None:
+    alone = plans.apply_settings(Plan(), ["optimize.lora_rank=16", "model.weights=random"])
+    both = plans.replace(alone, {"optimize.freeze_base": True})
+    check(alone)
+    check_start(alone)
+    device = card(12 * GIB)
+    assert estimate(alone, device).trainable_parameters == estimate(both, device).trainable_parameters  # fmt: skip
+    assert table_of(alone, device) == table_of(both, device)
+    coded = plans.replace(alone, {"optimize.base_storage": "nf4"})
+    check(coded)
+
+
 def test_an_evaluation_that_is_the_peak_is_made_smaller_without_changing_the_result() -> None:
     plan = plans.replace(PLAN, {"train.batch_size": 1, "train.evaluation_batch_size": 4096})
     budget = card(12 * GIB)
@@ -131,23 +162,27 @@ def test_a_sized_model_can_be_made_smaller() -> None:
 def test_the_largest_batch_fits_and_one_more_row_does_not(backend: str, gib: int) -> None:
     plan = plans.replace(PLAN, {"backend": backend})
     budget = card(gib * GIB)
-    rows = largest_micro_batch(plan, budget)
-    assert rows is not None
-    assert table_of(plans.replace(plan, {"train.batch_size": rows}), budget).fits
-    assert not table_of(plans.replace(plan, {"train.batch_size": rows + 1}), budget).fits
+    found = largest_micro_batch(plan, budget)
+    assert found is not None
+    for more, fits in ((0, True), (1, False)):
+        changed = plans.replace(plan, {"train.batch_size": found.size + more})
+        assert (table_of(changed, budget).verdict is Verdict.FITS) == fits
 
 
 def test_the_largest_sequence_fits_and_the_next_does_not_or_has_no_positions() -> None:
     budget = card(8 * GIB)
-    length = largest_sequence_length(PLAN, budget)
-    assert length is not None
+    found = largest_sequence_length(PLAN, budget)
+    assert found is not None
+    length = found.size
     assert length % 8 == 0
-    assert table_of(plans.replace(PLAN, {"data.sequence_length": length}), budget).fits
-    longer = plans.replace(PLAN, {"data.sequence_length": length + 8})
-    assert not table_of(longer, budget).fits
+    for more, fits in ((0, True), (8, False)):
+        changed = plans.replace(PLAN, {"data.sequence_length": length + more})
+        assert (table_of(changed, budget).verdict is Verdict.FITS) == fits
     roomy = msgspec.structs.replace(budget, usable_bytes=4096 * GIB)
     short = plans.replace(PLAN, {"train.batch_size": 1})
-    assert largest_sequence_length(short, roomy) == architecture_of(short).max_positions
+    longest = largest_sequence_length(short, roomy)
+    assert longest is not None
+    assert longest.size == architecture_of(short).max_positions
 
 
 def test_where_not_even_one_row_fits_there_is_no_largest_batch() -> None:

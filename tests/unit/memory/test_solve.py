@@ -18,16 +18,17 @@ from memconsole.memory.answers.advice import (
     largest_sequence_length,
 )
 from memconsole.memory.answers.solve import (
-    FREE,
-    HARM,
+    faster,
     fit,
     least_bytes,
     planned_on,
     smallest_device,
     smallest_device_fitted,
 )
+from memconsole.memory.answers.space import FREE, HARM
 from memconsole.memory.estimate import architecture_of, table_of
-from memconsole.memory.seconds import step_seconds
+from memconsole.memory.run_time import seconds_per_unit_of_run
+from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.optimization import Reach, Result
@@ -124,8 +125,7 @@ def everything(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...], 
 
 
 def seconds(plan: Plan, budget: Budget) -> float:
-    per_token = step_seconds(plan, architecture_of(plan), budget) / plan.tokens_per_step
-    return float(f"{per_token:.9e}")
+    return float(f"{seconds_per_unit_of_run(plan, architecture_of(plan), budget):.9e}")
 
 
 @settings(max_examples=12, deadline=None)
@@ -133,25 +133,35 @@ def seconds(plan: Plan, budget: Budget) -> float:
     plans_and_kinds(),
     st.floats(0, 1),
     few_toggles(),
+    st.sets(st.sampled_from(HARM), max_size=2),
 )
 def test_the_fit_is_what_trying_everything_finds(
-    chosen: tuple[Plan, str], share: float, keep: frozenset[str]
+    chosen: tuple[Plan, str], share: float, keep: frozenset[str], allow: set[Result]
 ) -> None:
     plan, kind = chosen
     roomy = device(kind, 1 << 50)
-    priced = [(key, p, table_of(p, roomy).device_bytes) for key, p in everything(plan, keep)]
-    sizes = sorted({size for *_, size in priced})
+    tried = [(key, p, table_of(p, roomy)) for key, p in everything(plan, keep)]
+    sizes = sorted({t.device_bytes for *_, t in tried} | {t.at_most_bytes for *_, t in tried})
     usable = sizes[round(share * (len(sizes) - 1))]
     budget = device(kind, usable)
-    fitting = [(k, p) for k, p, size in priced if size <= usable]
-    (number, *_), best = min(fitting, key=lambda c: (c[0][0], seconds(c[1], budget), *c[0][1:]))
-    found = fit(plan, budget, keep)
-    assert found.fits
+    free = sum(1 << HARM.index(result) for result in allow)
+
+    def rank(c: tuple[tuple[Any, ...], Plan]) -> tuple[Any, ...]:
+        return (c[0][0] & ~free, seconds(c[1], budget), *c[0][1:])
+
+    sure = [(k, p) for k, p, t in tried if t.at_most_bytes <= usable]
+    tight = [(k, p) for k, p, t in tried if t.device_bytes <= usable < t.at_most_bytes]
+    (number, *_), best = min(sure or tight, key=rank)
+    found = fit(plan, budget, keep, allow=frozenset(allow))
+    assert found.after.verdict is (Verdict.FITS if sure else Verdict.TIGHT)
     assert found.plan == best
+    less = [c for c in tight if sure and rank(c)[0] < number & ~free]
+    assert found.only_tight == (min(less, key=rank)[1] if less else None)
     assert found.after == table_of(best, budget)
     assert set(found.result_changes) == {
         result.value for n, result in enumerate(HARM) if number & 1 << n
     }
+    assert set(found.allowed) == allow | {r for n, r in enumerate(HARM) if number & 1 << n}
     assert least_bytes(plan, budget, keep) == sizes[0]
     hopeless = fit(plan, device(kind, sizes[0] - 1), keep)
     assert not hopeless.fits
@@ -183,6 +193,7 @@ def test_what_the_backend_does_not_train_is_given_up_unless_pinned() -> None:
 def test_a_pinned_micro_batch_pins_accumulation_with_it() -> None:
     plan = plans.replace(Plan(), {"train.batch_size": 64})
     tight = device("gpu", least_bytes(plan, device("gpu", 1), MANY))
+    assert fit(plan, tight, MANY).after.verdict is Verdict.TIGHT
     assert fit(plan, tight, MANY).plan.train.batch_size < 64
     assert fit(plan, tight, MANY | {"train.batch_size"}).plan.train.batch_size == 64
 
@@ -198,6 +209,47 @@ def test_the_same_result_comes_before_a_faster_plan_with_another() -> None:
     assert found.result_changes == ()
     faster = plans.replace(found.plan, {"optimize.precision": "bf16"})
     assert seconds(faster, found.after.budget) < seconds(found.plan, found.after.budget)
+
+
+LLAMA = plans.apply_settings(
+    Plan(), ["model.name=llama-3.1-8b", "device.name=h100-80gb", "data.sequence_length=2048"]
+)
+
+
+def test_8b_on_one_h100_says_how_much_faster_other_results_are() -> None:
+    """At the same result its optimizer state must leave the card; in 16 bits with 8-bit state all of it stays."""
+    budget = catalog_budgets(LLAMA)["h100-80gb"]
+    found = fit(LLAMA, budget)
+    assert found.result_changes == ()
+    assert found.plan.optimize.optimizer_offload == "pinned"
+    more = faster(LLAMA, budget, found)
+    assert more is not None
+    assert more.results == (Result.ARITHMETIC, Result.STATE_8_BITS)
+    assert more.plan.optimize.optimizer_offload == "none"
+    assert table_of(more.plan, budget).verdict is Verdict.FITS
+    assert more.speedup == pytest.approx(seconds(found.plan, budget) / seconds(more.plan, budget))
+    allowed = fit(LLAMA, budget, allow=frozenset(more.results))
+    assert allowed.plan == more.plan
+    assert faster(LLAMA, budget, allowed) is None, "nothing more is to be had"
+
+
+def test_a_short_run_does_not_wait_for_a_compiler_that_a_long_one_has_time_for() -> None:
+    budget = device("gpu", 80 << 30)
+    for steps, compiles in ((1000, False), (1_000_000, True)):
+        plan = plans.replace(Plan(), {"train.max_steps": steps})
+        assert fit(plan, budget).plan.optimize.compile is compiles
+
+
+def test_the_smallest_device_is_one_for_the_same_result() -> None:
+    devices = catalog_budgets(LLAMA)
+    same = smallest_device_fitted(LLAMA, devices)
+    narrow = smallest_device_fitted(
+        LLAMA, devices, allow=frozenset({Result.ARITHMETIC, Result.STATE_8_BITS, Result.ADAPTERS})
+    )
+    assert same is not None
+    assert narrow is not None
+    assert devices[narrow].usable_bytes < devices[same].usable_bytes
+    assert fit(planned_on(LLAMA, same), devices[same]).result_changes == ()
 
 
 def test_an_impossible_plan_is_refused_and_a_hopeless_one_names_its_floor() -> None:
@@ -219,8 +271,9 @@ def test_the_largest_sizes_are_what_trying_every_size_finds(
     """Budgets on the edge of some size, where chunks that shrink as batches grow would mislead a bisection."""
     plan, kind = chosen
 
-    def needs(key: str, size: int) -> int:
-        return table_of(plans.replace(plan, {key: size}), device(kind, 1)).device_bytes
+    def needs(key: str, size: int) -> tuple[int, int]:
+        table = table_of(plans.replace(plan, {key: size}), device(kind, 1))
+        return table.device_bytes, table.at_most_bytes
 
     longest = architecture_of(plan).max_positions
     for key, sizes, find in (
@@ -228,13 +281,17 @@ def test_the_largest_sizes_are_what_trying_every_size_finds(
         ("data.sequence_length", range(8, min(longest, 8000) + 1, 8), largest_sequence_length),
     ):
         bytes_of = {size: needs(key, size) for size in sizes}
-        usable = bytes_of[sizes[at % len(sizes)]] - above
-        fitting = [size for size, count in bytes_of.items() if count <= usable]
+        usable = bytes_of[sizes[at % len(sizes)]][1] - above
+        sure = [size for size, (_, most) in bytes_of.items() if most <= usable]
+        tight = [size for size, (least, _) in bytes_of.items() if least <= usable]
         found = find(plan, device(kind, usable))
-        if found is not None and found > sizes[-1]:
-            assert needs(key, found) <= usable < needs(key, found + sizes.step)
-        else:
-            assert found == (fitting[-1] if fitting else None)
+        if found is not None and found.size > sizes[-1]:
+            assert needs(key, found.size)[1] <= usable < needs(key, found.size + sizes.step)[1]
+            continue
+        wanted = [*tight[-1:], *sure[-1:]]
+        assert (found.size if found else None) == (wanted[-1] if wanted else None)
+        if found is not None:
+            assert found.verdict is (Verdict.FITS if sure else Verdict.TIGHT)
 
 
 @settings(max_examples=25, deadline=None)
@@ -246,18 +303,24 @@ def test_no_larger_batch_needs_less_than_its_bound(
     budget = device(kind, 1)
     small = plans.replace(plan, {"train.batch_size": rows})
     large = plans.replace(plan, {"train.batch_size": rows + more})
-    bound = _least_beyond_batch(table_of(small, budget), small)
+    bound = _least_beyond_batch(table_of(small, budget).device_bytes, small)
     assert table_of(large, budget).device_bytes >= bound
     short = plans.replace(plan, {"data.sequence_length": 8 * (rows % 1000 + 1)})
     long = plans.replace(plan, {"data.sequence_length": 8 * (rows % 1000 + 1 + more)})
-    bound = _least_beyond_length(table_of(short, budget), short)
+    bound = _least_beyond_length(table_of(short, budget).device_bytes, short)
     assert table_of(long, budget).device_bytes >= bound
 
 
 def test_rows_are_never_shorter_than_their_stride() -> None:
     plan = plans.replace(Plan(), {"data.sequence_length": 512, "data.stride": 500})
     need = table_of(plans.replace(plan, {"data.sequence_length": 504}), device("gpu", 1))
-    assert largest_sequence_length(plan, device("gpu", need.device_bytes)) == 504
+    for usable, verdict in (
+        (need.at_most_bytes, Verdict.FITS),
+        (need.device_bytes, Verdict.TIGHT),
+    ):
+        found = largest_sequence_length(plan, device("gpu", usable))
+        assert found is not None
+        assert (found.size, found.verdict) == (504, verdict)
     assert largest_sequence_length(plan, device("gpu", need.device_bytes // 2)) is None
 
 
@@ -270,15 +333,22 @@ def test_the_smallest_device_is_the_first_of_the_catalog_that_fits(
         Plan(), {"backend": backend, "model.name": model, "data.sequence_length": 2048}
     )
     devices = catalog_budgets(plan)
-    working = [d.usable_bytes for n, d in devices.items() if table_of(planned_on(plan, n), d).fits]
+    working = [
+        d.usable_bytes
+        for n, d in devices.items()
+        if table_of(planned_on(plan, n), d).verdict is Verdict.FITS
+    ]
     found = smallest_device(plan, devices)
     assert (devices[found].usable_bytes if found else None) == min(working, default=None)
     pinned = frozenset(
         f"optimize.{name}"
         for name in ("precision", "lora_rank", "compile", "optimizer_offload", "activation_offload")
     )
+    fits = {n: fit(planned_on(plan, n), d, pinned) for n, d in devices.items()}
     working = [
-        d.usable_bytes for n, d in devices.items() if fit(planned_on(plan, n), d, pinned).fits
+        devices[n].usable_bytes
+        for n, found in fits.items()
+        if found.after.verdict is Verdict.FITS and not found.result_changes
     ]
     found = smallest_device_fitted(plan, devices, pinned)
     assert (devices[found].usable_bytes if found else None) == min(working, default=None)

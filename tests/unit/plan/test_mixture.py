@@ -118,7 +118,7 @@ def test_plan_tells_shares_and_validation(folder: Path) -> None:
     assert found == ["data 75.0% a.txt, 25.0% b.txt; validated on c.txt"]
     mixed = plan(folder / "a.txt", mix=f"{folder / 'b.txt'}=0.25", validation=folder / "c.txt")
     view = PlanView(mixed)
-    row = "".join(span.text for span in summary_lines(view, 200)[1])
+    row = "".join(span.text for span in summary_lines(view, 200, 7)[1])
     assert "a.txt 75% + 1 more" in row
     other = catalog.choose(mixed, "data.source", str(folder / "c.txt"))
     assert (other.data.mix, other.data.validation) == (None, None)

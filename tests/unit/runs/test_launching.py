@@ -43,7 +43,8 @@ def test_steps_and_tokens_of_a_run_are_those_it_will_take() -> None:
     assert fixed["weights"].startswith("from scratch")
     epochs = told(changed(device__name="cpu", train__epochs=1))
     assert epochs["length"].startswith("1 epoch: about ")
-    assert " of training, " in epochs["time"]
+    assert " a step, " in epochs["time"]
+    assert " of it to start" in epochs["time"]
 
 
 def test_a_length_that_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:

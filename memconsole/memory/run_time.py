@@ -1,0 +1,48 @@
+"""How long a whole run takes: its start, and its steps."""
+
+from __future__ import annotations
+
+from memconsole.memory.seconds import seconds_per_unit, step_seconds
+from memconsole.memory.state.data import training_units, units_per_step
+from memconsole.plan.budget import Budget
+from memconsole.plan.models.model import Model
+from memconsole.plan.plan import Plan
+
+START_SECONDS = {"torch": 8.0, "jax": 10.0}
+"""From launch to the end of the first step, with empty compile caches. On two cores the default plan with
+`train.max_steps=2` takes 14 seconds of processor time."""
+COMPILER_SECONDS = 25.0
+"""What torch.compile adds to that: 40 seconds of processor time of the same run, more than half of it in one
+process."""
+
+
+def run_steps(plan: Plan, model: Model) -> int | None:
+    """Optimizer steps of the whole run; None if the size of its data is unknown."""
+    if plan.train.max_steps:
+        return plan.train.max_steps
+    units = training_units(plan, model)
+    if units is None:
+        return None
+    return plan.train.epochs * max(1, -(-units // units_per_step(plan, model)))
+
+
+def start_seconds(plan: Plan) -> float:
+    """Estimated seconds before the second step: importing, reading data, building, compiling."""
+    seconds = START_SECONDS.get(plan.backend, START_SECONDS["torch"])
+    return seconds + (COMPILER_SECONDS if plan.optimize.compile else 0.0)
+
+
+def run_seconds(plan: Plan, model: Model, budget: Budget) -> float | None:
+    """Estimated seconds of the whole run; None if the size of its data is unknown."""
+    steps = run_steps(plan, model)
+    if steps is None:
+        return None
+    return start_seconds(plan) + steps * step_seconds(plan, model, budget)
+
+
+def seconds_per_unit_of_run(plan: Plan, model: Model, budget: Budget) -> float:
+    """Estimated seconds of a step and its part of the run's start, divided by its tokens (or the task's units). A run of
+    unknown length is taken to be so long that its start does not count."""
+    steps = run_steps(plan, model)
+    each = seconds_per_unit(plan, model, budget)
+    return each + (start_seconds(plan) / (steps * units_per_step(plan, model)) if steps else 0.0)

@@ -1,0 +1,121 @@
+"""The plan screen uses its room: every row and whole sentences where they fit, reasons whole everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from memconsole.memory.estimate import estimate, table_of
+from memconsole.memory.verdict import Verdict
+from memconsole.plan import plan as plans
+from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.plan import Plan
+from memconsole.tui.draw.comparing import PricedPlan, plan_rows
+from memconsole.tui.draw.ink import plain
+from memconsole.tui.plan.budget_bar import budget_lines
+from memconsole.tui.plan.memory_table import table_lines
+from memconsole.tui.plan.plan_summary import summary_lines
+from memconsole.tui.plan.toggle_detail import ToggleDetail, brief_lines
+from memconsole.tui.plan.toggles import toggle_line
+from memconsole.tui.views.plan_view import PlanView
+from tests.tui.harness import Console, screen_text, settle
+from tests.unit.memory.cards import card
+
+Make = Callable[..., Console]
+GIB = 2**30
+LEFT = 45
+"""Cells of the left column at 80x24."""
+RIGHT = 34
+
+
+def view_of(*settings: str, usable: int = 24 * GIB) -> PlanView:
+    plan = plans.apply_settings(Plan(), list(settings))
+    return PlanView(plan, estimate=estimate(plan, card(usable)), stale=False)
+
+
+@pytest.mark.parametrize(("size", "id"), [((100, 30), "right-detail"), ((160, 48), "left-detail")])
+async def test_every_optimization_is_listed_and_described_in_whole_sentences(
+    make_console: Make, size: tuple[int, int], id: str
+) -> None:
+    app = make_console()
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        text = screen_text(app)
+        for row in OPTIMIZATIONS:
+            assert row.short in text or row.label in text
+        detail = app.screen.query_one(f"#{id}", ToggleDetail)
+        for row in OPTIMIZATIONS:
+            assert app.plan_screen.view.row is row
+            drawn = detail.lines(*detail.content_size)
+            words = " ".join(" ".join(plain(line).split()) for line in drawn)
+            assert row.help in words
+            await pilot.press("down")
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_why_a_value_is_not_taken_or_saves_nothing_is_never_cut(backend: str) -> None:
+    view = view_of(f"backend={backend}")
+    for n, row in enumerate(OPTIMIZATIONS):
+        shown = replace(view, cursor=n)
+        saving = shown.next_saving(row)
+        if saving is None or not saving.reason:
+            continue
+        rows = [plain(line) for line in brief_lines(shown, LEFT, 6)]
+        assert saving.reason in " ".join(" ".join(rows).split())
+        assert all(len(text) <= LEFT for text in rows)
+
+
+def test_the_tier_stands_in_a_column_of_its_own() -> None:
+    view = view_of()
+    for width in (LEFT, 58, 70):
+        for row in OPTIMIZATIONS:
+            words = plain(toggle_line(view, row, width, current=False))
+            assert len(words) <= width
+            assert not re.search(r"[~=✓✗][−+\d]", words), words
+    for width in (RIGHT, 60, 90):
+        for line in table_lines(view, width, 30):
+            assert len(plain(line)) <= width
+            assert not re.search(r"[~=✓][−+\d]", plain(line)), plain(line)
+
+
+def test_a_verdict_is_whole_in_the_narrow_column() -> None:
+    roomy = view_of().estimate
+    assert roomy is not None
+    for usable, verdict in ((roomy.table.band_bytes[1] - 1, Verdict.TIGHT), (2**28, None)):
+        view = view_of(usable=usable)
+        assert view.estimate is not None
+        assert verdict is None or view.estimate.table.verdict is verdict
+        rows = [plain(line).strip() for line in budget_lines(view, RIGHT, 4)]
+        assert view.estimate.table.words in " ".join(rows)
+
+
+def test_a_model_that_is_not_here_tells_its_fix_whole_at_80x24() -> None:
+    problem = (
+        'model.name = "some/model": not in the local Hugging Face cache; download it with '
+        "`hf download some/model`, or give the directory that holds it"
+    )
+    view = replace(view_of(), estimate=None, problem=problem)
+    rows = " ".join(plain(line).strip() for line in table_lines(view, RIGHT, 14))
+    assert problem in rows
+    assert "conservative" in plain(
+        toggle_line(view_of("hybrid.mode=conservative"), OPTIMIZATIONS[12], LEFT, current=False)
+    )
+    assert all("…" not in plain(line) for line in summary_lines(view_of(), LEFT, 7))
+
+
+def test_the_plan_that_needs_less_is_green_whichever_it_is() -> None:
+    large, small = (Plan(), plans.replace(Plan(), {"train.batch_size": 4}))
+    device = card(24 * GIB)
+    priced = [PricedPlan(name, p, estimate(p, device)) for name, p in (("a", large), ("b", small))]
+    saved = table_of(large, device).device_bytes > table_of(small, device).device_bytes
+    assert saved
+    for order, arrow, column in ((priced, "→", 2), (priced[::-1], "←", 1)):
+        rows = plan_rows(order[0], order[1], 100)
+        line = next(line for line in rows if plain(line).startswith(" device "))
+        assert arrow in plain(line)
+        assert [span.role for span in line][column] == "good"
+        assert line[-1].role == "good"
+        assert line[3 - column].role == ""

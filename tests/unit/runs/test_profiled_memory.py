@@ -1,0 +1,89 @@
+"""What a profiler takes and leaves behind is not counted as the plan's memory."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from memconsole.runs.read.reduce import PROFILING, RunState, reduce
+from memconsole.runs.record import events
+from memconsole_trainer.engine import MemoryReading
+from memconsole_trainer.host.host_memory import HostMemory, Resident, Tree
+from memconsole_trainer.loop import watch as watching
+from memconsole_trainer.loop.watch import Watch
+
+IDLE = 300
+"""Bytes of the process besides what the engine holds."""
+
+
+class _Machine:
+    """A process with scripted bytes: now, and the most since the last reset."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.now = self.most = 0
+
+    def hold(self, count: int, peak: int) -> None:
+        self.now, self.most = count, max(self.most, peak)
+        HostMemory.highest_anonymous = max(HostMemory.highest_anonymous, IDLE + peak)
+
+    @property
+    def device(self) -> Any:
+        return self
+
+    def memory(self) -> MemoryReading:
+        return MemoryReading(self.now, self.most, self.now, self.now, 10_000)
+
+    def reset_peak(self) -> None:
+        self.most = self.now
+
+    def synchronize(self) -> None: ...
+
+
+class _Attempt:
+    def __init__(self) -> None:
+        self.told: list[events.Record] = []
+
+    def emit(self, event: events.Record) -> None:
+        self.told.append(event)
+
+    def progress(self, phase: str, step: int) -> None: ...
+
+
+class _Progress:
+    step = 5
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_the_peak_after_a_profile_is_that_of_the_plan(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, attempt = _Machine(kind), _Attempt()
+    monkeypatch.setattr(HostMemory, "highest_anonymous", 0)
+    monkeypatch.setattr(
+        watching, "resident", lambda: Resident(0, 0, IDLE + machine.most if kind == "cpu" else 0)
+    )
+    monkeypatch.setattr(
+        watching,
+        "tree_memory",
+        lambda: Tree(resident=IDLE + machine.now, anonymous=IDLE + machine.now, shared=0),
+    )
+    watch = Watch(cast(Any, attempt), cast(Any, machine), cast(Any, _Progress()))
+    watch.enter("train")
+    machine.hold(40, 100)
+    with watch.aside(PROFILING):
+        machine.hold(500, 900)
+        machine.hold(70 if kind == "cpu" else 40, 0)  # 30 bytes stay with the profiler
+    machine.hold(70 if kind == "cpu" else 40, 135 if kind == "cpu" else 105)
+    watch.memory()
+    state = RunState()
+    for record in attempt.told:
+        state = reduce(state, record)
+    assert state.peaks_by_phase == {"train": 105, PROFILING: 900}
+    assert state.peak_bytes == 105
+    if kind == "cpu":
+        assert state.peak_host_bytes == IDLE + 105
+        assert state.peak_host_anonymous_bytes == IDLE + 105
+        assert state.memory is not None
+        assert state.memory.allocated_bytes == 40
