@@ -1,6 +1,7 @@
 """From a directory that transformers wrote to one that it reads: writes the transcript of docs/fine-tuning.md.
 
-`python tests/bench/fine_tuning.py` prints it, `--write` puts it into the page. It needs transformers.
+`python tests/bench/fine_tuning.py` prints it, `--write` puts it into the page. It needs transformers. What PEFT generates
+is shown for the interpreters in `MEMCONSOLE_TRANSFORMERS` that have it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,17 @@ for question in sys.argv[1:]:
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     new = model.generate(**ids, max_new_tokens=60, do_sample=False)[0, ids["input_ids"].shape[1]:]
     print(t.__version__, len(new), "tokens:", tokenizer.decode(new, skip_special_tokens=True))
+"""
+ADAPTED = """
+import sys, peft, transformers as t
+model = t.AutoModelForCausalLM.from_pretrained("base")
+model = peft.PeftModel.from_pretrained(model, "adapters")
+tokenizer = t.AutoTokenizer.from_pretrained("adapters")
+for question in sys.argv[1:]:
+    chat = [dict(role="user", content=question)]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    new = model.generate(**ids, max_new_tokens=60, do_sample=False)[0, ids["input_ids"].shape[1]:]
+    print("peft", peft.__version__, len(new), "tokens:", tokenizer.decode(new, skip_special_tokens=True))
 """
 SETTINGS = (
     "model.name=base data.source=chats.jsonl data.template=chatml data.loss_on=answers "
@@ -125,6 +137,15 @@ def transcript(folder: Path, interpreters: list[str]) -> str:
     for python in interpreters:
         name = "python" if python == sys.executable else "other-environment/bin/python"
         shell.run(python, "generate.py", *ANSWERS, shown=f'{name} generate.py "{question}" …')
+    shell.memconsole("export", "latest", "adapters", "--format", "peft")
+    shell.run("cat", "adapters/adapter_config.json")
+    (folder / "adapted.py").write_text(ADAPTED)
+    for python in interpreters:
+        if subprocess.run([python, "-c", "import peft"], capture_output=True).returncode:
+            continue
+        name = "python" if python == sys.executable else "other-environment/bin/python"
+        shown = f'{name} adapted.py "{question}" …   # base, with the adapters on it'
+        shell.run(python, "adapted.py", *ANSWERS, shown=shown)
     return "\n".join(shell.lines).rstrip()
 
 

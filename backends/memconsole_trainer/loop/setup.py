@@ -104,7 +104,7 @@ def set_up(attempt: Attempt) -> Job:
     data = open_data(plan, model, attempt.run.path, say, known)
     print(f"  {data.description}\n  {recipe.words(plan)}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
-    older = progress.fingerprint(picked, model, ELSEWHERE)
+    older = progress.fingerprint(attempt.run.read_first_plan(), model, ELSEWHERE)
     shape = BatchShape(
         plan.optimize.accumulation_steps,
         plan.train.batch_size * plan.device.count,
@@ -189,8 +189,8 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
 
 
 def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str], older: str = "") -> Progress:
-    """Read the progress from a checkpoint. `older` is the plan's fingerprint as older checkpoints
-    hold it. Raises `PlanError` or `DataError` if plan or tokenizer
+    """Read the progress from a checkpoint. `older` is the first plan's fingerprint as older
+    checkpoints hold it. Raises `PlanError` or `DataError` if plan or tokenizer
     have changed, and `DataError` if the checkpoint does not hold it."""
     before = stored.fingerprints
     if before.get("plan") not in (fingerprints["plan"], older):

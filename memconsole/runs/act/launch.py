@@ -14,14 +14,14 @@ import msgspec
 
 from memconsole import regular_file, typed_json
 from memconsole.plan import plan as plans
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.trackers import check_trackers
 from memconsole.runs.act import restart, slurm
 from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.act.family import wake
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.liveness import liveness, refusal, settled
-from memconsole.runs.record import consent
+from memconsole.runs.record import borrowed, consent
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
 from memconsole.runs.record.files import write_atomic
 from memconsole.runs.record.identity import user_name
@@ -30,9 +30,6 @@ from memconsole.runs.record.redaction import recorded_environment
 
 START_SECONDS = 60.0
 """How long a supervisor may take to start on an overloaded machine."""
-
-FIRST_PLAN = "plan.first.toml"
-"""Name of the plan that a run was launched with, once it was changed."""
 # -P: a file in the current folder must not shadow a module.
 SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.supervisor")
 
@@ -49,6 +46,7 @@ def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -
     if estimate is not None:
         write_atomic(run.path / "estimate.json", estimate)
     try:
+        _keep_source(run, plan)
         if plan.launch.on == "slurm":
             slurm.submit(run, plan)
         else:
@@ -59,6 +57,20 @@ def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -
         raise
     start_trackers(run)
     return run
+
+
+def _keep_source(run: RunDirectory, plan: Plan) -> None:
+    """Keep frozen weights of another run in this one. Raises `RunError`."""
+    try:
+        kept = borrowed.keep(run, plan)
+        if kept != plan:
+            write_atomic(run.plan_path, plans.dumps(kept, full=True).encode())
+    except (OSError, PlanError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(
+            f"model.weights = {quote(str(plan.model.weights))}: its frozen weights cannot be kept for "
+            f"the new run: {why}"
+        ) from None
 
 
 def resume(
@@ -104,9 +116,8 @@ def resume(
     else:
         restart.check_checkpoint(run)
     if changed is not None:
-        first = run.path / FIRST_PLAN
-        if not first.exists():
-            write_atomic(first, regular_file.read(run.plan_path, plans.PLAN_BYTES))
+        if not run.first_plan_path.exists():
+            write_atomic(run.first_plan_path, regular_file.read(run.plan_path, plans.PLAN_BYTES))
         write_atomic(run.plan_path, plans.dumps(changed, full=True).encode())
     if changed_data:
         try:

@@ -56,6 +56,11 @@ class RunDirectory:
         return self.path / "plan.toml"
 
     @property
+    def first_plan_path(self) -> Path:
+        """The plan that the run was launched with, once it was changed."""
+        return self.path / "plan.first.toml"
+
+    @property
     def record_path(self) -> Path:
         return self.path / "run.json"
 
@@ -162,6 +167,11 @@ class RunDirectory:
     def read_plan(self) -> Plan:
         """The plan of this run. Raises `PlanError`."""
         return plans.load(self.plan_path)
+
+    def read_first_plan(self) -> Plan:
+        """The plan that the run was launched with. Raises `PlanError`."""
+        changed = self.first_plan_path.is_file()
+        return plans.load(self.first_plan_path if changed else self.plan_path)
 
     def committed_checkpoints(self) -> list[Path]:
         """The complete checkpoints, oldest step first; an incomplete one has another name."""

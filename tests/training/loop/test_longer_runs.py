@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,11 +20,11 @@ from memconsole.plan.check import check
 from memconsole.plan.origin import check_start, origin, shortly
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.act.launch import resume
-from memconsole.runs.record import events
+from memconsole.runs.record import borrowed, events
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
-from memconsole.runs.record.manifest import step_of
+from memconsole.runs.record.manifest import MANIFEST, step_of
 from memconsole_trainer.engine import WeightsError
-from memconsole_trainer.loop.progress import Progress, stretch
+from memconsole_trainer.loop.progress import Progress, fingerprint, stretch
 from memconsole_trainer.weights import trained
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
@@ -91,6 +95,8 @@ def test_a_finished_run_goes_on_with_more_steps_at_another_rate(
     assert resuming.words(run.read_plan(), after) == (
         "train.learning_rate 0.003 → 0.0001, train.max_steps 3 → 5"
     )
+    as_older_versions(run)
+    run.first_plan_path.write_bytes(run.plan_path.read_bytes())
     run.plan_path.write_text(plans.dumps(after, full=True))
     assert attempt(run) == 0, final(run)
     steps = told(run, events.Step)
@@ -101,6 +107,18 @@ def test_a_finished_run_goes_on_with_more_steps_at_another_rate(
     run.plan_path.write_text(plans.dumps(replace(after, {"train.batch_size": 2}), full=True))
     assert attempt(run) != 0
     assert "was made with other settings" in told(run, events.Error)[-1].message
+
+
+def as_older_versions(run: RunDirectory) -> None:
+    """Give the newest checkpoint the fingerprint of a version in which a resumed run kept its length and rate."""
+    path, own = run.committed_checkpoints()[-1], run.read_plan()
+    state, manifest = (json.loads((path / name).read_text()) for name in ("state.json", MANIFEST))
+    state["fingerprints"]["plan"] = fingerprint(own, catalog.model(own), resuming.ELSEWHERE)
+    written = json.dumps(state).encode()
+    (path / "state.json").write_bytes(written)
+    told = {"size": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+    manifest["files"]["state.json"] = told
+    (path / MANIFEST).write_text(json.dumps(manifest))
 
 
 def test_more_epochs_lengthen_the_schedule_from_where_the_run_is() -> None:
@@ -189,3 +207,34 @@ def test_a_run_that_began_with_another_runs_weights_goes_on_without_them(
     assert (
         resuming.without_lost_source(adapted, broken.path / "tokenizer.json") == adapted
     )  # its base lies nowhere else
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_frozen_weights_of_another_run_are_kept_when_that_is_deleted(
+    links: bool, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    if not links:
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError))
+    source = create_run(plan(text, train__max_steps=1, train__preflight=False))
+    assert attempt(source) == 0, final(source)
+    adapted = {"optimize.lora_rank": 2, "optimize.freeze_base": True, "train.max_steps": 2}
+    first = borrowing(replace(weights_of(source.id), adapted))
+    shutil.rmtree(source.path)
+    assert attempt(first, lambda phase, step: step == 1) == 75
+    assert attempt(first) == 0, final(first)
+    second = borrowing(replace(weights_of(first.id), adapted))  # adapters on merged adapters
+    merged = trained.read(first.path).tensor("layers.0.mlp.up.weight")
+    shutil.rmtree(first.path)
+    found = trained.starting_weights(second.read_plan(), catalog.model(second.read_plan()))
+    np.testing.assert_array_equal(found.tensor("layers.0.mlp.up.weight"), merged)
+    words = f"from the weights of run {first.id} (step-000000002)"
+    assert origin(second.read_plan()).words == words
+    assert borrowing(source_plan := plan(text)).read_plan() == source_plan
+
+
+def borrowing(wanted: Plan) -> RunDirectory:
+    """A run as it is launched, with what it needs of others."""
+    run = create_run(wanted)
+    run.plan_path.write_text(plans.dumps(borrowed.keep(run, wanted), full=True))
+    return run
