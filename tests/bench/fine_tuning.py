@@ -66,6 +66,7 @@ ADAPTED = """
 import sys, peft, transformers as t
 model = t.AutoModelForCausalLM.from_pretrained("base")
 model = peft.PeftModel.from_pretrained(model, "adapters")
+model.generation_config = t.GenerationConfig.from_pretrained("adapters")  # where answers stop
 tokenizer = t.AutoTokenizer.from_pretrained("adapters")
 for question in sys.argv[1:]:
     chat = [dict(role="user", content=question)]

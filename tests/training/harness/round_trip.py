@@ -1,7 +1,8 @@
 """Generates with transformers from an exported directory: a program of its own, for any version.
 
 It reads {"directory", "base", "prompts", "chats", "tokens"} from standard input. With a `base` the
-directory holds adapters, which PEFT loads onto it.
+directory holds adapters, which PEFT loads onto it. Attention is written out (`eager`), because the kernel that
+transformers 4 takes for Gemma 2 leaves its caps out.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 def generated(directory: str, base: str | None, tokens: int) -> Any:
     """A function from what a tokenizer returns to what is generated greedily, and whether it ended by itself."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
-    model = AutoModelForCausalLM.from_pretrained(base or directory)
+    model = AutoModelForCausalLM.from_pretrained(base or directory, attn_implementation="eager")
     if base is not None:
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, directory)
+        model.generation_config = GenerationConfig.from_pretrained(directory)
 
     def of(row: Any) -> tuple[list[int], bool]:
         ids = row["input_ids"]
