@@ -8,6 +8,7 @@ ANSWER, ANSWERED, CUT = "\ufdd0", "\ufdd1", "\ufdd2"
 """Marks within a rendering: where an answer begins and ends, and where the text is tokenized in two
 parts. Unicode reserves these characters for such use; data never keep them."""
 MARKS = re.compile("[\ufdd0-\ufdd5]")
+_MARKED = re.compile(f"({MARKS.pattern})")
 
 
 class Rendered(str):
@@ -34,18 +35,18 @@ class Rendered(str):
 
 def of_marked(text: str) -> Rendered:
     """The text without its marks, which become places."""
-    parts: list[str] = []
+    if text.isascii():
+        return Rendered(text)
     answers: list[tuple[int, int]] = []
     cuts: list[int] = []
-    position = begun = last = 0
-    for match in MARKS.finditer(text):
-        parts.append(text[last : match.start()])
-        position += match.start() - last
-        last = match.end()
-        if match[0] == ANSWER:
+    parts = _MARKED.split(text)
+    position = begun = 0
+    for part, mark in zip(parts[0::2], parts[1::2], strict=False):
+        position += len(part)
+        if mark == ANSWER:
             begun = position
-        elif match[0] == ANSWERED and position > begun:
+        elif mark == ANSWERED and position > begun:
             answers.append((begun, position))
-        elif match[0] == CUT:
+        elif mark == CUT:
             cuts.append(position)
-    return Rendered("".join([*parts, text[last:]]), tuple(answers), tuple(cuts))
+    return Rendered("".join(parts[0::2]), tuple(answers), tuple(cuts))

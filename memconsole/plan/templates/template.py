@@ -221,7 +221,7 @@ class Template:
     def _cleaned(self, value: Any) -> Any:
         """`value` without marks and None, and with its control tokens cut in two."""
         if isinstance(value, str):
-            value = MARKS.sub("\ufffd", value)
+            value = value if value.isascii() else MARKS.sub("\ufffd", value)
             if self._guarded is not None:
                 value = self._guarded.sub(lambda m: f"{m[0][0]}{CUT}{m[0][1:]}", value)
             return value

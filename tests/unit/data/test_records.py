@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,31 @@ def test_only_answers_are_learned_and_nothing_else_changes(tokenizer: Tokenizer)
         assert ids(one.tokens).tolist() == whole.tokens.tolist() == [*expected.ids, 0]
         (start, stop), *_ = text.answers
         assert tokenizer.decode(learned(one.tokens)) == text[start:stop].lower() + "<|endoftext|>"
+
+
+words = st.text(st.sampled_from("aeio tn0\n.éß€👍İ<>"), max_size=30)
+
+
+@given(st.lists(words, min_size=3, max_size=3), st.booleans(), st.booleans())
+def test_bytes_tell_the_same_answers_as_offsets(
+    parts: list[str], lowercase: bool, cut: bool
+) -> None:
+    before, answer, _ = parts
+    places = ((len(before), len(before) + len(answer)),) if answer else ()
+    own = of_case(lowercase)
+    text = Rendered("".join(parts), places, (len(before),) if cut and before and answer else ())
+    found = encode(own, [text], answers_only=True, offsets=False)[0].tokens
+    both = encode(own, [text], answers_only=True)[0]
+    expected = [any(a < stop and b > start for start, stop in places) for a, b in both.offsets]
+    ended = len(found) > len(expected)
+    assert (found >= 0).tolist() == expected + [text.ends_with_answer] * ended
+    np.testing.assert_array_equal(found, both.tokens)
+
+
+@cache
+def of_case(lowercase: bool) -> Tokenizer:
+    """A tokenizer, with a normalizer if it is `lowercase`."""
+    return train(["one answer, two answers: tea 0 1 €", "an İ and ß"] * 9, 290, lowercase=lowercase)
 
 
 def test_the_tokens_of_codes_and_tags_are_whole_and_data_makes_no_tags(

@@ -50,7 +50,9 @@ def parsed(line: bytes, where: str) -> dict[str, Any]:
     """The object of one line, with U+FFFD for what is not text. Raises `DataError`."""
     try:
         text = line.decode("utf-8", "replace")
-        row = _repaired(json.loads(text, parse_constant=_refused))
+        row = json.loads(text, parse_constant=_refused)
+        if "\\u" in text:  # only an escape can write a lone surrogate
+            row = _repaired(row)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}, column {error.colno}: not JSON: {error.msg}") from None
     except ValueError as error:

@@ -64,22 +64,23 @@ def placed(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:
     One that is longer than a row is cut. Its rows share a token, so that each token is a target
     once.
     """
+    pieces = [
+        Piece(number, start, min(start + row_tokens, length))
+        for number, length in enumerate(lengths)
+        for start in range(0, max(length - 1, 1), row_tokens - 1)
+    ]
     rows: list[list[Piece]] = []
-    room: dict[int, int] = {}
-    """Free tokens of the rows that are not full, in their order."""
-    for number, length in enumerate(lengths):
-        for start in range(0, max(length - 1, 1), row_tokens - 1):
-            piece = Piece(number, start, min(start + row_tokens, length))
-            size = piece.stop - piece.start
-            row = next((i for i, left in room.items() if left >= size), None)
-            if row is None:
-                row = len(rows)
-                rows.append([])
-                room[row] = row_tokens
-            rows[row].append(piece)
-            room[row] -= size
-            if not room[row]:
-                del room[row]
+    room = np.full(len(pieces) + 1, row_tokens)
+    """Free tokens of each row. There are never more rows than pieces."""
+    for piece in pieces:
+        size = piece.stop - piece.start
+        row = len(rows)
+        if size < row_tokens:
+            row = int((room[: len(rows) + 1] >= size).argmax())
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(piece)
+        room[row] -= size
     return rows
 
 

@@ -14,7 +14,7 @@ from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.text.block import Facts, Made
 from memconsole_trainer.data.text.packing import Cuts
 from memconsole_trainer.data.text.token_cache import TokenCache
-from memconsole_trainer.data.text.tokenizer import Tokenizer, Tokens, threads
+from memconsole_trainer.data.text.tokenizer import Tokenizer, Tokens, byte_length, threads
 
 THREAD_BYTES = 128 << 10
 """Text that one call gives to each thread of the tokenizer. More would only take memory: the library
@@ -136,7 +136,7 @@ class TextBlocks:
         found = []
         for (_, texts), own, kept in zip(groups, chosen, train, strict=True):
             tokens, cuts = self._joined(list(itertools.islice(encoded, len(kept))))
-            size = sum(len(text.encode("utf-8", "replace")) for text in kept)
+            size = sum(map(byte_length, kept))
             found.append(Made(tokens, Facts(len(texts), size, len(own) - len(kept), cuts)))
         return found
 

@@ -110,7 +110,7 @@ class Tokenizer:
         ids = self.encode([text])
         begins, ends = len(self.begin), len(self._end)
         body = ids[begins : len(ids) - ends]
-        size = len(text.encode("utf-8", "replace"))
+        size = byte_length(text)
         table = self.id_bytes
         found = np.zeros(len(body), np.int32) if table is None else table[body]
         if int(found.sum()) != size:
@@ -178,6 +178,11 @@ class Tokenizer:
         beside = path.with_name(tokenizer_config.CONFIG)
         write_atomic(beside, msgspec.json.format(msgspec.json.encode(self.config)))
         write_atomic(path, self._inner.to_str().encode())
+
+
+def byte_length(text: str) -> int:
+    """Bytes of `text` in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def bytes_by_offsets(text: str, offsets: Any) -> NDArray[np.int32]:
