@@ -29,7 +29,7 @@ checkpoint_option = click.option(
     "--checkpoint",
     default="best-or-last",
     metavar="best|last|step-N",
-    help="Which one; by default that with the lowest validation loss, or the last if none was evaluated.",
+    help="Which one; by default the best by the measure of its task or else by the validation loss, or the last if none was evaluated.",
 )
 
 

@@ -11,6 +11,7 @@ import msgspec
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.resuming import CHANGEABLE
+from memconsole.plan.tasks.judging import Score
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -39,6 +40,10 @@ class Progress(msgspec.Struct, kw_only=True):
     validation_loss: float | None = None
     validation_step: int = 0
     best_validation_loss: float | None = None
+    scores: tuple[Score, ...] = ()
+    """What the last evaluation is compared by; see `plan.tasks.judging`."""
+    best_scores: dict[str, float] = {}
+    """The best value of each measure so far."""
     patience_loss: float | None = None
     """For early stopping: the last validation loss that counted as an improvement."""
     stale_evaluations: int = 0

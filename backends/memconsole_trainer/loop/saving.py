@@ -113,6 +113,7 @@ class Saver:
         state = {
             "progress": msgspec.to_builtins(p),
             "validation_loss": p.validation_loss if p.validation_step == p.step else None,
+            "scores": msgspec.to_builtins(p.scores if p.validation_step == p.step else ()),
             "fingerprints": job.fingerprints,
             "read": job.data.hashes.state(),
             "control": job.control.state(),

@@ -48,7 +48,7 @@ def epoch_block(epoch: Epoch, epochs: int | None, elapsed_minutes: float) -> str
     )
 
 
-def final_block(ended: Ended, device: str, best_step: int | None) -> str:
+def final_block(ended: Ended, device: str, best_step: int | None, best_by: str = "") -> str:
     average = ended.average_epoch_minutes
     return "\n".join(
         [
@@ -59,7 +59,11 @@ def final_block(ended: Ended, device: str, best_step: int | None) -> str:
             "FINAL RESULTS".center(WIDTH).rstrip(),
             _RULE,
             f"  Best Validation Loss:        {_loss(ended.best_validation_loss)}",
-            *([] if best_step is None else [f"  Best Checkpoint:             step {best_step:,}"]),
+            *(
+                []
+                if best_step is None
+                else [f"  Best Checkpoint:             step {best_step:,}{best_by}"]
+            ),
             f"  Final Training Loss:         {_loss(ended.final_train_loss)} (last steps)",
             f"  Final Validation Loss:       {_loss(ended.final_validation_loss)}",
             *([f"  {ended.early[0].upper()}{ended.early[1:]}"] if ended.early else []),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from memconsole.plan.tasks import task_of
+from memconsole.plan.tasks.judging import improves, measure_of, scores_of
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
 from memconsole.runs.record.manifest import step_of
@@ -237,7 +238,10 @@ class Trainer:
         device = self._engine.device
         best = self._job.checkpoints.best()
         step = None if best is None else step_of(best)
-        print(summary.final_block(ended, f"{device.id} ({device.name})", step), flush=True)
+        by = next((key for key in p.best_scores if key != self._task.loss.key), None)
+        measure = None if by is None else measure_of(self._task, by)
+        words = f", by {measure.label} {p.best_scores[measure.key]:.4f}" if measure else ""
+        print(summary.final_block(ended, f"{device.id} ({device.name})", step, words), flush=True)
         return ended
 
     def _early(self) -> str:
@@ -276,11 +280,16 @@ class Trainer:
                 answered = job.data.answered(self._engine, self._watch.check_stop)
         loss = total.mean
         finite = math.isfinite(loss)
-        best = finite and (p.best_validation_loss is None or loss < p.best_validation_loss)
+        metrics = {**judged.metrics, **answered}
+        best = False
         if finite:
+            p.scores = scores_of(self._task, loss, metrics)
+            if not p.best_scores and p.best_validation_loss is not None:
+                p.best_scores = {self._task.loss.key: p.best_validation_loss}
+            self._improved = best = improves(self._task, p.best_scores, p.scores)
             p.validation_loss, p.validation_step = loss, p.step
-            p.best_validation_loss = loss if best else p.best_validation_loss
-            self._improved = best
+            known = p.best_validation_loss
+            p.best_validation_loss = loss if known is None else min(loss, known)
         p.judge(loss if finite else None, self._plan.train.early_stopping_minimum)
         said = events.Evaluation(
             step=p.step,
@@ -288,7 +297,7 @@ class Trainer:
             bits_per_byte=judged.bits_per_byte if finite else None,
             tokens=int(total.weight),
             seconds=seconds,
-            metrics={**judged.metrics, **answered},
+            metrics=metrics,
             best=best,
         )
         self._attempt.emit(said, durable=True)

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is best: that with the lowest validation loss."""
+"""Which checkpoint of a run is best: by the measure of its task, or by the validation loss."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
+from memconsole import typed_json
+from memconsole.plan.tasks.judging import Score, best_of
 from memconsole.runs.record.manifest import STATE, read_json
 
 BEST = "best"
@@ -14,10 +18,9 @@ BEST = "best"
 
 
 def best(committed: Iterable[Path]) -> Path | None:
-    """The one with the lowest validation loss, of those that were saved right after an
-    evaluation."""
-    scored = [(loss, path) for path in committed if (loss := _validation_loss(path)) is not None]
-    return min(scored)[1] if scored else None
+    """The best of those that were saved right after an evaluation."""
+    found = best_of((path, _scores(path)) for path in sorted(committed))
+    return found[0] if found is not None else None
 
 
 def mark(path: Path) -> None:
@@ -31,9 +34,13 @@ def mark(path: Path) -> None:
         new.replace(link)
 
 
-def _validation_loss(path: Path) -> float | None:
+def _scores(path: Path) -> tuple[Score, ...]:
+    """The scores of a checkpoint; older ones hold the loss alone."""
     try:
-        loss = read_json(path / STATE)["validation_loss"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return float(loss) if isinstance(loss, int | float) else None
+        state = read_json(path / STATE)
+        if "scores" in state:
+            return tuple(typed_json.convert(state["scores"], list[Score]))
+        loss = state["validation_loss"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
+        return ()
+    return (Score(key="loss", value=float(loss)),) if isinstance(loss, int | float) else ()

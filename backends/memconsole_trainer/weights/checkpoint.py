@@ -213,14 +213,13 @@ class Checkpoints:
         return Saved(final, total, time.monotonic() - started)
 
     def retain(self) -> None:
-        """Delete all checkpoints except the newest `keep` and the one with the lowest validation
-        loss."""
+        """Delete all checkpoints except the newest `keep` and the best one."""
         committed = self.committed()
         kept = set(committed[: self._keep])
-        lowest = self.best()
-        if lowest is not None:
-            kept.add(lowest)
-            mark(lowest)
+        best_one = self.best()
+        if best_one is not None:
+            kept.add(best_one)
+            mark(best_one)
         for path in committed:
             if path not in kept:
                 with contextlib.suppress(OSError):
@@ -245,7 +244,7 @@ class Checkpoints:
         return old
 
     def best(self) -> Path | None:
-        """The checkpoint with the lowest validation loss; see `best.best`."""
+        """The best checkpoint; see `best.best`."""
         return best(self.committed())
 
     def _discard(self, path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memconsole.plan.hybrid import PHASES
 from memconsole.plan.tasks import task_of
-from memconsole.runs.read.figures import figures
+from memconsole.runs.read.figures import best_evaluation, figures
 from memconsole.runs.read.jumps import counts_word, jump_words
 from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
@@ -132,6 +132,9 @@ def summary(run: RunSnapshot) -> str:
     if losses:
         best = marked(_loss(min(losses)), "best_validation_loss", run.uncertain)
         rows.append(("Best validation loss", best))
+    best_one = best_evaluation(task_of(run.plan), run.evaluations)
+    if best_one is not None:
+        rows.append(("Best evaluation", marked(best_one.words, "evaluations", run.uncertain)))
     if facts.loss is not None:
         train = ended.final_train_loss if ended else facts.loss
         rows.append(

@@ -90,12 +90,17 @@ def _row(run: RunStatus) -> list[str]:
         run.backend,
         f"{run.step:,}{total}",
         _figure(run.loss, run),
-        _figure(run.best, run),
+        _best(run),
         "-" if run.peak_bytes is None else format_bytes(run.peak_bytes) + _mark(run),
         format_duration(run.duration_seconds),
         format_duration(max(0.0, time.time() - run.created_wall)),
         ",".join(run.tags),
     ]
+
+
+def _best(run: RunStatus) -> str:
+    by = "" if run.best_by in ("", "loss") else f" {run.best_by}"
+    return _figure(run.best, run) + by
 
 
 def _figure(value: float | None, run: RunStatus) -> str:

@@ -21,6 +21,7 @@ class Language:
     name = "language"
     unit, units, positions = "token", "tokens", "tokens"
     loss = Measure("loss", "loss", "nats")
+    judges: tuple[Measure, ...] = ()
     files: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
     derived: tuple[Measure, ...] = (

@@ -48,6 +48,7 @@ class Recommendation:
     derived: tuple[Measure, ...] = tuple(
         _measure(key, prefix) for prefix in BASELINES for key in RANKED
     )
+    judges: tuple[Measure, ...] = (_measure("recall_at_10"),)
     baselines: tuple[Measure, ...] = (
         Measure("popularity_loss", "popularity", "nats", short="popularity"),
     )

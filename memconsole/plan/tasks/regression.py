@@ -47,6 +47,10 @@ class Regression:
     )
     """In closed loop: the median cost of the model's control over that of the optimal control. A map that is told the
     family knows more than the model does; its loss is no baseline that the model must beat."""
+    judges: tuple[Measure, ...] = (
+        Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
+        Measure("seen_cost_ratio", "x optimal cost on systems trained on", short="x optimal cost"),
+    )
     baselines: tuple[Measure, ...] = (
         Measure("zero_loss", "zero output", short="zero"),
         Measure("linear_loss", "linear map of the last step", short="linear"),

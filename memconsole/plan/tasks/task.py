@@ -64,6 +64,9 @@ class Task(Protocol):
     """What an evaluation sums in addition to the loss, in the order in which backends return the sums."""
     derived: tuple[Measure, ...]
     """What the trainer computes from these sums and the data."""
+    judges: tuple[Measure, ...]
+    """What the best checkpoint is chosen by, in order of preference; the loss, where none of them was
+    measured."""
     files: tuple[str, ...]
     """Suffixes of the files that it reads; empty if it reads text."""
     baselines: tuple[Measure, ...]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from memconsole.plan.tasks import Measure, Task
+from memconsole.plan.tasks.judging import best_of, measure_of, scores_of
 
 
 class Evaluated(Protocol):
@@ -15,6 +16,15 @@ class Evaluated(Protocol):
     def metrics(self) -> Mapping[str, float]: ...
     @property
     def bits_per_byte(self) -> float | None: ...
+
+
+class Evaluation(Evaluated, Protocol):
+    """One with its loss and the step it was made at."""
+
+    @property
+    def loss(self) -> float | None: ...
+    @property
+    def step(self) -> int: ...
 
 
 class Figure(NamedTuple):
@@ -36,6 +46,28 @@ def baseline_of(task: Task, evaluations: Sequence[Evaluated]) -> Figure | None:
     """The lowest baseline loss at the last evaluation, which the model must beat; or None."""
     found = figures(task, evaluations[-1]) if evaluations else ()
     return min((f for f in found if f.baseline), key=lambda f: f.value, default=None)
+
+
+class Best(NamedTuple):
+    """The best evaluation of a run."""
+
+    measure: Measure
+    value: float
+    step: int
+
+    @property
+    def words(self) -> str:
+        """``0.1234 Recall@10 at step 400``."""
+        return f"{self.value:.4f} {self.measure.label} at step {self.step:,}"
+
+
+def best_evaluation(task: Task, evaluations: Iterable[Evaluation]) -> Best | None:
+    """The evaluation whose checkpoint `sample` and `export` take; None before the first one."""
+    found = best_of((one, scores_of(task, one.loss, one.metrics)) for one in evaluations)
+    if found is None:
+        return None
+    evaluation, score = found
+    return Best(measure_of(task, score.key), score.value, evaluation.step)
 
 
 def figures(task: Task, evaluation: Evaluated) -> tuple[Figure, ...]:

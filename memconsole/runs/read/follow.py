@@ -12,6 +12,7 @@ from memconsole.plan.origin import checkpoint_of
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.facts import facts_of
+from memconsole.runs.read.figures import best_evaluation
 from memconsole.runs.read.ladder import rungs
 from memconsole.runs.read.liveness import Liveness, liveness, refusal
 from memconsole.runs.read.log_tail import LogTail
@@ -81,7 +82,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = "token"
     """What the speed counts."""
     best: float | None = None
-    """The best validation figure so far."""
+    """The best validation figure so far, by the task's measure or by the loss."""
+    best_by: str = ""
+    """The name of that measure."""
+    best_step: int | None = None
     peak_bytes: int | None = None
     """The measured peak of live tensor bytes."""
     tags: tuple[str, ...] = ()
@@ -199,6 +203,8 @@ class Follower:
         beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
         unsaved = unsaved_words(self.run, beat)
         labels, state = read_labels(self.run.path), self._state
+        task = task_of(self._plan)
+        best = best_evaluation(task, state.evaluations)
         return RunStatus(
             id=clean_line(self.run.id, 80),
             name=self.run.name,
@@ -216,8 +222,10 @@ class Follower:
             created_wall=self._created,
             duration_seconds=_elapsed(state, life),
             units_per_second=units_per_second(state, life.live),
-            unit=task_of(self._plan).unit,
-            best=min((e.loss for e in state.evaluations if e.loss is not None), default=None),
+            unit=task.unit,
+            best=best.value if best else None,
+            best_by=best.measure.name if best else "",
+            best_step=best.step if best else None,
             peak_bytes=state.peak_bytes,
             tags=labels.tags,
             note=labels.note,

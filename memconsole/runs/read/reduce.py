@@ -302,8 +302,9 @@ def _evaluation(state: RunState, record: events.Evaluation) -> None:
     while kept and kept[-1].step >= record.step:
         kept.pop()
     if len(kept) >= state.evaluation_limit:
-        best = min((e for e in kept if e.loss is not None), key=_loss, default=None)
-        kept.remove(next(e for e in kept if e is not best))
+        lowest = min((e for e in kept if e.loss is not None), key=_loss, default=None)
+        marked = next((e for e in reversed(kept) if e.best), None)  # by the task's measure
+        kept.remove(next(e for e in kept if e is not lowest and e is not marked))
     kept.append(record)
     state.side_seconds += _positive(record.seconds)
     loss = _finite(record.loss)

@@ -16,6 +16,7 @@ from memconsole.runs.read.comparison import (
     MemoryLine,
     compare,
 )
+from memconsole.runs.read.figures import best_evaluation
 from memconsole.runs.read.follow import READ_BYTES, clean_texts
 from memconsole.runs.read.ladder import Rung, present_plan, rungs
 from memconsole.runs.read.liveness import liveness
@@ -92,6 +93,15 @@ class JumpsLine(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
 
 
+class BestLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The best evaluation, whose checkpoint `sample` and `export` take."""
+
+    measure: str
+    """Its key in `evaluations`; loss, where the task has no measure or none was taken."""
+    value: float
+    step: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Encodes to the document of `memconsole report --json`."""
 
@@ -115,6 +125,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     average_units_per_second: float | None = None
     """The speed of all steps together, without those that compiled; see `unit`."""
+    best: BestLine | None = None
     tags: tuple[str, ...] = ()
     note: str = ""
     ladder: tuple[Rung, ...] = ()
@@ -248,6 +259,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         else average,
         attempts=len(run.attempt_numbers()),
         average_units_per_second=state.average_units_per_second or state.tokens_per_second,
+        best=_best(task, evaluations),
         tags=labels.tags,
         note=labels.note,
         ladder=rungs(run),
@@ -256,6 +268,13 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         missing_records=story.missing,
         uncertain=uncertain_figures(story.missing, ended is not None),
     )
+
+
+def _best(task: Task, evaluations: tuple[EvaluationLine, ...]) -> BestLine | None:
+    found = best_evaluation(task, evaluations)
+    if found is None:
+        return None
+    return BestLine(measure=found.measure.key, value=found.value, step=found.step)
 
 
 def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> MemoryReport:

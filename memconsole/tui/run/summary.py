@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.comparison import Comparison, EstimatedTable, MemoryLine, compare
-from memconsole.runs.read.figures import figures
+from memconsole.runs.read.figures import best_evaluation, figures
 from memconsole.runs.read.jumps import jump_words
 from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
@@ -54,6 +54,10 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
             words = (measure_word(found.value), found.measure.name)
             text += f" · {' '.join(reversed(words) if found.baseline else words)}"
         rows.append(("validation loss", text, "validation"))
+    by = best_evaluation(task_of(run.plan), run.evaluations)
+    if by is not None and by.measure.key != task_of(run.plan).loss.key:
+        text = marked(by.words, "evaluations", run.uncertain)
+        rows.append(("best checkpoint", text, "validation"))
     train = ended.final_train_loss if ended else facts.loss
     if train is not None:
         text = marked(loss_word(train), "final_train_loss", run.uncertain)

@@ -92,6 +92,9 @@ def detail_lines(run: RunStatus, width: int) -> list[Line]:
     parts = [run.id, run.backend, f"step {_steps(run)}"]
     parts += [f"{rate_word(speed)} {units}/s"] if speed is not None else []
     parts += [f"loss {_figure(run.loss, run)}"] if run.loss is not None else []
+    if run.best is not None and run.best_step is not None:
+        words = f"best {run.best_by} {_figure(run.best, run)} at step {run.best_step:,}"
+        parts.append(words)
     lines: list[Line] = [[Span(fit(" " + " · ".join(parts), width), "dim")]]
     why = run.unsaved or run.damaged or run.refused
     if not why and run.state not in (*LIVE, "finished"):

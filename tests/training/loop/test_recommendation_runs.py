@@ -11,7 +11,7 @@ from memconsole.plan import catalog
 from memconsole.plan.made import Size
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.trained import frozen_names
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report import BestLine, report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole_trainer.data.make.__main__ import make
@@ -68,6 +68,11 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     shown = report(whole)
     assert shown.evaluations[-1].metrics == expected.metrics
     assert (shown.task, shown.unit) == ("recommendation", "interaction")
+    best = max(told(whole, events.Evaluation), key=lambda e: e.metrics["recall_at_10"])
+    assert shown.best == BestLine(
+        measure="recall_at_10", value=best.metrics["recall_at_10"], step=best.step
+    )
+    assert (whole.checkpoints_path / "best").resolve().name == f"step-{best.step:09d}"
     build = [p for p in told(whole, events.Phase) if p.parameters is not None][-1]
     model = catalog.model(made)
     frozen = set(frozen_names(made, model))

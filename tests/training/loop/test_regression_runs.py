@@ -124,7 +124,10 @@ def test_both_backends_learn_the_same_and_measure_control_of_unseen_families(
         assert attempt(run) == 0
         (last,) = told(run, events.Evaluation)
         found.append(last.metrics | {"loss": last.loss})
-        assert report(run).evaluations[-1].metrics == last.metrics
+        made = report(run)
+        assert made.evaluations[-1].metrics == last.metrics
+        assert made.best is not None
+        assert (made.best.measure, made.best.value) == ("cost_ratio", last.metrics["cost_ratio"])
     assert set(found[0]) == {
         *("loss", "mean_absolute_error", "zero_loss", "linear_loss", "ridge_loss"),
         *("unseen_loss", "unseen_zero_loss", "unseen_linear_loss"),

@@ -203,6 +203,28 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
+def test_the_measure_of_the_task_chooses_the_best_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    for step, (loss, recall) in {
+        1: (3.0, 0.1),
+        2: (3.5, 0.4),
+        3: (1.0, 0.2),
+        4: (0.5, None),
+    }.items():
+        scores = [{"key": "loss", "value": loss}]
+        if recall is not None:
+            scores.insert(0, {"key": "recall", "value": recall, "lower_is_better": False})
+        save(checkpoints, step, state=STATE | {"validation_loss": loss, "scores": scores})
+        checkpoints.retain()
+    assert [step_of(p) for p in checkpoints.committed()] == [4, 2]
+    assert (tmp_path / "best").resolve() == tmp_path / "step-000000002"
+    found = chosen(checkpoints, "best-or-last")
+    assert found is not None
+    assert found.step == 2
+    save(checkpoints, 5, state=STATE | {"validation_loss": 9.0, "scores": "not a list"})
+    assert checkpoints.best() == tmp_path / "step-000000002"
+
+
 def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     assert chosen(checkpoints, "best") is None

@@ -148,6 +148,7 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
         "average_epoch_minutes",
         "attempts",
         "average_units_per_second",
+        "best",
         "tags",
         "note",
         "ladder",

@@ -1,0 +1,71 @@
+"""Which evaluation of a run is best: by the measure of its task, or by the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from memconsole.plan.tasks.task import Measure, Task
+
+_Judged = TypeVar("_Judged")
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure that evaluations are compared by."""
+
+    key: str
+    value: float
+    lower_is_better: bool = True
+
+    @property
+    def cost(self) -> float:
+        """The value, or its negative: lower is better."""
+        return self.value if self.lower_is_better else -self.value
+
+
+def scores_of(task: Task, loss: float | None, metrics: Mapping[str, float]) -> tuple[Score, ...]:
+    """What an evaluation is compared by: the task's measures that it has, in the task's order, and
+    then its loss."""
+    found = dict(metrics) | ({} if loss is None else {task.loss.key: loss})
+    return tuple(
+        Score(key=m.key, value=found[m.key], lower_is_better=m.lower_is_better)
+        for m in (*task.judges, task.loss)
+        if m.key in found and math.isfinite(found[m.key])
+    )
+
+
+def best_of(judged: Iterable[tuple[_Judged, Sequence[Score]]]) -> tuple[_Judged, Score] | None:
+    """The best one and the score that decided, the first of equal ones.
+
+    The first measure that any of them has decides, among those that have it: a closed loop that is
+    simulated at some evaluations only is not compared with the loss of others.
+    """
+    every = [(one, scores) for one, scores in judged if scores]
+    if not every:
+        return None
+    decisive = max((scores for _, scores in every), key=len)[0].key
+    scored = [(one, s) for one, scores in every for s in scores if s.key == decisive]
+    return min(scored, key=lambda pair: pair[1].cost)
+
+
+def improves(task: Task, best: dict[str, float], scores: Sequence[Score]) -> bool:
+    """Whether an evaluation is better than all before it. `best` holds the best value of each
+    measure so far, and is updated."""
+    now = {score.key: score for score in scores}
+    order = (m.key for m in (*task.judges, task.loss))
+    decisive = next((key for key in order if key in best or key in now), None)
+    better = {
+        key: score.value
+        for key, score in now.items()
+        if key not in best or score.cost < msgspec.structs.replace(score, value=best[key]).cost
+    }
+    best.update(better)
+    return decisive in better
+
+
+def measure_of(task: Task, key: str) -> Measure:
+    """The measure that decided."""
+    return next(m for m in (*task.judges, task.loss) if m.key == key)

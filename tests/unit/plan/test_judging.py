@@ -1,0 +1,57 @@
+"""The best evaluation is that with the best measure of its task, or with the lowest loss."""
+
+from __future__ import annotations
+
+import math
+
+from memconsole.plan.tasks import TASKS
+from memconsole.plan.tasks.judging import Score, best_of, improves, scores_of
+from memconsole.runs.read.figures import best_evaluation
+from memconsole.runs.record.events import Evaluation
+
+RANKING, CONTROL, TEXT = TASKS["recommendation"], TASKS["regression"], TASKS["language"]
+
+
+def evaluation(step: int, loss: float | None, **metrics: float) -> Evaluation:
+    return Evaluation(
+        step=step, loss=loss, bits_per_byte=None, tokens=1, seconds=1.0, metrics=metrics
+    )
+
+
+def test_the_measure_of_the_task_judges_and_its_direction_counts() -> None:
+    higher = [evaluation(1, 1.0, recall_at_10=0.2), evaluation(2, 2.0, recall_at_10=0.3)]
+    found = best_evaluation(RANKING, higher)
+    assert found is not None
+    assert (found.step, found.measure.key, found.value) == (2, "recall_at_10", 0.3)
+    assert found.words == "0.3000 Recall@10 at step 2"
+    lower = [evaluation(1, 2.0, cost_ratio=1.5), evaluation(2, 1.0, cost_ratio=9.0)]
+    assert best_evaluation(CONTROL, lower)[::2] == (CONTROL.judges[0], 1)  # type: ignore[index]
+    assert best_evaluation(TEXT, lower)[::2] == (TEXT.loss, 2)  # type: ignore[index]
+
+
+def test_the_loss_judges_where_no_measure_was_taken_and_one_that_was_taken_wins() -> None:
+    losses = [evaluation(1, 3.0), evaluation(2, 2.0), evaluation(3, None)]
+    assert best_evaluation(CONTROL, losses)[::2] == (CONTROL.loss, 2)  # type: ignore[index]
+    mixed = [*losses, evaluation(4, 5.0, cost_ratio=2.0), evaluation(5, 1.0, cost_ratio=math.nan)]
+    assert best_evaluation(CONTROL, mixed)[::2] == (CONTROL.judges[0], 4)  # type: ignore[index]
+    assert best_evaluation(CONTROL, [evaluation(1, None)]) is None
+
+
+def test_of_equal_ones_the_first_is_best() -> None:
+    score = (Score(key="loss", value=1.0),)
+    assert best_of([("a", score), ("b", score)]) == ("a", score[0])
+    assert best_of([("a", ())]) is None
+
+
+def test_an_improvement_is_what_best_of_all_would_choose() -> None:
+    told = [
+        evaluation(1, 3.0), evaluation(2, 2.0), evaluation(3, 2.5, cost_ratio=4.0),
+        evaluation(4, 1.0), evaluation(5, 2.9, cost_ratio=4.5), evaluation(6, 2.8, cost_ratio=3.0),
+    ]  # fmt: skip
+    best: dict[str, float] = {}
+    for n, one in enumerate(told):
+        better = improves(CONTROL, best, scores_of(CONTROL, one.loss, one.metrics))
+        found = best_evaluation(CONTROL, told[: n + 1])
+        assert found is not None
+        assert better == (found.step == one.step), one.step
+    assert best == {"cost_ratio": 3.0, "loss": 1.0}
