@@ -41,14 +41,15 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
     refusal = _refusal(row.refusal(view.plan), width)
     values = [line for value in row.values(view.plan) for line in _value_lines(view, value, width)]
     lines = [rule(row.label, width, row.key), *about, *refusal, *values]
-    if len(lines) > height:
+    if view.rows or len(lines) > height:
         lines = refusal or _next(view, width)
         lines += about if len(lines) + len(about) <= height else _dim(row.help, width)
         if len(lines) < height:
             lines = [rule(row.label, width, row.key), *lines]
-        lines += [brief(view.rows, width)] if view.rows else []
-    if view.rows and height - len(lines) >= 3:
-        lines += [[], *whole(view.rows, width, height - len(lines) - 1)]
+    if view.rows:
+        lengths = [[], *whole(view.rows, width, height)]
+        short = len(lines) + len(lengths) > height
+        lines = [brief(view.rows, width), *lines] if short else [*lines, *lengths]
     if height - len(lines) >= 4:
         lines += [[], *best_lines(view, width, height - len(lines) - 1)]
     return lines[:height]
