@@ -219,8 +219,10 @@ def test_before_its_time_limit_a_job_saves_and_queues_itself_again(
 ) -> None:
     # Slurm counts the limit in minutes, and signals up to a minute early: here at the first chance.
     run = train(text, "--set=launch.time_limit=1", "--set=launch.save_seconds=58")
+    wait_step(run, 60)
+    control.request_pause(run, "a test")  # so that it does not end before
     wait(run, lambda now: now.state == "queued" and run.newest_attempt() == 1)
-    asked = [answer.who for answer in replies(run)]
+    asked = [answer.who for answer in replies(run) if answer.command == "stop"]
     assert asked == ["Slurm (the time limit is near)"]
     job = run.job()
     assert job is not None
