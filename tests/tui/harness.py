@@ -97,6 +97,8 @@ def snapshot(step: int = 340, total: int = 1200, **changes: Any) -> RunSnapshot:
         "gradient_norm": 0.8,
         "loss": losses[-1] if losses else None,
         "eta_seconds": 325.0,
+        "pace_seconds": 0.39,
+        "steps_done": float(step),
         "elapsed_seconds": 180.0,
         "recent_train": Curve(steps[-10:], losses[-10:]),
         "train": Curve(steps, losses),

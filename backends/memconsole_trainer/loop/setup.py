@@ -13,7 +13,7 @@ from memconsole.plan.check import check
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
 from memconsole.plan.on_node import on_node
-from memconsole.plan.origin import check_start, origin
+from memconsole.plan.origin import check_start, origin, shortly
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processor import missing_instructions
 from memconsole.plan.resuming import ELSEWHERE, without_lost_source
@@ -129,7 +129,12 @@ def set_up(attempt: Attempt) -> Job:
     try:
         # Fill before the model is built, so that memory of the data is not counted as the model's.
         stream.fill(say.tick)
-        say.phase("build", total_steps=state.total_steps, steps_per_epoch=state.steps_per_epoch)
+        say.phase(
+            "build",
+            f"from {stored.path.name}" if stored is not None else shortly(begun),
+            total_steps=state.total_steps,
+            steps_per_epoch=state.steps_per_epoch,
+        )
         weights = starting_weights(plan, model)
         attempt.reading = lambda: _held(engine)
         limit_build(plan, engine)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from memconsole.plan.hybrid import PHASES as STEPPING
 from memconsole.plan.origin import checkpoint_of
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
@@ -22,17 +23,19 @@ from memconsole.runs.read.reduce import (
     begin_attempt,
     eta_seconds,
     forget_memory,
+    pace_seconds,
     reduce,
     slow_step_seconds,
 )
 from memconsole.runs.read.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.stages import Stage, stages_of
 from memconsole.runs.read.symptoms import symptoms_of
 from memconsole.runs.read.unsaved import unsaved_words
 from memconsole.runs.read.words import units_per_second
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventreader import EventReader
-from memconsole.runs.record.heartbeat import read_heartbeat
+from memconsole.runs.record.heartbeat import Heartbeat, read_heartbeat
 from memconsole.runs.record.identity import boot_seconds
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.requests import pause_asked, stop_requests
@@ -56,6 +59,8 @@ The limit in other phases is a minute or twenty slow steps.
 """
 FIRST_STEP_SECONDS = 1800.0
 """Limit for the first step of an attempt, which may compile."""
+MOST_OF_A_STEP = 0.95
+"""A step that takes longer than those before it counts as so much done."""
 READ_BYTES = 1 << 20
 """Log bytes read at a time. This bounds the memory needed to read a long run."""
 
@@ -127,7 +132,8 @@ class Follower:
         self._missing = Missing()
         self._log: LogTail | None = None
         self._beat: object = None
-        self._beat_at = monotonic()
+        self._beat_at = self._step_at = self._opened = monotonic()
+        self._beat_step = -1
         self._saved: tuple[int, int, int] | None = None
         record = run.record()
         self._created = record.created_wall if record else 0.0
@@ -152,6 +158,7 @@ class Follower:
             phase = clean_line(beat.phase, 16)
         labels = read_labels(self.run.path)
         working = life.live and life.state not in ("queued", "starting")
+        steps_done = self._steps_done(beat, phase) if working else float(state.step)
         return RunSnapshot(
             id=clean_line(self.run.id, 80),
             name=self.run.name,
@@ -162,12 +169,16 @@ class Follower:
             facts=facts_of(state, phase=phase),
             verdict=_clean_verdict(life.verdict),
             stalled_seconds=self._stalled(beat, phase) if working else None,
-            eta_seconds=eta_seconds(state) if life.live else None,
             refused=clean_line(refusal(self.run, life.verdict), 500),
             damaged="; ".join(self._problems),
             tags=labels.tags,
             note=labels.note,
             tracked=tracked_at(self.run.path),
+            eta_seconds=eta_seconds(state, steps_done) if life.live else None,
+            pace_seconds=pace_seconds(state),
+            steps_done=steps_done,
+            phase_seconds=self._phase_seconds(state) if life.live else None,
+            stages=self._stages(life),
             symptoms=symptoms_of(self._plan, state),
             elapsed_seconds=_elapsed(state, life),
             recent_train=state.train.recent(),
@@ -315,6 +326,32 @@ class Follower:
             phase = beat.phase
         silent = now - self._beat_at
         return silent if silent > stall_limit_seconds(self._state, phase) else None
+
+    def _steps_done(self, beat: Heartbeat | None, phase: str) -> float:
+        """The steps that the heartbeat tells, and a share of the next one by this reader's clock."""
+        state, now = self._state, self._monotonic()
+        done = max(state.step, beat.step if beat is not None else 0)
+        if done != self._beat_step:
+            self._beat_step, self._step_at = done, now
+        pace = pace_seconds(state)
+        if pace is None or not (phase == "train" or phase in STEPPING):
+            return float(done)
+        return done + min(MOST_OF_A_STEP, (now - self._step_at) / pace)
+
+    def _phase_seconds(self, state: RunState) -> float:
+        """How long the present phase has lasted. Before the first event, since this reader came."""
+        if state.phase_since is None:
+            return self._monotonic() - self._opened
+        return max(0.0, boot_seconds() - state.phase_since)
+
+    def _stages(self, life: Liveness) -> tuple[Stage, ...]:
+        """The start-up of this attempt. A live run started in this boot, so its clock is usable."""
+        state = self._state
+        starting = life.live and not state.trained
+        marks = state.stages[:-1] if state.trained else state.stages
+        if state.trained:
+            return stages_of(marks, state.stages[-1].since, running=False)
+        return stages_of(marks, boot_seconds() if starting else state.last_boot, starting)
 
     def _stop_requested_by(self, life: Liveness) -> str | None:
         if life.attempt is None:

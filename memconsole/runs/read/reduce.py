@@ -9,6 +9,7 @@ import msgspec
 from memconsole.runs.read.facts import FactsSoFar
 from memconsole.runs.read.gauge_history import GaugeHistory
 from memconsole.runs.read.history import History
+from memconsole.runs.read.stages import StageMark, marked
 from memconsole.runs.record import events
 from memconsole.sanitize import clean, clean_line
 
@@ -57,6 +58,12 @@ class RunState(FactsSoFar, kw_only=True):
     """Total duration of the attempts before this one."""
     warming: bool = True
     """The next step record includes compilation or warm-up."""
+    stages: list[StageMark] = msgspec.field(default_factory=list)
+    """What this attempt did before its first step."""
+    trained: bool = False
+    """Whether this attempt has told of a step."""
+    phase_since: float | None = None
+    """When the phase began, in seconds of the machine's clock."""
     step_times: list[tuple[int, float]] = msgspec.field(default_factory=list)
     """(steps, seconds per step) of the newest records, without warm-up."""
     data_waits: list[float] = msgspec.field(default_factory=list)
@@ -84,6 +91,7 @@ def begin_attempt(state: RunState, attempt: int) -> RunState:
     state.error = state.stopped = state.ended = None
     state.tokens_per_second = state.step_seconds = None
     state.warming, state.step_times, state.data_waits = True, [], []
+    state.stages, state.trained, state.phase_since = [], False, None
     state.side_seconds, state.side_from_step = 0.0, state.step
     return state
 
@@ -153,24 +161,29 @@ def reduce(state: RunState, record: events.Record) -> RunState:
     return state
 
 
-def seconds_per_step(state: RunState) -> float | None:
-    """Recent seconds per step, plus this attempt's share of evaluating and saving.
-
-    Compilation and warm-up are excluded.
-    """
+def pace_seconds(state: RunState) -> float | None:
+    """Recent seconds per step, without compilation, warm-up, evaluating and saving."""
     steps = sum(count for count, _ in state.step_times)
     if not steps:
         return None
-    pace = sum(count * seconds for count, seconds in state.step_times) / steps
+    return sum(count * seconds for count, seconds in state.step_times) / steps
+
+
+def seconds_per_step(state: RunState) -> float | None:
+    """Recent seconds per step, plus this attempt's share of evaluating and saving."""
+    pace = pace_seconds(state)
+    if pace is None:
+        return None
     done = state.step - state.side_from_step
     return pace + (state.side_seconds / done if done > 0 else 0.0)
 
 
-def eta_seconds(state: RunState) -> float | None:
+def eta_seconds(state: RunState, at: float | None = None) -> float | None:
+    """Seconds from step `at` (by default, the last one told) to the end."""
     pace = seconds_per_step(state)
     if pace is None or state.total_steps is None or state.ended is not None:
         return None
-    return max(0.0, (state.total_steps - state.step) * pace)
+    return max(0.0, (state.total_steps - (state.step if at is None else at)) * pace)
 
 
 def data_wait_share(state: RunState) -> float | None:
@@ -226,6 +239,9 @@ def _epoch_step(state: RunState, mark: EpochMark) -> int:
 def _phase(state: RunState, record: events.Phase) -> None:
     state.phase = clean_line(record.phase, 40)
     state.phase_detail = clean_line(record.detail)
+    state.phase_since = state.last_boot
+    if not state.trained and state.last_boot is not None:
+        state.stages = marked(state.stages, state.phase, state.phase_detail, state.last_boot)
     if state.phase in WARMING_PHASES:
         state.warming = True
     if record.parameters is not None and _plausible(record.parameters):
@@ -248,6 +264,9 @@ def _step(state: RunState, record: events.Step) -> None:
         return
     taken = step - state.step if step > state.step else 1
     state.step = step
+    if not state.trained:
+        state.trained = True
+        state.stages = marked(state.stages, "train", "", state.last_boot or 0.0)
     state.epoch = record.epoch
     state.tokens = record.tokens
     state.tokens_per_second = _finite(record.tokens_per_second)

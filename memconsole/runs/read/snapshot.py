@@ -9,6 +9,7 @@ import msgspec
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.facts import RunFacts
 from memconsole.runs.read.missing import uncertain_figures
+from memconsole.runs.read.stages import Stage
 from memconsole.runs.read.words import total_minutes, units_per_second
 from memconsole.runs.record import events
 from memconsole.runs.record.states import LIVE, State, Verdict
@@ -76,7 +77,15 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     stalled_seconds: float | None = None
     """Seconds without progress, if longer than the phase allows."""
     eta_seconds: float | None = None
-    """Excludes warm-up and compilation."""
+    """The steps left at `pace_seconds` each, with evaluating and saving; excludes compilation."""
+    pace_seconds: float | None = None
+    """Recent seconds of a step alone."""
+    steps_done: float = 0.0
+    """Steps, with the fraction of the one being taken as the clock tells it."""
+    phase_seconds: float | None = None
+    """How long the present phase has lasted."""
+    stages: tuple[Stage, ...] = ()
+    """What this attempt did before its first step."""
     elapsed_seconds: float = 0.0
     recent_train: Curve = Curve()
     train: Curve = Curve()

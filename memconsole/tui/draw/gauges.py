@@ -147,8 +147,8 @@ def peak_line(gauge: Gauge, width: int) -> Line:
     found: list[Span] = []
     if gauge.predicted is not None:
         found.append(Span(f" · predicted {format_bytes(gauge.predicted)}", "tick"))
-        if gauge.peak is not None and gauge.predicted:
-            off = gauge.peak / gauge.predicted - 1
+        if gauge.peak:
+            off = gauge.predicted / gauge.peak - 1
             found.append(Span(f" ({off:+.0%})".replace("%", " %"), role))
     if why:
         found.append(Span(f" · {why}", role))

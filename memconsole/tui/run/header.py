@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.stages import TIMED, stage_words
 from memconsole.runs.read.words import paused, state_word
-from memconsole.runs.record.states import OUT_OF_MEMORY
+from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.ink import Line, Span, fit, width_of
-from memconsole.tui.draw.words import duration_word, state_mark
+from memconsole.tui.draw.words import duration_word, state_mark, step_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
+from memconsole.units import format_duration
+
+SLOW_STEP_SECONDS = 2.0
+"""Steps that take longer are counted in tenths."""
 
 
-def header_lines(view: RunView, width: int) -> list[Line]:
-    """Two rows, and a third one if something goes wrong. Pure in `view`."""
+def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
+    """Two rows, one more if something goes wrong, and one about time if there is room for it.
+
+    Pure in `view`.
+    """
     run = view.snapshot
     if run is None:
         return [[Span(f" {view.problem or 'reading the run …'}", "bad" if view.problem else "dim")]]
@@ -35,7 +45,10 @@ def header_lines(view: RunView, width: int) -> list[Line]:
     if run.missing_records:
         line.append(Span(f"  ▲ {run.missing_records:,} records missing", "warn"))
     line.append(Span(fit(about, width - width_of(line)), "dim"))
-    return [line, progress_line(view, run, width), *symptom_lines(view, width)]
+    lines = [line, progress_line(view, run, width), *symptom_lines(view, width)]
+    if height > len(lines) and (times := time_line(view, width)):
+        lines.insert(2, times)
+    return lines
 
 
 def symptom_lines(view: RunView, width: int) -> list[Line]:
@@ -62,27 +75,74 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
     if run.stalled_seconds is not None:
         words = f" ▲ no progress for {duration_word(run.stalled_seconds)} in {facts.phase}"
         return [Span(fit(words, width), "warn")]
-    steps = f"step {facts.step:,}"
+    if not facts.step and facts.loss is None:
+        return _start_line(run, width)
+    steps = f"step {steps_word(run)}"
     if facts.total_steps:
         steps += f"/{facts.total_steps:,}"
     if facts.epoch:
         steps += f" · epoch {facts.epoch}"
         if not run.plan.train.max_steps:
             steps += f"/{run.plan.train.epochs}"
-    phase = facts.phase + (
-        f" ({facts.phase_detail})" if facts.phase_detail and not facts.step else ""
-    )
+    phase = stage_words(facts.phase, "", run.plan)
+    if facts.phase in TIMED and run.phase_seconds is not None:
+        phase += f" {clock_word(run.phase_seconds)}"
     head: Line = [Span(f" {fit(phase, max(10, width - 50))} ", "accent"), Span(f" {steps}  ")]
     if not facts.total_steps:
         return head
-    share = min(1.0, facts.step / facts.total_steps)
-    eta = "ETA " + duration_word(run.eta_seconds) if run.eta_seconds is not None else "ETA —"
-    tail = f" {share * 100:3.0f} %  {eta} "
+    done = min(max(run.steps_done, facts.step), facts.total_steps)
+    left = duration_word(run.eta_seconds) if run.eta_seconds is not None else "—"
+    tail = f" {done / facts.total_steps * 100:3.0f} %  {left} left "
     room = width - width_of(head) - len(tail)
     if room >= 6:
-        head += bar(float(facts.step), float(facts.total_steps), room, role="good")
+        head += bar(float(done), float(facts.total_steps), room, role="good")
     head.append(Span(fit(tail, width - width_of(head))))
     return head
+
+
+def steps_word(run: RunSnapshot) -> str:
+    """The steps taken; if a step takes seconds, with the tenth of the one being taken."""
+    done = max(run.steps_done, run.facts.step)
+    slow = run.pace_seconds is not None and run.pace_seconds >= SLOW_STEP_SECONDS
+    return f"{int(done * 10) / 10:,.1f}" if slow and run.state in LIVE else f"{int(done):,}"
+
+
+def clock_word(seconds: float) -> str:
+    """A duration that is counted up: whole seconds."""
+    return format_duration(int(seconds)).replace(".0 s", " s")
+
+
+def _start_line(run: RunSnapshot, width: int) -> Line:
+    """What the run does before its first step, and since when."""
+    facts = run.facts
+    words = stage_words(facts.phase, facts.phase_detail, run.plan)
+    line: Line = [Span(f" {fit(words, max(10, width - 40))} ", "accent")]
+    if run.phase_seconds is not None:
+        line.append(Span(f" {clock_word(run.phase_seconds)}"))
+    more = f"  {clock_word(run.elapsed_seconds)} since the start"
+    if facts.total_steps:
+        more += f" · {facts.total_steps:,} steps to take"
+    return [*line, Span(fit(more, width - width_of(line)), "dim")]
+
+
+def time_line(view: RunView, width: int) -> Line:
+    """What the elapsed time and the time left consist of."""
+    run = view.snapshot
+    if run is None:
+        return []
+    start = sum(stage.seconds for stage in run.stages)
+    words = f" {'elapsed' if view.live else 'took'} {format_duration(run.elapsed_seconds)}"
+    if start >= 0.5:
+        words += f" (start-up {format_duration(start)})"
+    total, pace, eta = run.facts.total_steps, run.pace_seconds, run.eta_seconds
+    if view.live and total and pace is not None and eta is not None:
+        left = max(0.0, total - max(run.steps_done, run.facts.step))
+        words += f" · left {duration_word(eta)} = {math.ceil(left):,} steps × {step_word(pace)}"
+        rest = eta - left * pace
+        words += f" + {format_duration(rest)} of evaluating and saving" if rest >= 0.5 else ""
+    elif view.live and run.facts.step:
+        words += " · time left: known after the next steps"
+    return [Span(fit(words, width), "dim")]
 
 
 def _ended_line(view: RunView, run: RunSnapshot, width: int) -> Line:
@@ -109,4 +169,4 @@ class RunHeader(Painted):
         self.repaint()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        return header_lines(self._view, width)
+        return header_lines(self._view, width, height)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.figures import baseline_of, figures
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.stages import stage_words
 from memconsole.tui.draw.chart import Axes, Series, choose_axes, plot
-from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of
-from memconsole.tui.draw.words import loss_word, measure_word
+from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, width_of
+from memconsole.tui.draw.words import loss_word, measure_word, state_mark
+from memconsole.tui.run.header import clock_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
+from memconsole.units import format_duration
 
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
@@ -54,6 +57,21 @@ def _legend(
     return line
 
 
+def start_lines(run: RunSnapshot, live: bool, width: int, height: int) -> list[Line]:
+    """In place of an empty chart: the stages of the start-up, each with its time."""
+    lines: list[Line] = [[]]
+    for n, stage in enumerate(run.stages, 1):
+        mark = Span(" ● ", "accent") if stage.running else Span(" ✓ ", "good")
+        if n == len(run.stages) and not live and not run.facts.step:
+            mark = Span(f" {state_mark(run)[0]} ", state_mark(run)[1])  # where it ended
+        took = clock_word(stage.seconds) if stage.running else format_duration(stage.seconds)
+        words = stage_words(stage.phase, stage.detail, run.plan)
+        role = "strong" if stage.running else ""
+        lines.append([mark, Span(left(words, max(0, width - 16)), role), Span(right(took, 11))])
+    told = "the loss follows with the first steps" if live else "no loss was logged"
+    return [*lines[-max(0, height - 2) :], [], [Span(fit(f" {told}", width), "dim")]][:height]
+
+
 class LineChart(Painted):
     """One title row and the plot."""
 
@@ -90,12 +108,7 @@ class LineChart(Painted):
             marks = tuple(float(end) for end in ends[:200])
         title = legend(run, view.logarithmic, width)
         if not train.points:
-            empty = "no loss logged yet"
-            body = plot((), axes, width, height - 1, glyphs=self._glyphs())
-            middle = (height - 2) // 2
-            if 0 <= middle < len(body):
-                body[middle] = [*body[middle][:1], Span(fit(f"  {empty}", width - 8), "dim")]
-            return [title, *body]
+            return [title, *start_lines(run, view.live, width, height - 1)]
         return [
             title,
             *plot(

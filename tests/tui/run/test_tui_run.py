@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.snapshot import Help, RunSnapshot, Symptom
+from memconsole.runs.read.stages import Stage
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.app.parting import parting_words
+from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
+from memconsole.tui.run.header import steps_word, time_line
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
@@ -43,7 +47,7 @@ async def test_a_live_run_shows_everything_one_watches(make_console: Make) -> No
     async with app.run_test(size=(120, 40)) as pilot:
         await show(app, pilot, snapshot(step=820))
         text = screen_text(app)
-    for words in ("running", "my stories", "train", "step 820/1,200", "68 %", "ETA 5 min 25 s",
+    for words in ("running", "my stories", "train", "step 820/1,200", "68 %", "5 min 25 s left",
                   "validation 3.2", "unigram 5.712", "◆", "epochs", "1.25", "host RAM", "┃",
                   "predicted 143 MiB", "151 MiB", "590 MiB", "5,230", "step 820 loss",
                   "s stop"):  # fmt: skip
@@ -423,3 +427,33 @@ async def test_what_goes_wrong_is_shown_with_the_key_that_lists_what_helps(
         await pilot.press("enter")
         await settle(pilot)
         assert app.plan_screen.view.plan.data.streaming is False
+
+
+def test_the_time_left_says_what_it_counts() -> None:
+    run = snapshot(820)
+    words = plain(time_line(RunView(run), 120))
+    assert words == (
+        " elapsed 3 min 00 s · left 5 min 25 s = 380 steps × 390 ms + 2 min 57 s of evaluating and saving"
+    )
+    slow = msgspec.structs.replace(run, pace_seconds=8.0, steps_done=820.37, eta_seconds=3040.0)
+    assert steps_word(slow) == "820.3"
+    assert steps_word(run) == "820"
+    assert "left 50 min 40 s = 380 steps × 8.0 s" in plain(time_line(RunView(slow), 120))
+
+
+async def test_before_the_first_step_the_screen_tells_stages_instead_of_an_empty_axis(
+    make_console: Make,
+) -> None:
+    stages = (Stage("import", "", 2.25), Stage("build", "from scratch", 12.5, running=True))
+    run = snapshot(
+        0, phase="build", phase_detail="from scratch", stages=stages, phase_seconds=12.5,
+        elapsed_seconds=15.0, epochs=(),
+    )  # fmt: skip
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(app, pilot, run)
+        text = screen_text(app)
+        assert re.search(r"✓ importing PyTorch +2\.2 s", text)
+        assert re.search(r"● building the model.* 12 s", text)
+        assert "building the model, from scratch  12 s  15 s since the start · 1,200 steps" in text
+        assert "┤" not in text

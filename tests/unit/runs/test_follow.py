@@ -17,6 +17,7 @@ from memconsole.runs.read.liveness import Liveness
 from memconsole.runs.read.reduce import RunState, eta_seconds, reduce, seconds_per_step
 from memconsole.runs.read.saved_state import SavedState
 from memconsole.runs.read.snapshot import Curve
+from memconsole.runs.read.stages import stage_words
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.eventlog import EventWriter
@@ -190,6 +191,72 @@ def test_a_clock_set_back_gives_no_negative_times(
     live(monkeypatch)
     eta = Follower(run).poll().eta_seconds
     assert eta is None or eta >= 0
+
+
+def test_a_slow_step_is_counted_by_the_clock_between_two_records(
+    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch)
+    trainer = Trainer(run, clock)
+    trainer.start()
+    heart = HeartbeatWriter(trainer.path)
+    trainer.steps(10, 100, seconds=8.0)
+    heart.beat("train", 100, 0, 1.0)
+    follower = Follower(run, monotonic=clock)
+    first = follower.poll()
+    assert (first.steps_done, first.pace_seconds) == (100.0, 8.0)
+    assert first.eta_seconds == pytest.approx(900 * 8.0)
+    clock.now += 2.0
+    second = follower.poll()
+    assert second.steps_done == pytest.approx(100.25)
+    assert second.eta_seconds == pytest.approx(first.eta_seconds - 2.0)
+    heart.beat("train", 101, 0, 1.0)  # ten steps make a record, each one a heartbeat
+    clock.now += 6.0
+    assert follower.poll().steps_done == 101.0
+    clock.now += 80.0
+    assert follower.poll().steps_done == pytest.approx(101.95), "never more than one step ahead"
+    trainer.say(events.Phase(phase="evaluate"))
+    assert follower.poll().steps_done == 101.0
+    heart.close()
+
+
+def test_the_stages_before_the_first_step_have_their_times(
+    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch)
+    monkeypatch.setattr(follow, "boot_seconds", clock)
+    trainer = Trainer(run, clock)
+    for phase, detail, seconds in (
+        ("import", "", 3.0), ("data", "a folder", 1.0), ("build", "from scratch", 2.0), ("build", "", 2.0),
+        ("preflight", "training step", 5.0),
+    ):  # fmt: skip
+        trainer.say(events.Phase(phase=phase, detail=detail))
+        clock.now += seconds
+    found = Follower(run).poll()
+    assert [(s.phase, s.seconds, s.running) for s in found.stages] == [
+        ("import", 3.0, False), ("data", 1.0, False), ("build", 4.0, False), ("preflight", 5.0, True),
+    ]  # fmt: skip
+    assert found.phase_seconds == 5.0
+    trainer.say(events.Phase(phase="compile"))
+    trainer.steps(1, 1, every=1, seconds=4.0)
+    clock.now += 100.0
+    trainer.say(events.Phase(phase="evaluate"))
+    trainer.steps(10, 100)
+    after = Follower(run).poll().stages
+    assert [(s.phase, s.seconds) for s in after[-2:]] == [("preflight", 5.0), ("compile", 4.0)]
+    assert not any(stage.running for stage in after)
+
+
+@pytest.mark.parametrize(
+    ("backend", "phase", "detail", "words"),
+    [("torch", "import", "", "importing PyTorch"), ("jax", "import", "", "importing JAX"),
+     ("jax", "preflight", "training step", "compiling the training step"),
+     ("torch", "preflight", "training step", "rehearsing a training step"),
+     ("torch", "build", "fine-tunes", "building the model, fine-tunes"),
+     ("torch", "data", "hf://a/b", "reading the data: hf://a/b"), ("torch", "evaluate", "", "evaluate")],
+)  # fmt: skip
+def test_a_stage_is_said_in_words(backend: str, phase: str, detail: str, words: str) -> None:
+    assert stage_words(phase, detail, apply_settings(Plan(), [f"backend={backend}"])) == words
 
 
 def test_a_silent_heartbeat_is_a_stall_only_beyond_what_the_phase_allows(

@@ -1,0 +1,77 @@
+"""The stages of a run's start-up: what it does before its first step, and how long each takes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memconsole.plan.plan import Plan
+
+FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
+TIMED = frozenset(
+    {"starting", "import", "data", "tokenizer", "build", "preflight", "compile"}
+    | {"evaluate", "checkpoint", "sample", "stopping", "paused"}
+)
+"""Phases whose duration is shown: all but those that take steps."""
+MOST_STAGES = 24
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One stage."""
+
+    phase: str
+    detail: str = ""
+    seconds: float = 0.0
+    """How long it took, or has taken so far."""
+    running: bool = False
+
+
+class StageMark(msgspec.Struct, array_like=True):
+    """A stage and when it began, in seconds of the machine's clock."""
+
+    phase: str
+    detail: str
+    since: float
+
+
+def marked(marks: list[StageMark], phase: str, detail: str, since: float) -> list[StageMark]:
+    """The marks with one more, unless the same stage only says more."""
+    if marks and marks[-1].phase == phase and (not detail or detail == marks[-1].detail):
+        return marks
+    return [*marks, StageMark(phase, detail, since)][-MOST_STAGES:]
+
+
+def stages_of(marks: list[StageMark], end: float | None, running: bool) -> tuple[Stage, ...]:
+    """The stages with their durations; the last one ends at `end`. Stages of no time are left out."""
+    ends = [*(mark.since for mark in marks[1:]), end if end is not None else 0.0]
+    found = [
+        Stage(mark.phase, mark.detail, max(0.0, until - mark.since), running and n == len(marks))
+        for n, (mark, until) in enumerate(zip(marks, ends, strict=False), 1)
+    ]
+    return tuple(stage for stage in found if stage.running or stage.seconds >= 0.05)
+
+
+def stage_words(phase: str, detail: str, plan: Plan) -> str:
+    """What a phase does, in words that name the framework: ``compiling the training step``."""
+    framework = FRAMEWORKS.get(plan.backend, plan.backend)
+    compiled = plan.backend == "jax" or plan.optimize.compile
+    match phase:
+        case "starting":
+            return "starting the trainer"
+        case "import":
+            return f"importing {framework}"
+        case "data":
+            return f"reading the data: {detail}" if detail else "reading the data"
+        case "tokenizer":
+            return "making the tokenizer" if not detail else f"tokenizer: {detail}"
+        case "build":
+            built = "compiling the model" if plan.backend == "jax" else "building the model"
+            return f"{built}, {detail}" if detail else built
+        case "preflight" if detail == "training step":
+            return "compiling the training step" if compiled else "rehearsing a training step"
+        case "preflight" if detail == "evaluation":
+            return "compiling the evaluation" if compiled else "rehearsing an evaluation"
+        case "preflight":
+            return "rehearsing a checkpoint" if detail.startswith("checkpoint") else "rehearsing"
+        case "compile":
+            return "compiling the training step" if compiled else "taking the first step"
+    return f"{phase}: {detail}" if detail else phase
