@@ -25,7 +25,7 @@ LONG = (*RUN, "train.max_steps=900", "train.epochs=9", "train.evaluate_every=150
 SHORT = (*RUN, "train.max_steps=90", "train.evaluate_every=15")
 ALLOWED_BYTES = 60 * 2**20
 SYSTEMS = {
-    "lqr": ("lqr", "lqr.h5", "20k", ("train.max_steps=600", "train.evaluate_every=100"), ("y",)),
+    "lqr": ("lqr", "lqr.h5", "20k", ("train.max_steps=600", "train.evaluate_every=100"), ()),
     "efficientids": ("ratings", "ratings", "20k", ("train.epochs=3", "train.batch_size=4"), ()),
 }
 """By preset: kind, file and size of its data, settings that shorten the run, and keys to press before its picture."""

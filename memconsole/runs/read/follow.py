@@ -18,14 +18,12 @@ from memconsole.runs.read.ladder import rungs
 from memconsole.runs.read.liveness import Liveness, liveness, refusal
 from memconsole.runs.read.log_tail import LogTail
 from memconsole.runs.read.missing import Missing
+from memconsole.runs.read.pace import eta_seconds, pace_seconds, slow_step_seconds
 from memconsole.runs.read.reduce import (
     RunState,
     begin_attempt,
-    eta_seconds,
     forget_memory,
-    pace_seconds,
     reduce,
-    slow_step_seconds,
 )
 from memconsole.runs.read.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.snapshot import RunSnapshot
@@ -184,6 +182,9 @@ class Follower:
             recent_train=state.train.recent(),
             train=state.train.whole(),
             validation=state.validation.whole(),
+            series=state.series.curves(),
+            recent_series=state.series.curves(recent=True),
+            samples=tuple(state.samples),
             epochs=tuple(mark.event for mark in state.epochs),
             evaluations=tuple(state.evaluations),
             gauges=state.gauges.curves(),

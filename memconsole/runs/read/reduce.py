@@ -9,20 +9,22 @@ import msgspec
 from memconsole.runs.read.facts import FactsSoFar
 from memconsole.runs.read.gauge_history import GaugeHistory
 from memconsole.runs.read.history import History
+from memconsole.runs.read.series import StepSeries
 from memconsole.runs.read.stages import StageMark, marked
 from memconsole.runs.record import events
 from memconsole.sanitize import clean, clean_line
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 MAX_WARNINGS = 20
 MAX_EVALUATIONS = 128
 MAX_EPOCHS = 256
 TEXT_CHARACTERS = 16_384
-"""The most characters kept of a sample or a traceback."""
+"""The most characters kept of the newest sample or of a traceback."""
+MAX_SAMPLES = 32
+SAMPLE_CHARACTERS = 2_000
+"""Earlier samples are kept too, each cut to so much."""
 RATE_RECORDS = 64
 """The speed is averaged over this many step records."""
-ENOUGH_STEPS = 20
-"""Steps from which the share of waiting is told."""
 PROFILING = "profile"
 """The phase in which steps are profiled. Memory of the profiler does not belong to the plan."""
 WARMING_PHASES = frozenset({"import", "build", "preflight", "compile"})
@@ -47,6 +49,8 @@ class RunState(FactsSoFar, kw_only=True):
     peak_host_anonymous_bytes: int | None = None
     peak_host_shared_bytes: int | None = None
     gauges: GaugeHistory = msgspec.field(default_factory=GaugeHistory)
+    series: StepSeries = msgspec.field(default_factory=StepSeries)
+    samples: list[events.Sample] = msgspec.field(default_factory=list)
     warnings: list[str] = msgspec.field(default_factory=list)
     stopped: events.Stopped | None = None
     odd: int = 0
@@ -133,11 +137,7 @@ def reduce(state: RunState, record: events.Record) -> RunState:
             state.checkpoint = msgspec.structs.replace(record, path=clean_line(record.path))
             state.side_seconds += _positive(record.seconds)
         case events.Sample():
-            state.sample = msgspec.structs.replace(
-                record,
-                prompt=clean(record.prompt[:TEXT_CHARACTERS]),
-                text=clean(record.text[:TEXT_CHARACTERS]),
-            )
+            _sample(state, record)
         case events.Warning():
             state.warnings = [*state.warnings, clean_line(record.message, 500)][-MAX_WARNINGS:]
         case events.Error():
@@ -161,48 +161,6 @@ def reduce(state: RunState, record: events.Record) -> RunState:
     return state
 
 
-def pace_seconds(state: RunState) -> float | None:
-    """Recent seconds per step, without compilation, warm-up, evaluating and saving."""
-    steps = sum(count for count, _ in state.step_times)
-    if not steps:
-        return None
-    return sum(count * seconds for count, seconds in state.step_times) / steps
-
-
-def seconds_per_step(state: RunState) -> float | None:
-    """Recent seconds per step, plus this attempt's share of evaluating and saving."""
-    pace = pace_seconds(state)
-    if pace is None:
-        return None
-    done = state.step - state.side_from_step
-    return pace + (state.side_seconds / done if done > 0 else 0.0)
-
-
-def eta_seconds(state: RunState, at: float | None = None) -> float | None:
-    """Seconds from step `at` (by default, the last one told) to the end."""
-    pace = seconds_per_step(state)
-    if pace is None or state.total_steps is None or state.ended is not None:
-        return None
-    return max(0.0, (state.total_steps - (state.step if at is None else at)) * pace)
-
-
-def data_wait_share(state: RunState) -> float | None:
-    """Share of the recent steps' time spent waiting for data; None before there is enough of it."""
-    waits = state.data_waits
-    times = state.step_times[-len(waits) :] if waits else []
-    seconds = sum(count * seconds for count, seconds in times)
-    if sum(count for count, _ in times) < ENOUGH_STEPS or seconds <= 0:
-        return None
-    waited = sum(count * wait for (count, _), wait in zip(times, waits, strict=True))
-    return min(1.0, waited / seconds)
-
-
-def slow_step_seconds(state: RunState) -> float | None:
-    """The 99th percentile of recent step times."""
-    times = sorted(seconds for _, seconds in state.step_times)
-    return times[min(len(times) - 1, int(0.99 * len(times)))] if times else None
-
-
 def _started(state: RunState, record: events.Started) -> None:
     state.started = msgspec.structs.replace(
         record,
@@ -218,6 +176,8 @@ def _started(state: RunState, record: events.Started) -> None:
     if resumed < state.step or state.train.last_step > resumed:
         state.train.truncate(resumed)
         state.validation.truncate(resumed)
+        state.series.truncate(resumed)
+        state.samples = [one for one in state.samples if one.step <= resumed]
         state.evaluations = [e for e in state.evaluations if e.step <= resumed]
         state.epochs = [mark for mark in state.epochs if _epoch_step(state, mark) <= resumed]
         state.loss = state.train.values[-1] if state.train.values else None
@@ -276,6 +236,7 @@ def _step(state: RunState, record: events.Step) -> None:
     state.loss = _finite(record.loss)
     if state.loss is not None:
         state.train.add(step, state.loss)
+    state.series.take(record)
     seconds = state.step_seconds
     if state.warming:
         # Saving and evaluating during warm-up does not count towards the speed either.
@@ -289,6 +250,21 @@ def _step(state: RunState, record: events.Step) -> None:
         state.data_waits.append(_positive(record.data_wait_seconds))
         for kept in (state.step_times, state.data_waits):
             del kept[:-RATE_RECORDS]
+
+
+def _sample(state: RunState, record: events.Sample) -> None:
+    state.sample = msgspec.structs.replace(
+        record,
+        prompt=clean(record.prompt[:TEXT_CHARACTERS]),
+        text=clean(record.text[:TEXT_CHARACTERS]),
+    )
+    short = msgspec.structs.replace(
+        state.sample,
+        prompt=state.sample.prompt[-SAMPLE_CHARACTERS:],
+        text=state.sample.text[:SAMPLE_CHARACTERS],
+    )
+    earlier = [one for one in state.samples if one.step < record.step]
+    state.samples = [*earlier, short][-MAX_SAMPLES:]
 
 
 def _jump(state: RunState, record: events.Jump) -> None:

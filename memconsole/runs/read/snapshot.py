@@ -35,6 +35,14 @@ class GaugeCurves(msgspec.Struct, frozen=True):
     host: Curve = Curve()
 
 
+class SeriesCurves(msgspec.Struct, frozen=True):
+    """What steps log besides their loss, by step."""
+
+    gradient_norm: Curve = Curve()
+    learning_rate: Curve = Curve()
+    units_per_second: Curve = Curve()
+
+
 class Help(msgspec.Struct, frozen=True):
     """Settings to change, and what the change does."""
 
@@ -90,6 +98,10 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     recent_train: Curve = Curve()
     train: Curve = Curve()
     validation: Curve = Curve()
+    series: SeriesCurves = SeriesCurves()
+    recent_series: SeriesCurves = SeriesCurves()
+    samples: tuple[events.Sample, ...] = ()
+    """The newest sampled texts, the last one newest; long texts are cut."""
     epochs: tuple[events.Epoch, ...] = ()
     evaluations: tuple[events.Evaluation, ...] = ()
     gauges: GaugeCurves = GaugeCurves()

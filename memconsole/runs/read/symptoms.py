@@ -10,7 +10,8 @@ from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.figures import baseline_of
-from memconsole.runs.read.reduce import RunState, data_wait_share
+from memconsole.runs.read.pace import data_wait_share
+from memconsole.runs.read.reduce import RunState
 from memconsole.runs.read.snapshot import Help, Symptom
 
 MUCH_WAITING = 0.2

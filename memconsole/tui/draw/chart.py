@@ -1,4 +1,4 @@
-"""The loss chart as a pure function: curves in, lines of text out.
+"""A chart as a pure function: curves in, lines of text out.
 
 Each character cell holds several dots (braille 2x4, blocks 2x2, ASCII 1x2). The curve connects
 neighbouring points; the first and the last point are drawn exactly. Axes are chosen so that a
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from memconsole.tui.draw.axes import LABEL_CELLS, Axes, horizon, y_axis, y_labels
 from memconsole.tui.draw.ink import Line, Span, fit, left, right
 
 GLYPHS = ("braille", "block", "ascii")
@@ -31,82 +32,9 @@ class Series:
     """Empty draws a line; a character marks each point instead."""
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The range the chart shows: x from `x_low` to `x_high`, y from `y_low` to `y_high`."""
-
-    x_low: float = 0.0
-    x_high: float = 1.0
-    y_low: float = 0.0
-    y_high: float = 1.0
-    logarithmic: bool = False
-
-    def holds(self, low: float, high: float) -> bool:
-        return self.y_low <= low and high <= self.y_high
-
-    def across(self, x: float) -> float:
-        """The position from left (0) to right (1)."""
-        return _share(x, self.x_low, self.x_high)
-
-    def up(self, y: float) -> float:
-        """The position from bottom (0) to top (1)."""
-        if self.logarithmic and y > 0 and self.y_low > 0:
-            return _share(math.log(y), math.log(self.y_low), math.log(self.y_high))
-        return _share(y, self.y_low, self.y_high)
-
-
-def _share(value: float, low: float, high: float) -> float:
-    return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
-
-
 def finite(points: tuple[tuple[float, float], ...]) -> list[tuple[float, float]]:
     """The points that can be drawn."""
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-def nice_step(span: float, most: int) -> float:
-    """The smallest step of 1, 2 or 5 times a power of ten that gives at most `most` parts."""
-    if span <= 0 or not math.isfinite(span):
-        return 1.0
-    raw = span / max(1, most)
-    power = 10.0 ** math.floor(math.log10(raw))
-    for factor in (1, 2, 5, 10):
-        if power * factor >= raw * (1 - 1e-9):
-            return power * factor
-    return power * 10
-
-
-def y_axis(values: list[float], previous: Axes | None, logarithmic: bool) -> tuple[float, float]:
-    """A y range around `values`. `previous` is kept if they fit in it and fill a third of it."""
-    usable = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
-    if not usable:
-        return (1.0, 10.0) if logarithmic else (0.0, 1.0)
-    low, high = min(usable), max(usable)
-    if (
-        previous is not None
-        and previous.logarithmic == logarithmic
-        and previous.holds(low, high)
-        and high - low >= (previous.y_high - previous.y_low) / 3
-    ):
-        return previous.y_low, previous.y_high
-    step = nice_step(max(high - low, abs(high) * 0.02, 1e-9), 5)
-    bottom = math.floor(low / step) * step
-    top = math.ceil(high / step) * step
-    if top <= bottom:
-        top = bottom + step
-    if logarithmic and bottom <= 0:
-        bottom = low * 0.9
-    return bottom, top
-
-
-def horizon(last: float, total: float | None) -> float:
-    """Where the x axis ends: the run's length, else the next 1-2-5 number; it rarely moves."""
-    if total and math.isfinite(total) and total >= last:
-        return max(total, 1.0)
-    if last <= 10:
-        return 10.0
-    power = 10.0 ** math.floor(math.log10(last))
-    return next(power * f for f in (1, 2, 5, 10) if power * f >= last)
 
 
 @dataclass
@@ -207,18 +135,6 @@ def _draw_baseline(y_value: float, axes: Axes, canvas: _Canvas) -> None:
             canvas.marks[(x, y)] = pattern[x % 2], "baseline"
 
 
-def number(value: float) -> str:
-    """A short axis number."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1e5 or size < 1e-3:
-        return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e-")
-    if size >= 100:
-        return f"{value:,.0f}" if size < 10_000 else f"{value / 1000:.0f}k"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
-
-
 def choose_axes(
     series: tuple[Series, ...],
     *,
@@ -262,7 +178,7 @@ def plot(
     """
     if width <= 0 or height <= 0:
         return []
-    margin = 6 if width >= 24 else 0
+    margin = LABEL_CELLS if width >= 24 else 0
     body_width, body_height = (
         width - margin - (1 if margin else 0),
         height - (1 if height > 2 else 0),
@@ -272,7 +188,7 @@ def plot(
         _draw_series(one, axes, canvas)
     if baseline is not None and math.isfinite(baseline) and axes.holds(baseline, baseline):
         _draw_baseline(baseline, axes, canvas)
-    labels = _y_labels(axes, body_height) if margin else {}
+    labels = y_labels(axes, body_height) if margin else {}
     lines: list[Line] = []
     for y in range(body_height):
         gutter: Line = []
@@ -283,24 +199,6 @@ def plot(
     if height > body_height:
         lines.append([Span(_x_axis(axes, margin, width, marks, unit), "dim")])
     return lines
-
-
-def _y_labels(axes: Axes, height: int) -> dict[int, str]:
-    """Row → number: 1-2-5 ticks, two or more rows apart; equal ratios on a logarithmic axis."""
-    if height == 1:
-        return {0: number(axes.y_high)}
-    if axes.logarithmic and axes.y_low > 0:
-        count = max(2, min(5, height // 3 + 1))
-        ratio = axes.y_high / axes.y_low
-        values = [axes.y_low * ratio ** (n / (count - 1)) for n in range(count)]
-    else:
-        span = axes.y_high - axes.y_low
-        step = nice_step(span, max(1, min(5, (height - 1) // 2)))
-        first = math.ceil(axes.y_low / step - 1e-9)
-        values = [
-            n * step for n in range(first, first + 12) if n * step <= axes.y_high + step / 1e6
-        ]
-    return {round((1.0 - axes.up(value)) * (height - 1)): number(value) for value in values}
 
 
 def _x_axis(axes: Axes, margin: int, width: int, marks: tuple[float, ...], unit: str) -> str:

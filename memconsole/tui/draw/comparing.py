@@ -15,7 +15,8 @@ from memconsole.runs.read.jumps import counts_word
 from memconsole.runs.read.missing import marked
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.words import ended_words
-from memconsole.tui.draw.chart import Axes, Series, choose_axes, finite, plot
+from memconsole.tui.draw.axes import Axes
+from memconsole.tui.draw.chart import Series, choose_axes, finite, plot
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule
 from memconsole.tui.draw.words import (
     VERDICTS,

@@ -1,4 +1,4 @@
-"""The loss curve: training as a line, validation as marks, the best baseline as a dotted line."""
+"""The charts of the run screen: a large one, and under it as many others side by side as there is room for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from memconsole.plan.tasks import task_of
 from memconsole.runs.read.figures import baseline_of, figures
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.stages import stage_words
-from memconsole.tui.draw.chart import Axes, Series, choose_axes, plot
-from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, width_of
+from memconsole.tui.draw.axes import Axes
+from memconsole.tui.draw.chart import choose_axes, plot
+from memconsole.tui.draw.ink import Line, Span, columns, fit, left, right, rule, width_of
 from memconsole.tui.draw.words import loss_word, measure_word, state_mark
+from memconsole.tui.run.charts import LOSS, Chart, charts_of, is_logarithmic
 from memconsole.tui.run.header import clock_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_duration
+
+LARGE_ROWS, SMALL_ROWS, MOST_SMALL_ROWS = 11, 7, 12
+"""Rows of the large chart at least, and of the small ones."""
+SMALL_CELLS, GAP = 24, 2
 
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
@@ -72,55 +78,94 @@ def start_lines(run: RunSnapshot, live: bool, width: int, height: int) -> list[L
     return [*lines[-max(0, height - 2) :], [], [Span(fit(f" {told}", width), "dim")]][:height]
 
 
+def small_charts(width: int, height: int, others: int) -> tuple[int, int]:
+    """How many charts stand under the large one, and how many rows they take."""
+    if height < LARGE_ROWS + SMALL_ROWS or others <= 0:
+        return 0, 0
+    count = min(others, (width + GAP) // (SMALL_CELLS + GAP))
+    return count, max(SMALL_ROWS, min(height * 2 // 5, MOST_SMALL_ROWS)) if count else 0
+
+
 class LineChart(Painted):
-    """One title row and the plot."""
+    """A large chart with a title row, and small ones in a row under it."""
 
     _view: RunView = RunView()
-    _axes: Axes | None = None
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._axes: dict[str, Axes] = {}
+        """The axes last drawn, by the chart's name."""
 
     def show(self, view: RunView) -> None:
         before, now = self._view.snapshot, view.snapshot
         if before is None or now is None or before.id != now.id:
-            self._axes = None
+            self._axes = {}
         self._view = view
         self.repaint()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        run = self._view.snapshot
+        view, run = self._view, self._view.snapshot
         if run is None:
             return [rule("loss", width)]
+        if not run.train.steps:
+            title = legend(run, False, width)
+            return [title, *start_lines(run, view.live, width, height - 1)]
+        charts = charts_of(view)
+        at = view.chart % len(charts)
+        count, rows = small_charts(width, height, len(charts) - 1)
+        large, others = charts[at], [*charts[at + 1 :], *charts[:at]][:count]
+        log = is_logarithmic(large, view)
+        if large.name == LOSS:
+            title = legend(run, log, width)
+        else:
+            title = _title(large, log, width, f"{at + 1} of {len(charts)}")
+        lines = [title, *self._plotted(run, large, log, width, height - rows - 1)]
+        if not others:
+            return lines
+        cells = (width - GAP * (count - 1)) // count
+        below: list[Line] = []
+        for n, chart in enumerate(others):
+            log = chart.logarithmic
+            drawn = [_title(chart, log, cells), *self._plotted(run, chart, log, cells, rows - 1)]
+            split = n * (cells + GAP) - GAP
+            below = columns(below, drawn, GAP, split) if n else drawn
+        return [*lines, *below]
+
+    def _plotted(
+        self, run: RunSnapshot, chart: Chart, log: bool, width: int, height: int
+    ) -> list[Line]:
         view = self._view
-        recent = view.recent and bool(run.recent_train.steps)
-        train = Series((run.recent_train if recent else run.train).points, "train")
-        series = (train, Series(run.validation.points, "validation", marker="◆"))
-        baseline = baseline_of(task_of(run.plan), run.evaluations)
         axes = choose_axes(
-            series,
+            chart.series,
             total=run.facts.total_steps,
-            logarithmic=view.logarithmic,
-            recent=recent,
-            previous=self._axes,
+            logarithmic=log,
+            recent=view.recent,
+            previous=self._axes.get(chart.name),
         )
-        self._axes = axes
+        self._axes[chart.name] = axes
         marks: tuple[float, ...] = ()
         if run.facts.steps_per_epoch:
             ends = range(run.facts.steps_per_epoch, int(axes.x_high), run.facts.steps_per_epoch)
             marks = tuple(float(end) for end in ends[:200])
-        title = legend(run, view.logarithmic, width)
-        if not train.points:
-            return [title, *start_lines(run, view.live, width, height - 1)]
-        return [
-            title,
-            *plot(
-                series,
-                axes,
-                width,
-                height - 1,
-                glyphs=self._glyphs(),
-                marks=marks,
-                baseline=None if baseline is None else baseline.value,
-            ),
-        ]
+        return plot(
+            chart.series,
+            axes,
+            width,
+            height,
+            glyphs="ascii" if self.ascii_only else view.glyphs,
+            marks=marks,
+            baseline=chart.baseline,
+        )
 
-    def _glyphs(self) -> str:
-        return "ascii" if self.ascii_only else self._view.glyphs
+
+def _title(chart: Chart, logarithmic: bool, width: int, note: str = "") -> Line:
+    """The chart's name and its last exact value."""
+    line: Line = [Span(f" {fit(chart.name, width - len(chart.last) - 3)} ", "title")]
+    line.append(Span(chart.last, "strong"))
+    if logarithmic and width_of(line) + 5 <= width:
+        line.append(Span("  log", "dim"))
+    room = width - width_of(line) - (len(note) + 1 if note else 0)
+    if room > 2:
+        line.append(Span(" " + "─" * (room - 1), "dim"))
+        line.append(Span(f" {note}" if note else "", "dim"))
+    return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memconsole.tui.draw.ink import Line, Span, fit, rule, wrap
+from memconsole.tui.draw.words import measure_word
 from memconsole.tui.run.summary import summary_lines
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
@@ -23,14 +24,21 @@ def output_lines(view: RunView, width: int) -> list[Line]:
 
 
 def sample_lines(view: RunView, width: int) -> list[Line]:
-    """The newest sampled text; its prompt is highlighted."""
+    """A sampled text, the newest unless an earlier one was stepped to. Its prompt is highlighted."""
     run = view.snapshot
     if run is None or run.facts.sample is None:
         return [[Span(" a text is sampled at each evaluation", "dim")]]
-    sample = run.facts.sample
-    lines: list[Line] = [
-        [Span(fit(f" step {sample.step:,}: {sample.prompt!r} …", width), "accent")]
-    ]
+    sample, words = run.facts.sample, ""
+    many = len(run.samples)
+    if many > 1:
+        at = max(0, many - 1 - view.sample)
+        sample = run.samples[at] if at < many - 1 else sample
+        words = f"  {at + 1} of {many}"
+    found = [e.loss for e in run.evaluations if e.step == sample.step and e.loss is not None]
+    if found:
+        words = f"  validation {measure_word(found[0])}{words}"
+    head = fit(f" step {sample.step:,}: {sample.prompt!r} …", max(12, width - len(words)))
+    lines: list[Line] = [[Span(head, "accent"), Span(words, "dim")]]
     for row in (sample.prompt + sample.text).splitlines():
         lines += [[Span(f" {part}")] for part in _broken(row, width - 1)]
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memconsole.devices.reading import Missing
-from memconsole.tui.draw.chart import horizon
+from memconsole.tui.draw.axes import horizon
 from memconsole.tui.draw.gauges import Gauge
 from memconsole.tui.views.run_view import RunView
 

@@ -12,6 +12,7 @@ from memconsole.devices.reading import Devices
 from memconsole.plan import plan as plans
 from memconsole.tui.draw.chart import GLYPHS
 from memconsole.tui.keys.rows import bindings
+from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
 from memconsole.tui.run.epoch_table import EpochTable
 from memconsole.tui.run.gauge import MemoryGauges
 from memconsole.tui.run.header import RunHeader
@@ -74,6 +75,8 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             found.add("out_of_memory")
         if view.symptom is not None and view.symptom.helps:
             found.add("symptom")
+        if view.pane == "sample" and view.snapshot is not None and len(view.snapshot.samples) > 1:
+            found.add("samples")
         return found
 
     def _change(self, **changes: object) -> None:
@@ -94,7 +97,23 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             self._change(scroll=max(-200, min(0, scroll)))
 
     def action_logarithm(self) -> None:
-        self._change(logarithmic=not self.console.run_view.logarithmic)
+        view = self.console.run_view
+        large = chosen(view)
+        if large is not None:
+            self._change(logarithmic=not is_logarithmic(large, view))
+
+    def action_chart(self, places: int) -> None:
+        """Make the next or the one before the large chart."""
+        view = self.console.run_view
+        many = len(charts_of(view))
+        if many:
+            self._change(chart=(view.chart + places) % many, logarithmic=None)
+
+    def action_sample(self, newer: int) -> None:
+        """Show a newer sampled text, or with a negative number an older one."""
+        view = self.console.run_view
+        most = len(view.snapshot.samples) - 1 if view.snapshot is not None else 0
+        self._change(sample=min(max(0, view.sample - newer), max(0, most)), scroll=0)
 
     def action_zoom(self) -> None:
         self._change(recent=not self.console.run_view.recent)

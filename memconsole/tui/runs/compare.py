@@ -14,7 +14,7 @@ from textual.message import Message
 from memconsole.plan.plan import PlanError
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.record.states import LIVE
-from memconsole.tui.draw.chart import Axes
+from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.comparing import MOST_RUNS, chart_lines, run_rows
 from memconsole.tui.draw.ink import Line, Span
 from memconsole.tui.keys.rows import bindings

@@ -25,11 +25,16 @@ class RunView:
     prediction_problem: str = ""
     devices: Devices | None = None
     pane: Pane = "output"
-    logarithmic: bool = False
+    chart: int = 0
+    """Which chart is the large one, as a place in `charts_of`."""
+    logarithmic: bool | None = None
+    """Whether the axis of the large chart is; None: as its values ask for."""
     recent: bool = False
     glyphs: str = "braille"
     scroll: int = 0
     """How many rows the lower pane is scrolled up from its end."""
+    sample: int = 0
+    """Which sampled text is shown: how many after it are newer."""
     problem: str = ""
     keys: KeyTable = KeyTable()
 

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.tui.draw.chart import (
-    GLYPHS,
-    Axes,
-    Series,
-    choose_axes,
-    horizon,
-    number,
-    plot,
-    y_axis,
-)
+from memconsole.tui.draw.axes import Axes, horizon, nice_ratio, number, y_axis, y_labels
+from memconsole.tui.draw.chart import GLYPHS, Series, choose_axes, plot
 from memconsole.tui.draw.ink import plain, width_of
 
 values = st.one_of(
@@ -154,3 +146,24 @@ def test_the_y_range_holds_every_value_it_can(ys: list[float], logarithmic: bool
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_axis_numbers_are_short(value: float) -> None:
     assert len(number(value)) <= 8
+
+
+def test_neighbouring_labels_differ_even_on_a_narrow_range() -> None:
+    for low, high in ((0.12, 0.125), (3.0, 3.02), (9.9, 10.1), (0.0, 1.7e-3), (0.0, 12_000.0)):
+        labels = list(y_labels(Axes(0, 1, low, high), 9).values())
+        assert len(labels) == len(set(labels)) >= 2, labels
+
+
+def test_a_logarithmic_axis_has_round_numbers() -> None:
+    low, high = y_axis([0.0209, 2.03], None, True)
+    assert (low, high) == (0.02, 5.0)
+    assert set(y_labels(Axes(0, 1, low, high, True), 10).values()) == {"0.1", "1"}
+    tall = list(y_labels(Axes(0, 1, low, high, True), 30).values())
+    assert set(tall) == {"0.02", "0.05", "0.1", "0.2", "0.5", "1", "2", "5"}
+
+
+@given(st.floats(min_value=1e-30, max_value=1e30))
+def test_round_numbers_stand_around_a_value(value: float) -> None:
+    assert nice_ratio(value, up=False) <= value * (1 + 1e-9)
+    assert nice_ratio(value, up=True) >= value * (1 - 1e-9)
+    assert nice_ratio(value, up=True) <= 2.51 * nice_ratio(value, up=False)

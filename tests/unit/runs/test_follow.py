@@ -14,7 +14,8 @@ from memconsole.plan.plan import Plan, apply_settings
 from memconsole.runs.read import follow
 from memconsole.runs.read.follow import Follower, stall_limit_seconds, status
 from memconsole.runs.read.liveness import Liveness
-from memconsole.runs.read.reduce import RunState, eta_seconds, reduce, seconds_per_step
+from memconsole.runs.read.pace import eta_seconds, seconds_per_step
+from memconsole.runs.read.reduce import RunState, reduce
 from memconsole.runs.read.saved_state import SavedState
 from memconsole.runs.read.snapshot import Curve
 from memconsole.runs.read.stages import stage_words
