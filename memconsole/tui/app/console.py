@@ -12,15 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
 from textual import on, work
 from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.app.following import FollowingApp
+from memconsole.tui.app.clicks import ClickDriver
 from memconsole.tui.app.messages import ExactNews, LiveRunFound
+from memconsole.tui.app.navigating import NavigatingApp
 from memconsole.tui.app.parting import draws_unicode, parting_words
+from memconsole.tui.app.remembered import Remembered, remember, remembered
 from memconsole.tui.draw.themes import DARK, LIGHT
 from memconsole.tui.keys.keymap import Keymap, read_keymap
 from memconsole.tui.keys.table import KeyTable
@@ -28,6 +31,8 @@ from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.screens.base import ConsoleScreen
 
 if TYPE_CHECKING:
+    from textual.driver import Driver
+
     from memconsole.devices.probe import Probe
     from memconsole.memory.tracers.exact_book import ExactBook
     from memconsole.tui.screens.console import Console
@@ -36,11 +41,12 @@ FIRST_LOOK_SECONDS = 0.1
 """Seconds between two checks for the probe's first reading."""
 
 
-class ConsoleApp(FollowingApp, inherit_bindings=False):
+class ConsoleApp(NavigatingApp, inherit_bindings=False):
     """Holds what outlives a screen: the probe's last reading and, inherited, the watched run."""
 
     CSS_PATH = Path(__file__).with_name("app.tcss")
     ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT = False
     TITLE = "memconsole"
     BINDINGS: ClassVar = []
     THEMES: ClassVar = (DARK.name, LIGHT.name, "ansi-dark", "ansi-light")
@@ -54,6 +60,7 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         ascii: bool = False,
         slow_link: bool | None = None,
         keymap: Keymap | None = None,
+        chosen: Remembered | None = None,
     ) -> None:
         super().__init__(
             slow_link="SSH_CONNECTION" in os.environ if slow_link is None else slow_link,
@@ -68,7 +75,10 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
         self._probe: Probe | None = None
         self.register_theme(DARK)
         self.register_theme(LIGHT)
+        self.chosen = chosen if chosen is not None else Remembered()
         self.theme = "ansi-dark" if self.slow_link else DARK.name
+        if self.chosen.theme in self.THEMES:
+            self.theme = self.chosen.theme
 
     def get_default_screen(self) -> Screen[object]:
         from memconsole.plan.catalog import default_plan
@@ -109,18 +119,6 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             gone = True
         if gone:
             self.exit()
-
-    @property
-    def front(self) -> Screen[object] | None:
-        """The screen on top; None once the console closes."""
-        return self.screen_stack[-1] if self.screen_stack else None
-
-    @property
-    def plan_screen(self) -> PlanScreen:
-        """The screen at the bottom of the stack."""
-        screen = self.screen_stack[0]
-        assert isinstance(screen, PlanScreen)
-        return screen
 
     # Devices
 
@@ -216,79 +214,32 @@ class ConsoleApp(FollowingApp, inherit_bindings=False):
             return
         self.edit_plan(plan)
 
-    # Screens
-
-    async def _show(self, screen: Screen[object] | None) -> None:
-        """Show only this screen above the plan screen, or none."""
-        if self.front is None:
-            return
-        while len(self.screen_stack) > 1:
-            await self.pop_screen()
-        if screen is not None:
-            await self.push_screen(screen)
-
-    async def action_show_plan(self) -> None:
-        await self._show(None)
-
-    async def action_show_run(self) -> None:
-        from memconsole.tui.run.screen import RunScreen
-
-        if not self.run_id:
-            launch, runs = (self.keys.shown("plan", id) for id in ("launch", "runs"))
-            self.notice(
-                f"no run is being watched; {launch} launches this plan, {runs} lists all runs"
-            )
-            return
-        if not isinstance(self.front, RunScreen):
-            if self.run_view.snapshot is None:
-                self.ensure_following()
-            await self._show(RunScreen())
-
-    async def action_show_runs(self) -> None:
-        from memconsole.tui.runs.screen import RunsScreen
-
-        await self._show(RunsScreen())
-
-    async def action_show_devices(self) -> None:
-        from memconsole.tui.screens.devices import DevicesScreen
-
-        await self._show(DevicesScreen())
-
-    def action_help(self) -> None:
-        from memconsole.tui.screens.help import HelpScreen
-
-        if isinstance(self.screen, ConsoleScreen):
-            self.push_screen(HelpScreen(self.screen.SCREEN))
-
-    def action_palette(self) -> None:
-        """Pick any action that is available on this screen."""
-        from memconsole.tui.screens.pick import Choice, PickScreen
-
-        screen = self.screen
-        if not isinstance(screen, ConsoleScreen):
-            return
-        rows = {
-            key.id: key
-            for key in screen.offered_keys()
-            if key.id != "palette" and not key.action.startswith("move(")
-        }
-        choices = [
-            Choice(key.id, key.label or key.id, f"{key.shown} · {key.help}")
-            for key in rows.values()
-        ]
-
-        async def picked(value: object) -> None:
-            if isinstance(value, str) and value in rows:
-                await screen.run_action(rows[value].action)
-
-        self.push_screen(PickScreen("do something", choices), picked)
-
     def action_theme(self) -> None:
         """Switch to the next theme: dark, light, the terminal's own colours."""
         names = list(self.THEMES)
         at = names.index(self.theme) if self.theme in names else -1
         self.theme = names[(at + 1) % len(names)]
-        self.notice(f"colours: {self.theme}")
+        self.notice(f"colours: {self.theme}{self._remember(theme=self.theme)}")
+
+    def action_mouse(self) -> None:
+        """Take the mouse, or leave it to the terminal."""
+        taken = self.chosen.mouse is False
+        self.chosen = msgspec.structs.replace(self.chosen, mouse=taken)
+        driver = self._driver
+        if isinstance(driver, ClickDriver):
+            driver.take_mouse(taken)
+        words = "clicks and the wheel act here; shift and drag selects text"
+        if not taken:
+            words = "the mouse is left to the terminal: drag selects text"
+        self.notice(words + self._remember(mouse=taken))
+
+    def _remember(self, **changes: object) -> str:
+        """Store a choice for the next console; says if it cannot. A read-only console writes nothing."""
+        problem = "" if self.readonly else remember(**changes)
+        return f"; not remembered: {problem}" if problem else ""
+
+    def get_driver_class(self) -> type[Driver]:
+        return ClickDriver
 
     def action_repaint(self) -> None:
         """Send the whole screen again."""
@@ -317,10 +268,17 @@ def run_console(
     """Open the console until the user leaves, then print how to return. Returns the exit code."""
     ascii = ascii or not draws_unicode()
     keymap = read_keymap()
+    chosen = remembered()
     app = ConsoleApp(
-        plan, attach, readonly=readonly, ascii=ascii, slow_link=slow_link, keymap=keymap
+        plan,
+        attach,
+        readonly=readonly,
+        ascii=ascii,
+        slow_link=slow_link,
+        keymap=keymap,
+        chosen=chosen,
     )
-    app.run(mouse=False)
+    app.run(mouse=chosen.mouse is not False)
     with contextlib.suppress(OSError):
         for line in parting_words(app.run_view, app.ascii_only):
             print(line)

@@ -39,7 +39,9 @@ class PlanFiles:
                 self._owner.notice(f"saved as {path.absolute()}", "good")
 
         about = "a TOML file; memconsole train --plan FILE trains it"
-        self._owner.open(PromptScreen("save plan as", "plan.toml", about, path_refusal()), entered)
+        self._owner.open(
+            PromptScreen("save plan as", "plan.toml", about, path_refusal(), ()), entered
+        )
 
     def load(self) -> None:
         from memconsole.tui.screens.prompt import PromptScreen
@@ -56,7 +58,9 @@ class PlanFiles:
                 self._owner.change(lambda _: plans.load(Path(word)))
 
         about = f"a TOML file written by {self._key('save')} or by hand"
-        self._owner.open(PromptScreen("open plan", "plan.toml", about, refusal), entered)
+        self._owner.open(
+            PromptScreen("open plan", "plan.toml", about, refusal, (".toml",)), entered
+        )
 
     def command(self) -> None:
         from memconsole.tui.screens.command import CommandScreen

@@ -203,6 +203,15 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     # The list
 
+    @on(Toggles.Clicked)
+    def _clicked(self, message: Toggles.Clicked) -> None:
+        """A click selects an optimization; a click on the selected one steps to its next value."""
+        message.stop()
+        if message.row == self.view.cursor:
+            self.action_step(1)
+        else:
+            self.action_move(message.row - self.view.cursor)
+
     def action_move(self, rows: int) -> None:
         cursor = self.view.cursor + rows
         cursor = cursor % len(OPTIMIZATIONS) if abs(rows) == 1 else min(max(0, cursor), len(OPTIMIZATIONS) - 1)  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from textual import events
 from textual.geometry import Size
+from textual.message import Message
 
 from memconsole.memory.table import Saving
 from memconsole.plan.optimization import Optimization
@@ -80,6 +82,19 @@ def time_word(saving: Saving | None) -> str:
 
 class Toggles(Painted):
     """The list, one row per optimization under a rule."""
+
+    class Clicked(Message):
+        """A row was clicked."""
+
+        def __init__(self, row: int) -> None:
+            super().__init__()
+            self.row = row
+
+    def on_click(self, event: events.Click) -> None:
+        row = self._first + event.y - 1
+        if event.y > 0 and row < len(OPTIMIZATIONS):
+            event.stop()
+            self.post_message(self.Clicked(row))
 
     _view: PlanView | None = None
     _first: int = 0

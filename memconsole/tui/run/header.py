@@ -128,7 +128,7 @@ def _start_line(run: RunSnapshot, width: int) -> Line:
 def time_line(view: RunView, width: int) -> Line:
     """What the elapsed time and the time left consist of."""
     run = view.snapshot
-    if run is None:
+    if run is None or run.state == "queued":
         return []
     start = sum(stage.seconds for stage in run.stages)
     words = f" {'elapsed' if view.live else 'took'} {format_duration(run.elapsed_seconds)}"

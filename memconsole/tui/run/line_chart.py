@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textual import events
+
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.figures import baseline_of, figures
 from memconsole.runs.read.snapshot import RunSnapshot
@@ -102,6 +104,18 @@ class LineChart(Painted):
             self._axes = {}
         self._view = view
         self.repaint()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click on a small chart makes it the large one; on the large one, the next."""
+        run, size = self._view.snapshot, self.content_size
+        if run is None or not run.train.steps:
+            return
+        event.stop()
+        count, rows = small_charts(size.width, size.height, len(charts_of(self._view)) - 1)
+        places = 1
+        if count and event.y >= size.height - rows:
+            places += min(count - 1, event.x * count // max(1, size.width))
+        self.app.call_later(self.screen.run_action, f"chart({places})")
 
     def draw(self, width: int, height: int) -> list[Line]:
         view, run = self._view, self._view.snapshot

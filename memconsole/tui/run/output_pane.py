@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textual import events
+
 from memconsole.tui.draw.ink import Line, Span, fit, rule, wrap
 from memconsole.tui.draw.words import measure_word
 from memconsole.tui.run.summary import summary_lines
@@ -73,6 +75,12 @@ class OutputPane(Painted):
     def show(self, view: RunView) -> None:
         self._view = view
         self.repaint()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click on the title row switches to what is named there, one after the other."""
+        if event.y == 0:
+            event.stop()
+            self.app.call_later(self.screen.run_action, "pane")
 
     def draw(self, width: int, height: int) -> list[Line]:
         view = self._view

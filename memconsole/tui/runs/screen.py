@@ -137,6 +137,15 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             found.add("comparable")
         return found
 
+    @on(ChoiceList.Clicked)
+    def _clicked(self, message: ChoiceList.Clicked) -> None:
+        """A click selects a run; a click on the selected one opens it."""
+        message.stop()
+        self._cursor = min(message.row, max(0, len(self._shown) - 1))
+        self.redraw()
+        if message.again:
+            self.app.call_later(self.action_open)  # it removes this screen
+
     def action_move(self, rows: int) -> None:
         if self._shown:
             self._cursor = min(max(0, self._cursor + rows), len(self._shown) - 1)
@@ -316,4 +325,4 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
     async def action_back(self) -> None:
         if self._clear_filter():
             return
-        await self.console.action_show_plan()
+        await self.console.action_go_back()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, TypeVar, cast
 
+from textual import events
 from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.screen import Screen
@@ -19,6 +20,7 @@ from memconsole.tui.widgets.notice import Notice
 from memconsole.tui.widgets.text_lines import TextLines
 
 SMALLEST = Size(60, 16)
+WHEEL_ROWS = 3
 
 Part = TypeVar("Part", bound=Widget)
 
@@ -142,6 +144,8 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         found = set()
         if self.console.run_id:
             found.add("attached")
+        if self.console.came_from:
+            found.add("came")
         return found
 
     def offered_keys(self) -> tuple[Key, ...]:
@@ -174,6 +178,18 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     def on_resize(self) -> None:
         self.redraw()
+
+    async def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        await self._wheel(event, WHEEL_ROWS)
+
+    async def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        await self._wheel(event, -WHEEL_ROWS)
+
+    async def _wheel(self, event: events.MouseEvent, rows: int) -> None:
+        """The wheel moves as the arrows do, three rows at once."""
+        event.stop()
+        if hasattr(self, "action_move"):
+            await self.run_action(f"move({rows})")
 
     def devices_changed(self, devices: Devices) -> None:
         """Called with a new reading of the devices."""

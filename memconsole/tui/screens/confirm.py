@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
@@ -16,7 +17,7 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 @dataclass(frozen=True)
 class ConfirmAnswer:
-    """One answer: its value, and what it does. The key table has keys for two answers."""
+    """One answer: its value, and what it does. The key table has a row `VALUE-now` for each value."""
 
     value: str
     words: str
@@ -41,11 +42,8 @@ class ConfirmScreen(ConsoleModal, inherit_bindings=False):
         width = max(20, self.size.width - 4)
         lines: list[Line] = [[Span(text, "strong")] for text in wrap(self.question, width, 4)]
         lines.append([])
-        rows = zip(("stop-now", "kill-now"), self.answers, strict=False)
-        for id, (value, words) in (
-            *((id, (answer.value, answer.words)) for id, answer in rows),
-            ("dismiss", ("cancel", "change nothing")),
-        ):
+        rows = [(f"{one.value}-now", one.value, one.words) for one in self.answers]
+        for id, value, words in (*rows, ("dismiss", "cancel", "change nothing")):
             lines.append(
                 [
                     Span(f" {left(self.shown_key(id), 6)} ", "key"),
@@ -60,11 +58,19 @@ class ConfirmScreen(ConsoleModal, inherit_bindings=False):
 
     def conditions(self) -> set[str]:
         found = super().conditions()
-        if len(self.answers) > 1:
-            found.add("second")
-        return found
+        return found | {answer.value for answer in self.answers}
 
-    def action_choose(self, which: str) -> None:
-        number = {"first": 0, "second": 1}[which]
-        if number < len(self.answers):
+    def action_choose(self, value: str) -> None:
+        if any(answer.value == value for answer in self.answers):
+            self.dismiss(value)
+
+    @on(TextLines.Clicked)
+    def _clicked(self, message: TextLines.Clicked) -> None:
+        """A click on an answer takes it."""
+        message.stop()
+        first = self.part(TextLines, "question").line_count - len(self.answers) - 1
+        number = message.line - first
+        if 0 <= number < len(self.answers):
             self.dismiss(self.answers[number].value)
+        elif number == len(self.answers):
+            self.dismiss(None)

@@ -27,6 +27,8 @@ class Console(Protocol):
     devices: Devices | None
     run_id: str
     """The watched run; "" for none."""
+    came_from: list[str]
+    """The main screens that were left, the last one at the end."""
     run_view: RunView
     book: ExactBook | None
     """Exact numbers; None until they are first requested."""
@@ -60,3 +62,6 @@ class Console(Protocol):
 
     async def action_show_plan(self) -> None:
         """Back to the plan screen."""
+
+    async def action_go_back(self) -> None:
+        """Back to the main screen that was left last."""

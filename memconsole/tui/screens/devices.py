@@ -41,4 +41,4 @@ class DevicesScreen(ConsoleScreen, inherit_bindings=False):
         self.part(TextLines, "text").scroll_by(rows)
 
     async def action_back(self) -> None:
-        await self.console.action_show_plan()
+        await self.console.action_go_back()

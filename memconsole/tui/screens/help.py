@@ -1,62 +1,87 @@
-"""The help screen: the rows of the key table, this screen's first."""
+"""The help screen: the rows of the key table in groups, this screen's first."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memconsole.tui.draw.ink import Line, Span, left, rule, wrap
-from memconsole.tui.keys.rows import MAIN, MODAL, bindings
+from memconsole.tui.draw.ink import Line, Span, columns, left, rule, wrap
+from memconsole.tui.keys.groups import OPTIMIZATIONS, TITLES, Group, all_groups
+from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines
 
-_TITLES = {
-    "plan": "plan screen",
-    "run": "run screen",
-    "runs": "all runs",
-    "devices": "devices",
-    "pick": "choosing",
-    "prompt": "typing",
-    "confirm": "before it cannot be undone",
-    "help": "help",
-    "command": "command line",
-    "compare": "runs side by side",
-    "plans": "plans side by side",
-}
+COLUMN_CELLS, GAP = 48, 2
 _WORDS = (
     "● on, ○ off, ✗ not trained by this backend, * pinned; ~ formula, = traced, ✓ calibrated.",
     "A gauge's bar: █ now, ▒ the highest so far, ┃ the predicted peak. The number at its right end is its scale. The chart "
     "below it is its history on the same scale, with the prediction dotted.",
     "A gauge is yellow above the prediction's band or from 85 % of what the run may use, and red from 95 %.",
-    "The mouse is left to the terminal: select and copy text as usual.",
+    "Mouse: a click selects a row, a second one opens it; entries of the footer are buttons. Hold shift to select text, or "
+    "leave the mouse to the terminal with its key.",
     "Other keys: `memconsole keys` prints a file of all of them, to be kept as keys.toml under ~/.config/memconsole.",
     "After a dropped connection the terminal may need the command: reset",
 )
 
 
 def help_lines(keys: KeyTable, current: str, width: int) -> list[Line]:
-    """Every row of the table, `current` screen first.
-
-    A row with the same keys on several screens is listed once.
-    """
+    """Every row of the table in groups, those of the `current` screen first, in as many columns as
+    fit; then the signs."""
     lines: list[Line] = []
-    order = [current, *(s for s in (*MAIN, *MODAL) if s != current)]
-    seen: set[tuple[str, str]] = set()
-    for screen in order:
-        rows = [key for key in keys.rows(screen) if (key.id, key.keys) not in seen]
-        if not rows:
-            continue
-        lines.append(rule(_TITLES[screen], width))
-        for key in rows:
-            seen.add((key.id, key.keys))
-            shown = key.all_shown
-            for n, part in enumerate(wrap(key.help, width - 18, 3)):
-                lines.append([Span(f" {left(shown if n == 0 else '', 16)}", "key"), Span(part)])
-        lines.append([])
+    for screen, groups in all_groups(keys, current):
+        if screen != current:
+            lines.append([Span(f" {TITLES[screen]}", "strong")])
+        lines += [*_in_columns(groups, width), []]
     lines.append(rule("signs", width))
     for words in _WORDS:
-        lines += [[Span(f" {part}", "dim")] for part in wrap(words, width - 2, 3)]
+        lines += [[Span(f" {part}", "dim")] for part in wrap(words, width - 2, 9)]
+    return lines
+
+
+def _in_columns(groups: Sequence[Group], width: int) -> list[Line]:
+    """The groups under each other, in columns of about the same height."""
+    many = max(1, min(len(groups), (width + GAP) // (COLUMN_CELLS + GAP)))
+    cells = (width - GAP * (many - 1)) // many
+    blocks = [_group_lines(group, cells) for group in groups]
+    height = sum(map(len, blocks)) / many
+    parts: list[list[Line]] = [[]]
+    for n, block in enumerate(blocks):
+        left_over = len(blocks) - n
+        if parts[-1] and len(parts) < many:
+            full = len(parts[-1]) + len(block) / 2 > height
+            if full or left_over <= many - len(parts):
+                parts.append([])
+        parts[-1] += block
+    joined = parts[0]
+    for n, part in enumerate(parts[1:], 1):
+        joined = columns(joined, part, GAP, n * (cells + GAP) - GAP)
+    return joined
+
+
+def _group_lines(group: Group, width: int) -> list[Line]:
+    """A rule with the title, then a row per key; optimizations side by side, by their names."""
+    lines = [rule(group.title, width)]
+    if group.title == OPTIMIZATIONS:
+        most = max(len(key.label) for key in group.rows) + 6
+        across = max(1, width // most)
+        for n in range(0, len(group.rows), across):
+            line: Line = []
+            for key in group.rows[n : n + across]:
+                line += [
+                    Span(f" {left(key.all_shown, 3)} ", "key"),
+                    Span(left(key.label, most - 5)),
+                ]
+            lines.append(line)
+        return lines
+    keys = min(16, max(len(key.all_shown) for key in group.rows))
+    for key in group.rows:
+        for n, part in enumerate(wrap(key.help, width - keys - 3, 4)):
+            lines.append(
+                [Span(f" {left(key.all_shown if n == 0 else '', keys)} ", "key"), Span(part)]
+            )
     return lines
 
 

@@ -22,6 +22,7 @@ from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
+from memconsole.tui.widgets.paths import completed, completions, looks_like_path
 from memconsole.units import format_bytes, format_count
 
 SLURM = "slurm:"
@@ -196,6 +197,12 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
         typed = text.strip()
         if self._free_text and typed and all(c.value != typed for c in self._found):
             self._found.append(Choice(typed, typed, f"as typed: {self._free_text}"))
+        if self._takes_paths and looks_like_path(typed):
+            there = completions(typed)
+            notes = {True: "folder", False: "file"}
+            self._found += [
+                Choice(name, name, notes[name.endswith("/")]) for name in there if name != typed
+            ]
         self._cursor = 0
         self.redraw()
 
@@ -203,6 +210,34 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
         self.action_accept()
+
+    @on(Entry.Ended)
+    def _ended(self, message: Entry.Ended) -> None:
+        """Home and end move the list while nothing is typed."""
+        message.stop()
+        self.action_move(-len(self._found) - 1 if message.first else len(self._found) + 1)
+
+    @on(ChoiceList.Clicked)
+    def _clicked(self, message: ChoiceList.Clicked) -> None:
+        """A click selects a choice; a click on the selected one takes it."""
+        message.stop()
+        self._cursor = min(message.row, max(0, len(self._found) - 1))
+        self.redraw()
+        if message.again:
+            self.action_accept()
+
+    @property
+    def _takes_paths(self) -> bool:
+        return any(word in (self._free_text or "") for word in ("path", "directory", "file"))
+
+    def conditions(self) -> set[str]:
+        found = super().conditions()
+        return found | {"paths"} if self._takes_paths else found
+
+    def action_complete(self) -> None:
+        entry = self.part(Entry)
+        entry.value = completed(entry.value)
+        entry.cursor_position = len(entry.value)
 
     def action_move(self, rows: int) -> None:
         if self._found:

@@ -14,6 +14,7 @@ from memconsole.tui.draw.ink import Line, Span, cleaned, wrap
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.entry import Entry
+from memconsole.tui.widgets.paths import completed, completions
 from memconsole.tui.widgets.text_lines import TextLines
 
 Refusal = Callable[[str], str | None]
@@ -50,8 +51,17 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
     SCREEN = "prompt"
     BINDINGS = bindings("prompt")
 
-    def __init__(self, heading: str, text: str, about: str, refusal: Refusal) -> None:
+    def __init__(
+        self,
+        heading: str,
+        text: str,
+        about: str,
+        refusal: Refusal,
+        suffixes: tuple[str, ...] | None = None,
+    ) -> None:
+        """With `suffixes`, the text is a path; an empty tuple allows every file."""
         super().__init__()
+        self._suffixes = suffixes
         self.heading = heading
         self._text = cleaned(text)
         self._about = about
@@ -78,9 +88,18 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
     @on(Input.Changed)
     def _changed(self, event: Input.Changed) -> None:
         event.stop()
-        if self._problem:
+        if self._problem or self._suffixes is not None:
             self._problem = ""
             self.redraw()
+
+    def conditions(self) -> set[str]:
+        found = super().conditions()
+        return found if self._suffixes is None else found | {"paths"}
+
+    def action_complete(self) -> None:
+        entry = self.part(Entry)
+        entry.value = completed(entry.value, self._suffixes or ())
+        entry.cursor_position = len(entry.value)
 
     def action_accept(self) -> None:
         word = cleaned(self.part(Entry).value)
@@ -95,4 +114,8 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
         lines: list[Line] = [[Span(text, "dim")] for text in wrap(self._about, width, 3)]
         lines.append([])
         lines += [[Span(text, "bad")] for text in wrap(self._problem, width, 6)]
+        if self._suffixes is not None and not self._problem:
+            typed = cleaned(self.part(Entry).value)
+            found = [one for one in completions(typed, self._suffixes) if one != typed]
+            lines += [[Span(f" {one}", "dim")] for one in found[: max(0, self.size.height - 9)]]
         self.part(TextLines, "about").show(lines)

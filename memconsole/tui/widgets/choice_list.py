@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from textual import events
+from textual.message import Message
+
 from memconsole.tui.draw.ink import Line, Span, width_of
 from memconsole.tui.widgets.painted import Painted
 
@@ -28,6 +31,13 @@ def selected(line: Line, width: int) -> Line:
 class ChoiceList(Painted):
     """Rows with a cursor. The owner keeps the cursor; this widget shows it."""
 
+    class Clicked(Message):
+        """A row was clicked; `again` if it was the selected one."""
+
+        def __init__(self, row: int, again: bool) -> None:
+            super().__init__()
+            self.row, self.again = row, again
+
     _choices: tuple[Line, ...] = ()
     _cursor: int = 0
     _first: int = 0
@@ -47,3 +57,9 @@ class ChoiceList(Painted):
             line = [mark, *self._choices[n]]
             lines.append(selected(line, width) if n == self._cursor else line)
         return lines
+
+    def on_click(self, event: events.Click) -> None:
+        row = self._first + event.y
+        if row < len(self._choices):
+            event.stop()
+            self.post_message(self.Clicked(row, row == self._cursor))

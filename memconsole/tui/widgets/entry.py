@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from textual import events
+from textual.message import Message
 from textual.widgets import Input
 
 from memconsole.tui.draw.ink import cleaned
@@ -27,6 +28,13 @@ class Entry(Input):
         "enter": "submit",
     }
 
+    class Ended(Message):
+        """Home (`first`) or end was pressed while there is no text."""
+
+        def __init__(self, first: bool) -> None:
+            super().__init__()
+            self.first = first
+
     def __init__(self, value: str = "", placeholder: str = "", *, id: str | None = None) -> None:
         super().__init__(
             cleaned(value), cleaned(placeholder), id=id, compact=True, select_on_focus=True
@@ -35,6 +43,8 @@ class Entry(Input):
 
     async def _on_key(self, event: events.Key) -> None:
         action = self.DIRECT.get(event.key)
+        if event.key in ("home", "end") and not self.value:
+            self.post_message(self.Ended(event.key == "home"))
         if action is not None:
             event.stop()
             event.prevent_default()

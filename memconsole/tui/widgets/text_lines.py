@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from textual import events
+from textual.message import Message
+
 from memconsole.tui.draw.ink import Line
 from memconsole.tui.widgets.painted import Painted
 
 
 class TextLines(Painted):
     """Shows given lines, starting at row `offset_row`."""
+
+    class Clicked(Message):
+        """A line was clicked."""
+
+        def __init__(self, line: int) -> None:
+            super().__init__()
+            self.line = line
 
     _given: tuple[Line, ...] = ()
     _offset: int = 0
@@ -22,6 +32,17 @@ class TextLines(Painted):
     def offset_row(self) -> int:
         """The first row shown."""
         return self._offset
+
+    @property
+    def line_count(self) -> int:
+        """How many lines were given."""
+        return len(self._given)
+
+    def on_click(self, event: events.Click) -> None:
+        line = self._offset + event.y
+        if line < len(self._given):
+            event.stop()
+            self.post_message(self.Clicked(line))
 
     def scroll_by(self, rows: int) -> None:
         """Move the first row, within the text."""

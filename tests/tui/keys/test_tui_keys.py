@@ -9,6 +9,7 @@ import pytest
 from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.tui.app.console import ConsoleApp
 from memconsole.tui.draw.ink import plain, width_of
+from memconsole.tui.keys.groups import _GROUP_OF, all_groups
 from memconsole.tui.keys.rows import (
     EXCLUDING,
     KEYS,
@@ -96,11 +97,33 @@ def test_ids_are_unique_and_every_row_has_help() -> None:
     assert all(key.help.endswith(".") and key.shown for key in KEYS)
 
 
-def test_the_help_screen_holds_every_row_once() -> None:
-    for current in (*MAIN, *MODAL):
-        text = "\n".join(plain(line) for line in help_lines(KeyTable(), current, 200))
-        for key in KEYS:
-            assert text.count(f"{key.help}") >= 1, key.id
+@pytest.mark.parametrize("current", [*MAIN, *MODAL])
+def test_the_help_holds_every_row_once_and_this_screens_rows_first(current: str) -> None:
+    screens = all_groups(KeyTable(), current)
+    assert screens[0][0] == current
+    rows = [key.id for _, groups in screens for group in groups for key in group.rows]
+    assert sorted(rows) == sorted(key.id for key in KEYS)
+    assert {key.id for group in screens[0][1] for key in group.rows} == {
+        key.id for key in for_screen(current)
+    }
+
+
+@pytest.mark.parametrize("width", [60, 76, 116, 156])
+def test_the_help_says_every_key_whole_and_in_columns_where_they_fit(width: int) -> None:
+    lines = help_lines(KeyTable(), "run", width)
+    assert all(width_of(line) <= width for line in lines)
+    assert not any("…" in plain(line) for line in lines)
+    words = " ".join(span.text for line in lines for span in line).split()
+    for key in KEYS:
+        named = key.label if key.id.startswith("toggle-") else key.help
+        assert not set(named.split()) - set(words), key.id
+    side_by_side = plain(lines[0]).count("─ ") + 1
+    assert side_by_side == {60: 1, 76: 1, 116: 2, 156: 3}[width]
+
+
+def test_groups_of_the_help_name_rows_that_exist() -> None:
+    ids = {key.id for key in KEYS}
+    assert not set(_GROUP_OF) - ids
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

@@ -129,7 +129,7 @@ async def test_a_run_is_deleted_only_after_a_yes(make_console: Make) -> None:
         await pilot.press("escape")
         await settle(pilot)
         assert gone.path.exists()
-        await pilot.press("D", "s")
+        await pilot.press("D", "d")
         await settle(pilot)
         await settle(pilot)
         assert list_runs() == [kept]
