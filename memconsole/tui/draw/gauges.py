@@ -16,6 +16,8 @@ from memconsole.units import GIB, KIB, MIB, format_bytes
 
 FILLING, FULL_SHARE = 0.85, 0.95
 """Shares of the limit from which a gauge is yellow and red."""
+NO_BAND = 0.1
+"""How far above a prediction without a band a value may be."""
 _ZOOM = 0.5
 """If less than this share of the total is used, the bar ends at a smaller round number."""
 _ROUND = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)
@@ -52,7 +54,9 @@ class Gauge:
     @property
     def expected(self) -> int | None:
         """The most that the prediction allows for."""
-        return None if self.predicted is None else max(self.predicted, self.high or 0)
+        if self.predicted is None:
+            return None
+        return max(self.predicted, self.high or round(self.predicted * (1 + NO_BAND)))
 
     @property
     def scale(self) -> float:

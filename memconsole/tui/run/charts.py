@@ -49,7 +49,7 @@ def charts_of(view: RunView) -> tuple[Chart, ...]:
     others = (
         *_measures(run),
         _line("gradient norm", steps.gradient_norm, facts.gradient_norm, "{:.3g}"),
-        _line(units, steps.units_per_second, facts.tokens_per_second, "", logarithmic=False),
+        _line(units, steps.units_per_second, run.units_per_second, "", logarithmic=False),
         _line("learning rate", steps.learning_rate, facts.learning_rate, "{:.2e}", False),
         *_memory(view, run),
     )

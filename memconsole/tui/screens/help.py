@@ -19,7 +19,7 @@ _WORDS = (
     "● on, ○ off, ✗ not trained by this backend, * pinned; ~ formula, = traced, ✓ calibrated.",
     "A gauge's bar: █ now, ▒ the highest so far, ┃ the predicted peak. The number at its right end is its scale. The chart "
     "below it is its history on the same scale, with the prediction dotted.",
-    "A gauge is yellow above the prediction's band or from 85 % of what the run may use, and red from 95 %.",
+    "A gauge is yellow above the prediction's band (above 10 % where it has none) or from 85 % of what the run may use, and red from 95 %.",
     "Mouse: a click selects a row, a second one opens it; entries of the footer are buttons. Hold shift to select text, or "
     "leave the mouse to the terminal with its key.",
     "Other keys: `memconsole keys` prints a file of all of them, to be kept as keys.toml under ~/.config/memconsole.",
