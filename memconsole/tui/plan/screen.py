@@ -59,7 +59,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     BINDINGS = bindings("plan")
     VERTICAL_BREAKPOINTS = [  # noqa: RUF012
         (0, "-flat"),
-        (SMALLEST.height, "-short"),
+        (SMALLEST.height, "-low"),
+        (22, "-short"),
         (ALL_ROWS, "-middle"),
         (ALL_ROWS + 8, "-tall"),
     ]
