@@ -13,15 +13,16 @@ from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.host.platform_lines import cpu_name
 
 
-def resolve(choice: DeviceChoice) -> torch.device:
-    """The torch device of `device.name`; auto prefers ROCm or CUDA, then MPS, then the CPU.
+def resolve(choice: DeviceChoice, place: int = 0) -> torch.device:
+    """The torch device of `device.name`; auto prefers ROCm or CUDA, then MPS, then the CPU. With
+    several GPUs, the one `place` further on.
 
     Raises `PlanError` for a device that this machine or this backend does not have.
     """
     name = choice.name
     if name == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda", 0)
+            return _gpu(name, place)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
@@ -31,11 +32,7 @@ def resolve(choice: DeviceChoice) -> torch.device:
         return torch.device("mps")
     kind, _, index = name.partition(":")
     if kind == "cuda" and (index.isdigit() or not index):
-        count = torch.cuda.device_count()
-        if int(index or 0) >= count:
-            found = f"{count} CUDA or ROCm device{'' if count == 1 else 's'}"
-            raise _absent(name, f"torch finds {found} here")
-        return torch.device("cuda", int(index or 0))
+        return _gpu(name, int(index or 0) + place)
     if name == "tpu":
         raise _absent(name, 'the torch backend has no TPU; set backend = "jax"')
     raise _absent(name, "a catalog device is for planning, not for running")
@@ -141,6 +138,14 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def _gpu(name: str, index: int) -> torch.device:
+    count = torch.cuda.device_count()
+    if index >= count:
+        found = f"{count} CUDA or ROCm device{'' if count == 1 else 's'}"
+        raise _absent(name, f"torch finds {found} here, and number {index} is wanted")
+    return torch.device("cuda", index)
 
 
 def _absent(name: str, why: str) -> PlanError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision
 from memconsole.plan.trained import frozen_names
 from memconsole_torch import devices, tasks
+from memconsole_torch.gang import Processes, join, local_rank
 from memconsole_torch.held import Held
 from memconsole_torch.jumps import TorchJumps
 from memconsole_torch.models import pretrained
@@ -36,6 +37,7 @@ from memconsole_torch.techniques import (
     precision,
     quantized_base,
     rounding,
+    sharding,
 )
 from memconsole_torch.techniques.average import Average
 from memconsole_torch.techniques.optimizer_in_backward import InBackward
@@ -53,6 +55,7 @@ from memconsole_trainer.engine import (
     WeightSource,
     check_names,
 )
+from memconsole_trainer.gang import Alone, share_of
 from memconsole_trainer.host.platform_lines import optimization_lines
 from memconsole_trainer.jumps import UPDATES, group_of, phase_precision, stored
 from memconsole_trainer.schedule import learning_rate, summed_batches
@@ -63,23 +66,30 @@ def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
     # Optimizers import it on first use. Imported here, its memory is not counted as the model's.
 
-    device = devices.resolve(plan.device)
+    device = devices.resolve(plan.device, local_rank())
     if plan.optimize.compile:
         compilation.check(device)
     devices.prepare(device, plan)
-    return TorchEngine(plan, device, run_directory)
+    return TorchEngine(plan, device, run_directory, join(plan.device.count, device))
 
 
 class TorchEngine:
-    """A model, its optimizer and the step count, on one device."""
+    """A model, its optimizer and the step count, on one device; or this process's part of them."""
 
     device: DeviceFacts
     versions: Mapping[str, str]
     parameters: int = 0
     trainable_parameters: int = 0
 
-    def __init__(self, plan: Plan, device: torch.device, run_directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        device: torch.device,
+        run_directory: Path | None = None,
+        gang: Processes | Alone | None = None,
+    ) -> None:
         self._plan = plan
+        self.gang = gang or Alone()
         self._run_directory = run_directory
         self._device = device
         self._memory = devices.DeviceMemory(device)
@@ -114,12 +124,13 @@ class TorchEngine:
         source = adapters.Fingerprinted(weights, frozen)
         if plan.optimize.lora_rank:
             assert isinstance(model, Architecture)
-            self.module: nn.Module = lora.load(plan, model, source, self._device)
+            self.module: nn.Module = lora.load(plan, model, source, self._device, self._split)
         else:
 
             def stored(module: nn.Module) -> None:
                 rounding.narrow(plan, frozen, module)
                 quantized_base.apply(plan, module)
+                self._split(module)
 
             parts = partial(base_storage.parts, plan)
             self.module = pretrained.load(
@@ -130,16 +141,19 @@ class TorchEngine:
         names = {p.name for p in trained}
         for name, p in self.module.named_parameters():
             p.requires_grad_(name in names)
-        self._trained = [p for p in self.module.parameters() if p.requires_grad]
-        self._optimizer = optimizers.create(plan, self.module)
+        fsdp = plan.optimize.sharding == "fsdp" and self.gang.size > 1
+        self._rows = sharding.Rows(self.module) if fsdp else None
+        self._own: optimizers.Weights = self._rows or self.module
+        self._trained = [p for p in self._own.parameters() if p.requires_grad]
+        self._optimizer = optimizers.create(plan, self._own)
         if plan.optimize.precision == "bf16-sr":
             self._optimizer = rounding.Rounded(plan, self.module, self._optimizer)
         self._scale: precision.LossScale | None = None
         if loss_scale.is_scaled(plan.optimize.precision):
-            self._scale = precision.LossScale(self._device)
+            self._scale = precision.LossScale(self._device, self._total)
         self._average: Average | None = None
         if average.is_averaged(plan):
-            self._average = Average(self.module, [p.name for p in trained])
+            self._average = Average(self._own, [p.name for p in trained])
         self._in_backward: InBackward | None = None
         if plan.optimize.optimizer_in_backward:
             assert isinstance(self._optimizer, optimizers.CombinedOptimizer)
@@ -150,6 +164,9 @@ class TorchEngine:
             activation_offload.apply(self.module, self._run_directory)
         if plan.optimize.compile:
             compilation.apply(self.module)
+        self._replicated: sharding.Replicated | None = None
+        if self.gang.size > 1 and not fsdp:
+            self._replicated = sharding.Replicated(self.module)
         moves = not offload.same_memory(self._device)
         self._held = Held(self._device, self._tensors, moves=moves, signed=self._is_signed)
         self._compute: Precision = plan.optimize.precision
@@ -161,7 +178,7 @@ class TorchEngine:
             self._jumps = TorchJumps(*arguments, moves=moves)
         whole = (*model.parameters(), *adapters.adapters_of(self._plan, model))
         self.parameters = sum(p.size for p in whole)
-        self.trainable_parameters = sum(p.numel() for p in self._trained)
+        self.trainable_parameters = sum(p.size for p in trained)
 
     def train_step(self, batch: Batch) -> None:
         """One optimizer step. Does not wait for the device."""
@@ -187,13 +204,18 @@ class TorchEngine:
         sums = summed_batches(self._plan)
         share = sums * scale / max(1.0, batch.weight)
         loss = torch.zeros((), device=self._device)
-        for arrays in batch.micro_batches():
-            with precision.forward_context(self._device, self._compute):
-                part = self.task.loss(self.module, Rows(arrays, self._to_device), share)
-            part.backward()
+        last = self._plan.optimize.accumulation_steps - 1
+        for index, arrays in enumerate(batch.micro_batches()):
+            rows = Rows(share_of(self.gang, arrays), self._to_device)
+            with self._exchanging(index == last):
+                with precision.forward_context(self._device, self._compute):
+                    part = self.task.loss(self._replicated or self.module, rows, share)
+                sharding.backward(part, self._replicated)
             loss += part.detach()
             self._memory.observe()
             del part
+        if isinstance(self.gang, Processes):
+            self.gang.total(loss)
         self._pending = rate, loss / sums, scale
 
     def update(self) -> None:
@@ -262,6 +284,8 @@ class TorchEngine:
     def _updated(self) -> Tensor:
         """Clip the gradients, step, and free them. Returns their norm before clipping, a device
         scalar."""
+        if self._rows is not None:
+            self._rows.take_gradients()
         gradients = [p.grad for p in self._trained if p.grad is not None]
         most = self._plan.train.grad_clip
         if self._scale is not None:
@@ -269,7 +293,7 @@ class TorchEngine:
         elif isinstance(self._optimizer, rounding.Rounded):
             norm = self._optimizer.take(gradients, most)
         else:
-            norm = optimizers.clip(gradients, most)
+            norm = optimizers.clip(gradients, most, self._total)
             self._optimizer.step()
         del gradients
         self._optimizer.zero_grad(set_to_none=True)
@@ -296,11 +320,15 @@ class TorchEngine:
             for batch in batches:
                 weight += batch.weight
                 for arrays in batch.micro_batches():
+                    rows = Rows(share_of(self.gang, arrays), self._to_device)
                     with precision.forward_context(self._device, self._plan.optimize.precision):
-                        sums.append(self.task.sums(self.module, Rows(arrays, self._to_device)))
+                        sums.append(self.task.sums(self.module, rows))
         if not sums:
             return LossSum(0.0, weight)
-        loss, *measures = (sum(column) for column in zip(*torch.stack(sums).tolist(), strict=True))
+        found = torch.stack(sums)
+        if isinstance(self.gang, Processes):
+            self.gang.total(found)
+        loss, *measures = (sum(column) for column in zip(*found.tolist(), strict=True))
         return LossSum(loss, weight, tuple(measures))
 
     @torch.no_grad()
@@ -354,7 +382,7 @@ class TorchEngine:
         """
         self.synchronize()  # copies of offloaded state to the host may still be running
         for name, tensor in self._named_state():
-            yield name, pretrained.on_host(self._held.shown(tensor))
+            yield name, pretrained.on_host(self._whole(name, self._held.shown(tensor)))
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
         if self._jumps is not None:
@@ -375,7 +403,7 @@ class TorchEngine:
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         for name, tensor in mine.items():
-            pretrained.copy_into(tensor, source.tensor(name), name)
+            pretrained.copy_into(tensor, self._part(name, source.tensor(name)), name)
         self._step = int(source.tensor(STEP))
         self._updates = self._step if self._jumps is None else int(source.tensor(UPDATES))
         skipped = 0 if self._scale is None else self._scale.skipped()
@@ -401,6 +429,8 @@ class TorchEngine:
         self._held.forget("gradients")
         for p in self._trained:
             p.grad = None
+        if self._rows is not None:
+            self._rows.drop_gradients()
         if self._in_backward is not None:
             self._in_backward.drop_norms()
 
@@ -409,7 +439,7 @@ class TorchEngine:
         if part == "gradients":
             yield from (p.grad for p in self._trained if p.grad is not None)
         elif part == "optimizer":
-            yield from (tensor for _, tensor in optimizers.slots(self._optimizer, self.module))
+            yield from (tensor for _, tensor in optimizers.slots(self._optimizer, self._own))
         else:
             yield from self.module.parameters()
             yield from self.module.buffers()
@@ -420,19 +450,47 @@ class TorchEngine:
         return not any(state is s.get("exp_avg_sq") for s in self._optimizer.state.values())
 
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.module.named_parameters():
+        for name, tensor in self._own.named_parameters():
             if self._base is None or tensor.requires_grad:
                 yield f"model.{name}", tensor
         for name, tensor in self._average.named() if self._average is not None else ():
             yield f"{average.PREFIX}{name}", tensor
-        for name, tensor in optimizers.slots(self._optimizer, self.module):
+        for name, tensor in optimizers.slots(self._optimizer, self._own):
             yield f"optimizer.{name}", tensor
         if self._scale is not None:
             yield loss_scale.NAME, self._scale.state
 
-    def _evaluated(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _evaluated(self) -> Iterator[None]:
         """The module has the weights to evaluate: their average where there is one."""
-        return nullcontext() if self._average is None else self._average.shown()
+        with nullcontext() if self._average is None else self._average.shown():
+            yield
+            if self._rows is not None:
+                self._rows.settle()
+
+    @property
+    def _total(self) -> optimizers.Total | None:
+        """Adds up what processes that hold different rows of the gradients computed."""
+        split = self._rows is not None and isinstance(self.gang, Processes)
+        return self.gang.total if split else None
+
+    def _split(self, module: nn.Module) -> None:
+        if self._plan.optimize.sharding == "fsdp" and isinstance(self.gang, Processes):
+            sharding.split(self._plan, self.gang.mesh, module)
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[None]:
+        """A context for a micro-batch: copies of the model add up gradients after the `last` one."""
+        return nullcontext() if self._replicated is None or last else self._replicated.no_sync()
+
+    def _whole(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of the state, gathered from all processes if each has some rows of it."""
+        weight = self._rows.weight_of(name) if self._rows is not None else None
+        return self._rows.whole(weight, tensor) if self._rows is not None and weight else tensor
+
+    def _part(self, name: str, array: Array) -> Array:
+        """What this process holds of a tensor of the state."""
+        weight = self._rows.weight_of(name) if self._rows is not None else None
+        return self._rows.held(weight, array) if self._rows is not None and weight else array
 
     def _to_device(self, array: Array) -> Tensor:
         """Copy `array` to the device; on CUDA from pinned memory, so that the copy is

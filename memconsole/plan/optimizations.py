@@ -14,6 +14,7 @@ from memconsole.plan.toggles import (
     data,
     heap,
     hybrid,
+    sharding,
     sizes,
     update,
 )
@@ -27,7 +28,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     adapters.LORA,
     update.OPTIMIZER_OFFLOAD,
     activations.ACTIVATION_OFFLOAD,
-    update.SHARDING,
+    sharding.SHARDING,
     arithmetic.COMPILE,
     update.OPTIMIZER_IN_BACKWARD,
     adapters.BASE_STORAGE,
@@ -71,11 +72,21 @@ def check_trainable(plan: Plan) -> None:
         reason = row.refusal(plan)
         if reason:
             raise PlanError(f"{row.key} = {row.value(plan)}: {reason}", row.key)
-    if plan.device.count > 1:
-        raise PlanError(
-            f"device.count = {plan.device.count}: runs use one device; larger counts are for planning",
-            "device.count",
-        )
+    _check_devices(plan)
+
+
+def _check_devices(plan: Plan) -> None:
+    """Raise `PlanError` if the number of devices and `optimize.sharding` do not fit each other."""
+    count, how = plan.device.count, plan.optimize.sharding
+    if count == 1 and how != "none":
+        reason = "there is one device; set device.count, or optimize.sharding = none"
+        raise PlanError(f"optimize.sharding = {how}: {reason}", "optimize.sharding")
+    if count > 1 and how == "none":
+        reason = "set optimize.sharding = ddp or fsdp, which say how devices train together"
+        raise PlanError(f"device.count = {count}: {reason}", "device.count")
+    if count > 1 and plan.device.name in ("mps", "tpu") and plan.backend == "torch":
+        reason = f"there is one device called {plan.device.name}; set device.count = 1"
+        raise PlanError(f"device.count = {count}: {reason}", "device.count")
 
 
 def press(row: Optimization, plan: Plan, value: Any) -> Plan:
@@ -86,5 +97,6 @@ def press(row: Optimization, plan: Plan, value: Any) -> Plan:
 
 
 def only_evaluating(plan: Plan) -> Plan:
-    """`plan` without the optimizations that only training needs."""
-    return plans.replace(plan, {k: v for row in OPTIMIZATIONS for k, v in row.evaluating(plan).items()})  # fmt: skip
+    """`plan` without the optimizations that only training needs, on one device."""
+    off = {key: value for row in OPTIMIZATIONS for key, value in row.evaluating(plan).items()}
+    return plans.replace(plan, {"device.count": 1, **off})

@@ -19,7 +19,7 @@ OptimizerName = Literal["adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion"
 EIGHT_BIT: tuple[OptimizerName, ...] = ("adamw-8bit", "adamw8-all")
 """Optimizers whose moments are stored in 8 bits."""
 OptimizerOffload = Literal["none", "cpu", "pinned", "compressed"]
-Sharding = Literal["none", "fsdp"]
+Sharding = Literal["none", "ddp", "fsdp"]
 Heap = Literal["fast", "jemalloc", "tight"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 OnOutOfMemory = Literal["stop", "halve"]
@@ -315,7 +315,9 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
         about("matrices of a frozen base: as they are computed with, or 8- or 4-bit codes"),
     ] = "bf16"
     compile: Annotated[bool, about("torch.compile the training step")] = False
-    sharding: Annotated[Sharding, about("split weights, gradients and state over devices")] = "none"
+    sharding: Annotated[
+        Sharding, about("over several devices: copies (ddp), or weights and state split (fsdp)")
+    ] = "none"
     heap: Annotated[
         Heap,
         about(

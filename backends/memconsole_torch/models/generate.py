@@ -17,6 +17,7 @@ from memconsole_torch.models.decoder import (
     rotation,
     sliding_window_mask,
 )
+from memconsole_torch.shards import gathered
 
 ROW_TOKENS = 64
 """A prompt is padded at its end to a multiple of this, because oneDNN caches a kernel for each shape
@@ -80,13 +81,15 @@ class Cached:
         decoder, begin, count = self._decoder, self._read, len(tokens)
         room = count if begin else min(self._most, -(-count // ROW_TOKENS) * ROW_TOKENS)
         row = torch.tensor([tokens + [0] * (room - count)], device=self._device)  # (1, T)
-        x = decoder.embed(row, start=begin)
-        mask = sliding_window_mask(decoder.architecture, room, compute_dtype(x), self._device)
-        for index, block in enumerate(decoder.layers):
-            local = decoder.architecture.is_local(index)
-            x = self._through(block, index, x, local, mask, count)
-        self._read += count
-        return decoder.scores(decoder.norm(x)[0, count - 1])
+        with gathered(decoder):
+            x = decoder.embed(row, start=begin)
+            mask = sliding_window_mask(decoder.architecture, room, compute_dtype(x), self._device)
+            for index, block in enumerate(decoder.layers):
+                local = decoder.architecture.is_local(index)
+                with gathered(block):
+                    x = self._through(block, index, x, local, mask, count)
+            self._read += count
+            return decoder.scores(decoder.norm(x)[0, count - 1])
 
     def _through(
         self, block: Any, index: int, x: Tensor, local: bool, mask: Tensor | None, count: int

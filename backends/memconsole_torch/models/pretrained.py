@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from memconsole.plan.models.model import Model, Parameter
+from memconsole_torch.shards import rows_held
 from memconsole_trainer.engine import WeightsError, WeightSource
 
 Array = NDArray[np.generic]
@@ -60,9 +62,11 @@ def on_host(tensor: Tensor) -> Array:
 
 @torch.no_grad()
 def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
-    """Overwrite `target` with `array`. Raises `WeightsError` if the shapes differ."""
+    """Overwrite `target` with `array`, or the rows of it that this process holds. Raises `WeightsError` if the shapes differ."""
     if tuple(array.shape) != tuple(target.shape):
         raise WeightsError(f"{name}: shape {tuple(array.shape)}, expected {tuple(target.shape)}")
+    if isinstance(target, DTensor):
+        target, array = target.to_local(), array[rows_held(target)]
     if array.dtype.name == "bfloat16":  # NumPy's extension type, unknown to torch
         bits = np.require(array.view(np.int16), requirements=["C", "W"])
         target.copy_(torch.from_numpy(bits).view(torch.bfloat16))

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from memconsole_torch.techniques.optimizers import Weights
 from memconsole_torch.techniques.stochastic import CPU_SLICE, DEVICE_SLICE
 
 
 class Average:
     """The averages of a module's trained weights."""
 
-    def __init__(self, decoder: nn.Module, names: Iterable[str]) -> None:
+    def __init__(self, decoder: Weights, names: Iterable[str]) -> None:
+        """`decoder` is a module, or the rows of its weights that this process holds."""
         own = dict(decoder.named_parameters())
         self._weights = {name: own[name] for name in names}
         self._averages = {
@@ -27,7 +29,7 @@ class Average:
         of = {id(w): self._averages[name] for name, w in self._weights.items()}
         self._places = [
             (module._parameters, key, of[id(p)])
-            for module in decoder.modules()
+            for module in (decoder.modules() if isinstance(decoder, nn.Module) else ())
             for key, p in module._parameters.items()
             if id(p) in of
         ]
@@ -65,6 +67,13 @@ class Average:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """A context in which the module computes with the averages."""
+        if not self._places:
+            self._exchange()
+            try:
+                yield
+            finally:
+                self._exchange()
+            return
         own = [parameters[key] for parameters, key, _ in self._places]
         try:
             for parameters, key, average in self._places:
@@ -73,3 +82,12 @@ class Average:
         finally:
             for (parameters, key, _), weight in zip(self._places, own, strict=True):
                 parameters[key] = weight
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """Swap the values of weights and averages."""
+        for name, average in self._averages.items():
+            weight = self._weights[name]
+            before = weight.clone()
+            weight.copy_(average)
+            average.copy_(before)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -63,15 +64,25 @@ class QuantizedAdapted(Adapted):
 
 
 def load(
-    plan: Plan, architecture: Architecture, weights: WeightSource, device: torch.device
+    plan: Plan,
+    architecture: Architecture,
+    weights: WeightSource,
+    device: torch.device,
+    change: Callable[[nn.Module], None],
 ) -> Decoder:
-    """A decoder on `device` with a frozen base of `weights` and new adapters."""
+    """A decoder on `device` with a frozen base of `weights` and new adapters. `change` is called
+    with it before it is allocated."""
+
+    def adapt(decoder: Decoder) -> None:
+        _adapt(plan, decoder)
+        change(decoder)
+
     decoder = pretrained.load(
         architecture,
         partial(Decoder, architecture),
         weights,
         device,
-        partial(_adapt, plan),
+        adapt,
         partial(parts, plan),
     )
     own, new = dict(decoder.named_parameters()), InitialAdapters(plan, architecture)

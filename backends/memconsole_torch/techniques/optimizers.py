@@ -11,9 +11,9 @@ weights, state and counts unchanged, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,19 @@ from memconsole_trainer.techniques.blockwise import is_quantized
 from memconsole_trainer.techniques.compressed import is_compressed
 from memconsole_trainer.techniques.muon import is_orthogonalized
 
+Total: TypeAlias = Callable[[Tensor], Tensor]
+"""Adds up a device scalar over processes."""
 _TINY = float(torch.finfo(torch.float32).tiny)
+
+
+class Weights(Protocol):
+    """What an optimizer is made for: the weights of a model by name."""
+
+    model: Any
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class CombinedOptimizer:
@@ -71,7 +83,7 @@ class CombinedOptimizer:
 Updating: TypeAlias = Optimizer | CombinedOptimizer
 
 
-def create(plan: Plan, module: nn.Module) -> Updating:
+def create(plan: Plan, module: Weights) -> Updating:
     """The optimizer of `optimize.optimizer` over the trained weights."""
     trained = trained_parameters(plan, module.model)
     name = plan.optimize.optimizer
@@ -101,7 +113,7 @@ def _host(plan: Plan, device: torch.device) -> offload.HostState:
 
 
 def _alone(
-    plan: Plan, module: nn.Module, parameter: Parameter, place: int, host: offload.HostState | None
+    plan: Plan, module: Weights, parameter: Parameter, place: int, host: offload.HostState | None
 ) -> Optimizer:
     """The optimizer of one weight. Its state is narrowed and moved to `host` before the next one is
     created."""
@@ -120,7 +132,7 @@ def _rule(name: OptimizerName, parameter: Parameter) -> OptimizerName:
 
 
 def _over(
-    plan: Plan, module: nn.Module, weights: Sequence[Parameter], name: OptimizerName
+    plan: Plan, module: Weights, weights: Sequence[Parameter], name: OptimizerName
 ) -> Optimizer:
     """One update rule over some weights."""
     t = plan.train
@@ -170,7 +182,7 @@ def set_step(optimizer: Updating, step: int) -> None:
             state["step"].fill_(step)
 
 
-def slots(optimizer: Updating, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def slots(optimizer: Updating, module: Weights) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of optimizer state except the step count, named `<parameter>.<slot>`."""
     states = optimizer.state
     for name, parameter in module.named_parameters():
@@ -180,21 +192,22 @@ def slots(optimizer: Updating, module: nn.Module) -> Iterator[tuple[str, Tensor]
 
 
 @torch.no_grad()
-def clip(gradients: Sequence[Tensor], most: float) -> Tensor:
+def clip(gradients: Sequence[Tensor], most: float, total: Total | None = None) -> Tensor:
     """Scale `gradients` in place to a global norm of at most `most` (0: do not clip).
 
-    Returns the norm before clipping, a device scalar. Unlike torch's own clipping, it adds no
+    With `total`, they are rows of gradients whose other rows other processes hold. Returns the norm before clipping, a device scalar. Unlike torch's own clipping, it adds no
     epsilon to the norm.
     """
-    whole = norm(gradients)
+    whole = norm(gradients, total)
     if most:
         torch._foreach_mul_(list(gradients), most / whole.clamp(min=most))
     return whole
 
 
-def norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Global norm of fp32 gradients, a device scalar."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+def norm(gradients: Sequence[Tensor], total: Total | None = None) -> Tensor:
+    """Global norm of fp32 gradients, a device scalar. `total` adds up squares over processes."""
+    own = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+    return own if total is None else total(own.square()).sqrt()
 
 
 def step_if(optimizer: Updating, finite: Tensor) -> None:
@@ -293,7 +306,7 @@ def _renewed(group: dict[str, Any]) -> Any:
     return count**-0.8 * live
 
 
-def _groups(plan: Plan, module: nn.Module, weights: Sequence[Parameter]) -> list[dict[str, Any]]:
+def _groups(plan: Plan, module: Weights, weights: Sequence[Parameter]) -> list[dict[str, Any]]:
     own = dict(module.named_parameters())
     decayed = [own[p.name] for p in weights if p.decays]
     plain = [own[p.name] for p in weights if not p.decays]

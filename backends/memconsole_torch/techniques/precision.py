@@ -41,7 +41,9 @@ def forward_context(device: torch.device, precision: Precision) -> AbstractConte
 class LossScale:
     """The loss scale of one run, on the device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, total: optimizers.Total | None = None) -> None:
+        """`total`: see `optimizers.norm`."""
+        self._total = total
         self.state = torch.tensor(loss_scale.start(), device=device)
         """Scale, good steps in a row, steps skipped."""
 
@@ -65,7 +67,7 @@ class LossScale:
         Returns their norm before clipping, a device scalar that is not finite if the step is
         skipped.
         """
-        norm = optimizers.norm(gradients) / self.state[0]
+        norm = optimizers.norm(gradients, self._total) / self.state[0]
         finite = torch.isfinite(norm)
         factor = (most / norm.clamp(min=most) if most else torch.ones_like(norm)) / self.state[0]
         torch._foreach_mul_(list(gradients), factor)

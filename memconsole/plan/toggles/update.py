@@ -12,7 +12,6 @@ from memconsole.plan.optimization import (
     Result,
     always,
     fixed,
-    kept,
     switched,
 )
 from memconsole.plan.plan import Plan
@@ -149,28 +148,4 @@ OPTIMIZER_IN_BACKWARD = Optimization(
     ),
     says=_in_backward_said,
     evaluating=switched({"optimize.optimizer_in_backward": False}),
-)
-
-
-def _one_device(plan: Plan, kind: str) -> str | None:
-    return "one device: there is nothing to split over" if plan.device.count == 1 else None
-
-
-SHARDING = Optimization(
-    key="optimize.sharding",
-    keyboard="9",
-    label="FSDP sharding",
-    short="FSDP sharding",
-    help="splits weights, gradients and optimizer state over the devices",
-    costs="devices exchange the weights of each block",
-    values=fixed("none", "fsdp"),
-    trains={},
-    conflicts={},
-    result=always(Result.SAME),
-    reach=Reach.STEP,
-    touches=("optimizer state", "gradients", "weights"),
-    saves_nothing=_one_device,
-    remedy=None,  # no backend trains it
-    says=None,
-    evaluating=kept,
 )

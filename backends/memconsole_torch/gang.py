@@ -1,0 +1,77 @@
+"""The processes of a torch run, as torchrun starts them, and how they talk."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from memconsole_trainer.gang import Alone
+
+PATIENCE = timedelta(days=30)
+"""How long a process waits for the others: a run may be paused. A process that died is noticed at once."""
+
+
+class Processes:
+    """Implements `Gang` with torch.distributed. Small messages pass between the hosts, so that none
+    waits for a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.mesh = DeviceMesh(device.type, list(range(self.size)))
+        self._hosts = (
+            dist.group.WORLD
+            if device.type == "cpu"
+            else dist.new_group(backend="gloo", timeout=PATIENCE)
+        )
+
+    def most(self, *numbers: int) -> tuple[int, ...]:
+        found = torch.tensor(numbers)
+        dist.all_reduce(found, dist.ReduceOp.MAX, self._hosts)
+        return tuple(found.tolist())
+
+    def tell(self, text: str = "") -> str:
+        data = bytearray(text.encode()) if self.rank == 0 else bytearray()
+        (size,) = self.most(len(data))
+        data.extend(bytes(size - len(data)))
+        if size:
+            message = torch.frombuffer(data, dtype=torch.uint8)
+            dist.broadcast(message, 0, self._hosts)
+        return data.decode()
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of a device tensor over all processes, in its place."""
+        dist.all_reduce(value)
+        return value
+
+
+def is_member() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def local_rank() -> int:
+    """This process's number on its machine; 0 outside a gang."""
+    return int(os.environ["LOCAL_RANK"]) if is_member() else 0
+
+
+def join(count: int, device: torch.device) -> Processes | Alone:
+    """Meet the other processes of a run on `count` devices. Returns at once if there is one.
+
+    Raises `RuntimeError` if torchrun has started another number of processes.
+    """
+    if count == 1:
+        return Alone()
+    if not dist.is_initialized():
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, timeout=PATIENCE)
+    found = Processes(device)
+    if found.size != count:
+        raise RuntimeError(f"{found.size} processes were started for {count} devices")
+    return found

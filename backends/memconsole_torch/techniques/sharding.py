@@ -1,0 +1,134 @@
+"""Training on several devices: each process computes some rows of a batch and adds its gradients to
+those of the others.
+
+`ddp`: every process holds all weights (`DistributedDataParallel`). `fsdp`: every process holds some
+rows of each weight (`fully_shard`). A block's weights are gathered before its forward pass and again
+before its backward pass, in 16 bits if the plan computes in 16 bits; what is not in a block is
+gathered once for a whole micro-batch. The optimizer updates the rows that a process holds, as
+ordinary tensors.
+
+Each process's loss is a share of the whole batch's, so gradients are added up, not averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from memconsole.plan.plan import Plan
+from memconsole_torch.shards import rows_held
+from memconsole_torch.techniques.precision import COMPUTE
+from memconsole_trainer.engine import Array
+
+
+class Replicated(DistributedDataParallel):
+    """A module whose gradients are added up over all processes at the end of a backward pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(
+            module, broadcast_buffers=False, gradient_as_bucket_view=True, init_sync=False
+        )
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+def backward(loss: Tensor, replicated: Replicated | None) -> None:
+    """Compute gradients whose sum over the processes is that of the summed loss."""
+    if replicated is None:
+        loss.backward()
+    else:  # DistributedDataParallel averages
+        loss.backward(torch.full_like(loss, replicated.process_group.size()))
+
+
+def split(plan: Plan, mesh: DeviceMesh, module: nn.Module) -> None:
+    """Split the weights of `module`, which has shapes only, over the devices of `mesh`."""
+    wanted = COMPUTE.get(plan.optimize.precision)
+    policy = MixedPrecisionPolicy(wanted, torch.float32, cast_forward_inputs=False)
+    for block in module.layers:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    # The head is read after the module's forward pass, by the loss.
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for part in _parts(module):
+        part.set_force_sum_reduction_for_comms(True)
+        part.set_gradient_divide_factor(1.0)
+
+
+class Rows:
+    """The rows of each weight that this process holds, as parameters of their own.
+
+    They share memory with the shards of `module`. It stands in for the module where an optimizer
+    asks for weights.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.model = module.model
+        self._module = module
+        self._shards: dict[str, DTensor] = {}
+        self._own: dict[str, nn.Parameter] = {}
+        for name, shard in module.named_parameters():
+            assert isinstance(shard, DTensor)
+            self._shards[name] = shard
+            self._own[name] = nn.Parameter(shard.to_local().detach(), shard.requires_grad)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return iter(self._own.items())
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return iter(self._own.values())
+
+    def take_gradients(self) -> None:
+        """Give the rows the gradients that the backward pass left at the shards."""
+        for name, shard in self._shards.items():
+            own, gradient = self._own[name], shard.grad
+            if shard.to_local().data_ptr() != own.data_ptr():
+                raise RuntimeError(f"the rows of {name} have moved")
+            own.grad = None if gradient is None else gradient.to_local()
+            shard.grad = None
+
+    def drop_gradients(self) -> None:
+        """Let go of the gradients of an unfinished step."""
+        for shard in self._shards.values():
+            shard.grad = None
+
+    def weight_of(self, name: str) -> str | None:
+        """The weight whose rows a tensor of the state has: `model.W`, `ema.W`, `optimizer.W.SLOT`;
+        None if it has none."""
+        inner = name.partition(".")[2]
+        for weight in (inner, inner.rpartition(".")[0]):
+            if weight in self._own:
+                return weight
+        return None
+
+    def held(self, name: str, whole: Array) -> Array:
+        """This process's rows of `whole`, a tensor with the rows of the weight `name`."""
+        return whole[rows_held(self._shards[name])]
+
+    def whole(self, name: str, rows: Tensor) -> Tensor:
+        """Gather a tensor from all processes, which have as many rows of it as of the weight
+        `name`."""
+        shard = self._shards[name]
+        size = torch.Size((shard.shape[0], *rows.shape[1:]))
+        spread = DTensor.from_local(
+            rows, shard.device_mesh, shard.placements, run_check=False, shape=size,
+            stride=torch.empty(size, device="meta").stride(),
+        )  # fmt: skip
+        return spread.full_tensor()
+
+    def settle(self) -> None:
+        """Free weights that a forward pass without a backward pass left gathered."""
+        for part in _parts(self._module):
+            part.reshard()
+
+
+def _parts(module: nn.Module) -> list[FSDPModule]:
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]

@@ -1,0 +1,151 @@
+"""A few steps of torch engines, each in a process of its own, that train together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memconsole.plan import catalog
+from memconsole.plan.check import check
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.tasks import task_of
+from memconsole.plan.tasks.language import MASKED
+from memconsole_trainer.engine import Batch
+from memconsole_trainer.weights.initialize import InitialWeights
+
+ROWS, LENGTH, STEPS = 8, 16, 20
+TEXT: dict[str, Any] = {
+    "model.target_params": 200_000,
+    "data.vocab_size": 300,
+    "data.sequence_length": LENGTH,
+    "train.learning_rate": 3e-3,
+    "train.warmup_steps": 0,
+    "device.name": "cpu",
+}
+
+
+class Trained(NamedTuple):
+    """What some steps gave."""
+
+    losses: list[float]
+    norms: list[float]
+    evaluated: tuple[float, ...]
+    """The summed loss and measures of an evaluation after the last step."""
+    state: dict[str, np.ndarray]
+    sampled: list[int]
+
+
+def plan_of(count: int, changes: Mapping[str, Any], base: Mapping[str, Any] = TEXT) -> Plan:
+    """A plan with `ROWS` rows a step, whatever the number of devices and of micro-batches."""
+    settings = {**base, **changes}
+    rows = ROWS // count // settings.get("optimize.accumulation_steps", 1)
+    plan = replace(Plan(), {**settings, "device.count": count, "train.batch_size": rows})
+    check(plan)
+    check_trainable(plan)
+    return plan
+
+
+def batch_of(plan: Plan, number: int) -> Batch:
+    """Random rows of the plan's task, some of them masked."""
+    rng = np.random.default_rng(number)
+    model = catalog.model(plan)
+    steps = plan.optimize.accumulation_steps
+    shape = (steps, ROWS // steps)
+    arrays: dict[str, Any] = {}
+    for array in task_of(plan).inputs(plan, model):
+        size = (*shape, *array.shape)
+        if array.dtype == "int32":
+            arrays[array.name] = rng.integers(1, 99, size, np.int32)
+        elif array.name == "mask":
+            arrays[array.name] = rng.integers(0, 2, size).astype(np.float32)
+        else:
+            arrays[array.name] = rng.standard_normal(size, np.float32)
+    if "targets" in arrays and arrays["targets"].dtype == np.int32:
+        arrays["targets"][:, 1, LENGTH // 2 :] = MASKED
+        return Batch(arrays, float((arrays["targets"] != MASKED).sum()))
+    return Batch(arrays, float(arrays["mask"].sum()))
+
+
+def steps_of(plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int = 3) -> Trained:
+    """Steps of the plan from `state` or the beginning, in this process."""
+    import torch
+
+    from memconsole_torch import engine as torch_engine
+
+    torch.set_num_threads(1)
+    engine = torch_engine.create(plan, None)
+    model = catalog.model(plan)
+    engine.build(plan, model, STEPS, InitialWeights(model, plan.train.seed))
+    if state is not None:
+        engine.load_state(Stored(state))
+    for number in range(steps):
+        engine.train_step(batch_of(plan, number))
+    metrics = engine.take_metrics()
+    total = engine.evaluate([batch_of(plan, 99)])
+    found = {name: np.array(array) for name, array in engine.state()}
+    text = task_of(plan).name == "language"
+    return Trained(
+        [m.loss for m in metrics],
+        [m.gradient_norm for m in metrics],
+        (total.loss, *total.measures),
+        found,
+        engine.generate([1, 2, 3], 4, 0.0, 0, 0) if text else [],
+    )
+
+
+class Stored:
+    """A `StateSource` of arrays."""
+
+    def __init__(self, state: dict[str, np.ndarray]) -> None:
+        self._state = state
+
+    def names(self) -> list[str]:
+        return list(self._state)
+
+    def tensor(self, name: str) -> np.ndarray:
+        return self._state[name]
+
+
+def together(plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int = 3) -> list[Trained]:
+    """What each of the plan's processes gave."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.training.harness.preloaded"])
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    pipes, ranks = [], []
+    for rank in range(plan.device.count):
+        mine, other = context.Pipe()
+        process = context.Process(target=_rank, args=(rank, port, other, plan, state, steps))
+        process.start()
+        other.close()
+        pipes.append(mine)
+        ranks.append(process)
+    try:
+        return [pipe.recv() for pipe in pipes]
+    finally:
+        for process in ranks:
+            process.join(30)
+            process.kill()
+
+
+def _rank(
+    rank: int, port: int, pipe: Connection, plan: Plan, state: dict[str, np.ndarray] | None, steps: int
+) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(plan.device.count),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+        TORCHELASTIC_RUN_ID="test",
+    )
+    pipe.send(steps_of(plan, state, steps))
+    pipe.close()
