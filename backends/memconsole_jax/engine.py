@@ -41,6 +41,7 @@ from memconsole_trainer.engine import (
     WeightSource,
     check_names,
 )
+from memconsole_trainer.gang import Alone, Gang
 from memconsole_trainer.jumps import phase_precision, stored
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.techniques import adapters, average, loss_scale
@@ -65,6 +66,7 @@ class JaxEngine:
         self._run_directory = run_directory
         self._device = device
         jax.config.update("jax_default_device", device)
+        self.gang: Gang = Alone()
         self.device: DeviceFacts = devices.facts(device)
         self.versions: Mapping[str, str] = {
             "jax": jax.__version__,

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from memconsole.plan.plan import PlanError
+from memconsole_trainer.backends import MEMBER
 from memconsole_trainer.gang import Alone
 
 PATIENCE = timedelta(days=30)
@@ -49,29 +51,25 @@ class Processes:
         return value
 
 
-def is_member() -> bool:
-    """Whether torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def local_rank() -> int:
-    """This process's number on its machine; 0 outside a gang."""
-    return int(os.environ["LOCAL_RANK"]) if is_member() else 0
+    """This process's number on its machine; 0 if it trains alone."""
+    return int(os.environ["LOCAL_RANK"]) if os.environ.get(MEMBER) else 0
 
 
 def join(count: int, device: torch.device) -> Processes | Alone:
     """Meet the other processes of a run on `count` devices. Returns at once if there is one.
 
-    Raises `RuntimeError` if torchrun has started another number of processes.
+    Raises `PlanError` if this process was not started with the others, or torch has one such device.
     """
     if count == 1:
         return Alone()
+    if not os.environ.get(MEMBER):
+        raise PlanError(f"device.count = {count}: this process trains alone", "device.count")
+    if device.type == "mps":
+        raise PlanError(f"device.count = {count}: there is one Apple GPU", "device.count")
     if not dist.is_initialized():
         backend = "gloo" if device.type == "cpu" else "nccl"
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(backend, timeout=PATIENCE)
-    found = Processes(device)
-    if found.size != count:
-        raise RuntimeError(f"{found.size} processes were started for {count} devices")
-    return found
+    return Processes(device)

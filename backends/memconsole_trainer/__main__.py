@@ -1,7 +1,14 @@
-"""``python -m memconsole_trainer RUN_DIR ATTEMPT``: one attempt of one run."""
+"""``python -m memconsole_trainer RUN_DIR ATTEMPT``: one attempt of one run.
+
+If the backend trains on several devices with a process for each, this process starts them, each with
+the same command, and waits for them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 import time
 import traceback
@@ -9,10 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memconsole.plan.plan import PlanError
-from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.record import events
+from memconsole.runs.act.attempt import STOPPING, Attempt
+from memconsole.runs.act.member import Member
+from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failure import ExitCode, exit_code_of
+from memconsole.runs.record.records import ErrorRecord, FinalRecord
+from memconsole_trainer.backends import Launch, launcher, rank
 
 if TYPE_CHECKING:
     from memconsole_trainer.loop.setup import Job
@@ -25,6 +35,7 @@ def run(attempt: Attempt) -> int:
     """Train, record how the attempt ended, and return the exit code."""
     from memconsole_trainer.data.sources.documents import DataError
     from memconsole_trainer.engine import WeightsError
+    from memconsole_trainer.gang import ElsewhereError
     from memconsole_trainer.host.memory_limit import lift_limit
     from memconsole_trainer.loop.setup import StopRequestedError, set_up
     from memconsole_trainer.loop.training import NonFiniteLossError, Trainer
@@ -34,7 +45,7 @@ def run(attempt: Attempt) -> int:
     code, reason = ExitCode.DONE, "finished"
     try:
         job = set_up(attempt)
-        board = _board(attempt, job) if job.plan.train.tensorboard else None
+        board = _board(attempt, job) if job.plan.train.tensorboard and not attempt.rank else None
         trainer = Trainer(attempt, job)
         trainer.train()
     except StopRequestedError:
@@ -42,11 +53,18 @@ def run(attempt: Attempt) -> int:
         step = job.progress.step if job else attempt.step
         attempt.emit(events.Stopped(step=step, reason="stop requested"), durable=True)
         print(f"Stopped at step {step:,}; resumable", flush=True)
+    except ElsewhereError as error:
+        code, reason = ExitCode.FAILED, "crashed"
+        print(f"memconsole: {error}", file=sys.stderr, flush=True)
     except FencedError as error:
         code, reason = ExitCode.FENCED, "fenced"
         print(f"memconsole: {error}", file=sys.stderr, flush=True)
     except Exception as error:  # noqa: BLE001 (reported as an event and in the log)
         lift_limit()
+        if attempt.shared and attempt.asked and trainer is None:
+            # The other processes were asked to stop, too, and have left.
+            attempt.finish(ExitCode.STOPPED, attempt.step, "stopped", attempt.checkpoint)
+            return 0
         cause = attempt.report(error)
         code, reason = exit_code_of(cause), _REASONS.get(cause, cause)
         if isinstance(error, PlanError | DataError | WeightsError | NonFiniteLossError):
@@ -62,7 +80,48 @@ def run(attempt: Attempt) -> int:
     saved = trainer.saver.last if trainer else attempt.checkpoint
     step = job.progress.step if job else attempt.step
     attempt.finish(code, step, reason, str(saved) if saved else None)
-    return int(code)
+    # To the agent that started several processes, one that stopped as asked has not failed.
+    return 0 if attempt.shared and code == ExitCode.STOPPED else int(code)
+
+
+def run_together(run: RunDirectory, number: int, count: int, launch: Launch) -> int:
+    """Run an attempt in `count` processes. Returns its exit code; dies of the signal that ended one
+    of them."""
+    path = run.attempt_path(number)
+    arguments = ["-P", "-m", "memconsole_trainer", str(run.path), str(number)]
+    failed = launch(count, arguments, path / "processes", path / STOPPING)
+    if failed < 0:
+        with contextlib.suppress(OSError):
+            (path / "error.json").unlink()  # of a process that lost touch with the one that died
+        _die_of(-failed)
+    final = files.read_struct(path / "final.json", FinalRecord)
+    error = files.read_struct(path / "error.json", ErrorRecord)
+    if failed and error is not None and (final is None or final.exit_code != ExitCode.STOPPED):
+        return int(exit_code_of(error.cause))
+    return failed if final is None else final.exit_code
+
+
+def _die_of(number: int) -> None:
+    """End this process by a signal, without a core file."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
+    os.kill(os.getpid(), number)
+
+
+def _launcher(run: RunDirectory) -> tuple[int, Launch] | None:
+    """How many processes an attempt of the run needs and what starts them; None for one.
+
+    None also for a plan that cannot be used: the attempt says why.
+    """
+    try:
+        plan = run.read_plan()
+        found = launcher(plan.backend) if plan.device.count > 1 else None
+    except PlanError:
+        return None
+    return (plan.device.count, found) if found is not None else None
 
 
 def _board(attempt: Attempt, job: Job) -> TensorBoard:
@@ -80,7 +139,13 @@ def main() -> int:
     if len(sys.argv) != 3 or not sys.argv[2].isdigit():
         print("usage: python -m memconsole_trainer RUN_DIR ATTEMPT", file=sys.stderr)
         return 2
-    with Attempt(RunDirectory(Path(sys.argv[1])), int(sys.argv[2])) as attempt:
+    directory, number, place = RunDirectory(Path(sys.argv[1])), int(sys.argv[2]), rank()
+    several = _launcher(directory) if place is None else None
+    if several is not None:
+        return run_together(directory, number, *several)
+    made = Member(directory, number, place) if place else Attempt(directory, number)
+    made.shared = place is not None
+    with made as attempt:
         return run(attempt)
 
 

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.engine import EngineFactory
 
+MEMBER = "MEMCONSOLE_MEMBER"
+"""In the environment of a process that was started to train together with others."""
+Launch = Callable[[int, Sequence[str], Path, Path], int]
+"""Runs `python ARGUMENTS` in so many processes; see `launch` in a backend's `launching.py`."""
 
-def engine_factory(backend: str) -> EngineFactory:
-    """Return the backend called `backend`. Raises `PlanError` when it cannot be imported."""
+
+def rank() -> int | None:
+    """This process's number among those that train together; None if it was not started so."""
+    return int(os.environ["RANK"]) if os.environ.get(MEMBER) else None
+
+
+def launcher(backend: str) -> Launch | None:
+    """Starts a process for each device; None for a backend whose one process uses several devices.
+
+    Raises `PlanError` as `engine_factory`.
+    """
+    name = f"{_entry(backend).module.rpartition('.')[0]}.launching"
+    if importlib.util.find_spec(name) is None:
+        return None
+    found: Launch = importlib.import_module(name).launch
+    return found
+
+
+def _entry(backend: str) -> EntryPoint:
     found = [e for e in entry_points(group="memconsole.backends") if e.name == backend]
     if not found:
         raise PlanError(f'backend = "{backend}": not installed', "backend")
+    return found[0]
+
+
+def engine_factory(backend: str) -> EngineFactory:
+    """Return the backend called `backend`. Raises `PlanError` when it cannot be imported."""
     try:
-        factory: EngineFactory = found[0].load()
+        factory: EngineFactory = _entry(backend).load()
     except ModuleNotFoundError as error:
         raise PlanError(
             f'backend = "{backend}": {error.name} is not installed; '

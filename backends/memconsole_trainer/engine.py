@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
+from memconsole_trainer.gang import Gang
 
 Array = NDArray[np.generic]
 STEP = "optimizer.step"
@@ -131,6 +132,8 @@ def check_names(source: StateSource, expected: Iterable[str]) -> None:
 class Engine(Protocol):
     """A backend's implementation of training one model on one device."""
 
+    gang: Gang
+    """The processes that train together. Each calls every method that follows in the same order."""
     device: DeviceFacts
     versions: Mapping[str, str]
     parameters: int

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from memconsole_trainer.engine import Array
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
 
 
 class Gang(Protocol):

@@ -79,8 +79,10 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
                 job.engine.take_metrics()
             with _part(watch, CHECKPOINT, str(folder)):
                 job.engine.load_state(stored)
+            job.engine.gang.most(0)  # every process has read the checkpoint
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not attempt.rank:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checkpoint(
@@ -90,7 +92,8 @@ def _checkpoint(
     the next ones."""
     keep = job.plan.train.keep_checkpoints
     with _part(watch, CHECKPOINT, str(folder)):
-        shutil.rmtree(folder, ignore_errors=True)
+        if not attempt.rank:
+            shutil.rmtree(folder, ignore_errors=True)
         checkpoints = Checkpoints(folder, 1)
         saved = saver.write(checkpoints, 0, DISK_WAIT_SECONDS)
         watch.enter(PHASE, CHECKPOINT)

@@ -12,6 +12,7 @@ from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import consent, events
 from memconsole.runs.record.spares import FULL
 from memconsole.runs.record.states import WAIT_DISK
+from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
@@ -19,6 +20,8 @@ from memconsole_trainer.weights import checkpoint
 
 RETRY_SECONDS = 2.0
 """Pause before a checkpoint that could not be written is tried again."""
+_GATHER, _SAVED, _FAILED = "gather", "saved", "failed"
+"""What the first of several processes tells the others while it saves."""
 _PASSING = FULL | {errno.EIO, errno.EROFS}
 """Errors of a disk that somebody can end while a trained state stays in memory."""
 
@@ -54,6 +57,8 @@ class Saver:
             self._watch.count()
             saved = self.write(job.checkpoints, p.step)
             self.last, self._saved, self._at = saved.path, _place(p), time.monotonic()
+            if job.engine.gang.rank:
+                return
             job.checkpoints.retain()
             consent.end(self._attempt.run)
             self._tell_changed()
@@ -84,7 +89,34 @@ class Saver:
 
         With `patience_seconds`, waits no longer than that for room on a full disk, raises its OSError
         then, and raises `StopRequestedError` on a stop request.
+
+        Of several processes, the first one writes. The others gather the tensors with it, and raise
+        `ElsewhereError` if it fails.
         """
+        gang = self._job.engine.gang
+        if gang.rank:
+            return self._follow(checkpoints, step)
+        try:
+            saved = self._write(checkpoints, step, patience_seconds)
+        except BaseException:
+            gang.tell(_FAILED)
+            raise
+        gang.tell(_SAVED)
+        return saved
+
+    def _follow(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
+        """Take part in what the first process writes."""
+        gang = self._job.engine.gang
+        while (word := gang.tell()) == _GATHER:
+            for _ in self._job.engine.state():
+                pass
+        if word == _FAILED:
+            raise ElsewhereError("the process that writes checkpoints has failed")
+        return checkpoint.Saved(checkpoints.path_of(step), 0, 0.0)
+
+    def _write(
+        self, checkpoints: checkpoint.Checkpoints, step: int, patience_seconds: float | None
+    ) -> checkpoint.Saved:
         began, waited = time.monotonic(), False
         while True:
             try:
@@ -120,14 +152,21 @@ class Saver:
             "architecture": msgspec.to_builtins(job.model),
             "versions": {n: str(v) for n, v in job.engine.versions.items()},
         }
-        return checkpoints.save(
-            step,
-            job.engine.state(),
-            state,
-            self._attempt.is_newest,
-            lambda written: self._attempt.progress(self._watch.phase, step, written),
-            expected_bytes=4 * job.engine.trainable_parameters,
-        )
+        job.engine.gang.tell(_GATHER)
+        tensors = job.engine.state()
+        try:
+            return checkpoints.save(
+                step,
+                tensors,
+                state,
+                self._attempt.is_newest,
+                lambda written: self._attempt.progress(self._watch.phase, step, written),
+                expected_bytes=4 * job.engine.trainable_parameters,
+            )
+        finally:
+            if job.engine.gang.size > 1:
+                for _ in tensors:  # the other processes gather the rest, whatever has failed here
+                    pass
 
     def _announce_wait(self, error: OSError, waited: bool) -> None:
         """Say once why a checkpoint cannot be written."""

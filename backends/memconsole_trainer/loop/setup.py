@@ -87,8 +87,13 @@ def set_up(attempt: Attempt) -> Job:
     model = catalog.model(plan)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
-    checkpoints.sweep()
-    stored = _newest(attempt, checkpoints, say)
+    gang = engine.gang
+    if gang.rank:
+        stored = _same(attempt, gang.tell())
+    else:
+        checkpoints.sweep()
+        stored = _newest(attempt, checkpoints, say)
+        gang.tell(stored.path.name if stored else "")
     _at(attempt, stored.path if stored else None)
     _started(attempt, plan, engine, stored)
     for rung in rungs(attempt.run)[-1:]:
@@ -101,7 +106,11 @@ def set_up(attempt: Attempt) -> Job:
         )
 
     known = stored.fingerprints if stored else {}
+    if gang.rank:
+        gang.tell()  # the first process has prepared the data, and the others find them ready
     data = open_data(plan, model, attempt.run.path, say, known)
+    if not gang.rank:
+        gang.tell()
     print(f"  {data.description}\n  {recipe.words(plan)}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     older = progress.fingerprint(attempt.run.read_first_plan(), model, ELSEWHERE)
@@ -183,6 +192,11 @@ def _newest(attempt: Attempt, checkpoints: Checkpoints, say: Announcer) -> Loade
             f"begin again at step 0: memconsole resume {attempt.run.id} --from-scratch"
         )
     return stored
+
+
+def _same(attempt: Attempt, name: str) -> LoadedCheckpoint | None:
+    """The checkpoint that the first process has found intact; None if there is none."""
+    return LoadedCheckpoint(attempt.run.checkpoints_path / name) if name else None
 
 
 def _held(engine: Engine) -> tuple[int | None, int | None]:
@@ -278,7 +292,7 @@ class Announcer:
     def tick(self) -> None:
         """Record that the process is alive. Raises `StopRequestedError`."""
         self._attempt.progress(self._phase, self._attempt.step)
-        if self._attempt.stop_requested:
+        if self._attempt.stop_requested or self._attempt.asked:
             raise StopRequestedError
 
     def warning(self, message: str) -> None:

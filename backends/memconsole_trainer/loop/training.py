@@ -13,7 +13,9 @@ from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
 from memconsole.runs.record.manifest import step_of
 from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.stream import Item
 from memconsole_trainer.engine import Batch, StepMetrics
+from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.loop import summary
 from memconsole_trainer.loop.preflight import preflight
 from memconsole_trainer.loop.profiling import Profiling
@@ -35,6 +37,10 @@ class NonFiniteLossError(ArithmeticError):
     """The loss is NaN or infinite, so further steps would only damage the weights."""
 
     cause = "nan"
+
+
+class ElsewhereDataError(DataError, ElsewhereError):
+    """Another process cannot read the data."""
 
 
 class Trainer:
@@ -66,7 +72,7 @@ class Trainer:
             self._catch_up()
             self._job.control.prepare(self._engine)
             while not self._progress.finished(self._plan):
-                item = self._job.stream.next(self._watch.check_stop)
+                item = self._next()
                 if item.batch is None:
                     self._end_epoch(item.state)
                 else:
@@ -80,6 +86,21 @@ class Trainer:
         except DataError:
             self._save()  # the run goes on from here when its data can be read again
             raise
+
+    def _next(self) -> Item:
+        """The next item of the data. Raises `DataError` in all processes if one cannot read it."""
+        if self._engine.gang.size == 1:
+            return self._job.stream.next(self._watch.check_stop)
+        error = item = None
+        try:
+            item = self._job.stream.next(self._watch.beat)
+        except DataError as found:
+            error = found
+        failed = self._watch.settle(error is not None)
+        self._watch.check_stop()
+        if failed or item is None:
+            raise error or ElsewhereDataError("another process could not read the data")
+        return item
 
     def _catch_up(self) -> None:
         """Repeat the evaluation that a stop request cut short, so a resumed run makes the same
@@ -119,9 +140,14 @@ class Trainer:
             self._evaluate()
         early = p.step == 1 and not p.finished(self._plan)
         regular = t.checkpoint_every and p.step % t.checkpoint_every == 0
-        if early or regular or self._improved or self.saver.due(t.checkpoint_minutes):
+        if early or regular or self._improved or self._due():
             # Saving after the first step reveals a full disk or a missing permission early.
             self._save()
+
+    def _due(self) -> bool:
+        """Whether the last checkpoint is too old, by the clock of one of the processes."""
+        minutes = self._plan.train.checkpoint_minutes
+        return bool(minutes and self._engine.gang.most(self.saver.due(minutes))[0])
 
     def _read_losses(self) -> None:
         """Read the metrics of the steps since the last call from the device and report them."""
@@ -322,5 +348,6 @@ class Trainer:
 
     def _polled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
+            self._watch.settle()
             self._watch.check_stop()
             yield batch

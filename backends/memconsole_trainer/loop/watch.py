@@ -34,6 +34,7 @@ class Watch:
         self._memory_said = 0.0
         self._left_bytes = 0
         """What profilers have left in the memory of a CPU. It is not the plan's."""
+        self._paused = False
 
     def enter(self, phase: str, detail: str = "") -> None:
         """Enter `phase`. Emits an event if the phase changes or a `detail` is given."""
@@ -110,10 +111,23 @@ class Watch:
         if self._attempt.stop_requested:
             raise StopRequestedError
 
+    def settle(self, failed: bool = False) -> bool:
+        """Agree with the other processes, if there are any, on whether to stop and to pause. Returns
+        whether one of them has `failed`."""
+        attempt, gang = self._attempt, self._engine.gang
+        if gang.size == 1:
+            self._paused = attempt.paused
+            return failed
+        stop, pause, any_failed = gang.most(attempt.asked, attempt.paused, failed)
+        attempt.stop_requested, self._paused = bool(stop), bool(pause and not stop)
+        return bool(any_failed)
+
     def wait_while_paused(self) -> None:
         """Between two steps: wait while the run is paused. This time does not count as training or
         epoch time."""
-        if not self._attempt.paused:
+        if self._engine.gang.size == 1:
+            self.settle()
+        if not self._paused:
             return
         self._engine.synchronize()
         self.count()
@@ -121,9 +135,10 @@ class Watch:
         before = self.phase
         self.enter("paused")
         print(f"paused after step {self._progress.step:,}", flush=True)
-        while self._attempt.paused:
+        while self._paused:
             time.sleep(PAUSE_POLL_SECONDS)
             self.beat()
+            self.settle()
         self.enter(before)
         self._clock = self._busy_since = time.monotonic()
 

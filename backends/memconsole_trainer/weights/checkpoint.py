@@ -201,7 +201,7 @@ class Checkpoints:
             written(total)
             if not is_newest():
                 raise FencedError("a newer attempt owns this run")
-            final = self._directory / f"step-{step:09d}"
+            final = self.path_of(step)
             replaced = self._put(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -211,6 +211,10 @@ class Checkpoints:
             shutil.rmtree(replaced, ignore_errors=True)
         self._last_bytes = total
         return Saved(final, total, time.monotonic() - started)
+
+    def path_of(self, step: int) -> Path:
+        """Where the checkpoint of a step is committed."""
+        return self._directory / f"step-{step:09d}"
 
     def retain(self) -> None:
         """Delete all checkpoints except the newest `keep` and the best one."""

@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 import msgspec
 
-from memconsole.runs.record import locks, shortfall, spares
+from memconsole.runs.record import files, locks, shortfall, spares
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventlog import EventWriter
 from memconsole.runs.record.events import Error, Event
@@ -34,6 +34,10 @@ RESERVE_BYTES = 64 << 20
 LAST_WORDS_SECONDS = 60.0
 """How long the last records of an attempt wait for room on a full disk."""
 TRACEBACK_CHARACTERS = 30_000
+
+
+STOPPING = "stopping"
+"""Name of the file by which the process that starts several trainers tells all of them to stop."""
 
 
 class Fenced(SystemExit):
@@ -58,6 +62,12 @@ class Attempt:
         self.path = run_directory.attempt_path(number)
         self.stop_requested = False
         """Finish the step, save, and exit with code 75."""
+        self.asked = False
+        """This process was asked to stop."""
+        self.shared = False
+        """Several processes train together: they agree on `stop_requested` from what each was
+        `asked`."""
+        self.rank = 0
         self.step = 0
         self.checkpoint: str | None = None
         """The newest checkpoint, for the final record of an attempt that ends before it trains."""
@@ -90,14 +100,20 @@ class Attempt:
         if not self.is_newest():
             self._release()
             self._refuse(f"attempt {self.number} of run {self.run.id} is not the newest")
-        self._secrets = secret_values(os.environ)
+        self._prepare()
         self._events = EventWriter(self.path, secrets=self._secrets, on_full=self.free_reserve)
         self._heartbeat = HeartbeatWriter(self.path)
         self.keep_reserve()
-        self._guard_output()
-        self._install()
         self.progress("import", 0)
         return self
+
+    def _prepare(self) -> None:
+        """Guard the output, and answer signals. A stop may have been asked for before that."""
+        self._secrets = secret_values(os.environ)
+        self._guard_output()
+        self._install()
+        if self.shared and (self.path / STOPPING).exists():
+            self.asked = True
 
     def __exit__(
         self,
@@ -183,24 +199,30 @@ class Attempt:
 
         Returns its cause, for `failure.exit_code_of`.
         """
-        cause = cause_of(exception)
         if self._reported is exception:
-            return cause
+            return cause_of(exception)
         self._reported = exception
+        cause, record = self._failure(exception)
+        if self.shared:  # what failed first is the cause: the others then lose touch with it
+            first = files.read_struct(self.path / "error.json", ErrorRecord)
+            cause, record = (cause, record) if first is None else (first.cause, first)
+        self.emit(self._error(cause, record.message, record.traceback), durable=True)
+        self._write_last("error.json", record)
+        return cause
+
+    def _failure(self, exception: BaseException) -> tuple[str, ErrorRecord]:
+        """The class of a failure, and its record."""
+        cause = cause_of(exception)
         trace = "".join(traceback.format_exception(exception))[-TRACEBACK_CHARACTERS:]
-        message = clean(redact(str(exception), self._secrets))[:4096] or type(exception).__name__
-        trace = clean(redact(trace, self._secrets))
-        self.emit(self._error(cause, message, trace), durable=True)
         record = ErrorRecord(
             cause=cause,
             type=type(exception).__name__,
-            message=message,
-            traceback=trace,
+            message=clean(redact(str(exception), self._secrets))[:4096] or type(exception).__name__,
+            traceback=clean(redact(trace, self._secrets)),
             step=self.step,
             time_wall=time.time(),
         )
-        self._write_last("error.json", record)
-        return cause
+        return cause, record
 
     def _error(self, cause: str, message: str, trace: str) -> Error:
         """The event of a failure. If memory ran out, it says how much was held and requested.
@@ -287,7 +309,8 @@ class Attempt:
                 self._handlers[number] = signal.signal(number, self._on_stop)
             self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._stacks = os.fdopen(os.open(self.path / "stacks.log", flags, 0o600), "w")
+        name = f"stacks-{self.rank}.log" if self.rank else "stacks.log"
+        self._stacks = os.fdopen(os.open(self.path / name, flags, 0o600), "w")
         faulthandler.enable(self._stacks)
         faulthandler.register(signal.SIGUSR2, self._stacks, all_threads=True)
         self._excepthook = sys.excepthook
@@ -309,7 +332,9 @@ class Attempt:
             self._locks.pop().release()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        self.stop_requested = True
+        self.asked = True
+        if not self.shared:
+            self.stop_requested = True
 
     def _on_exception(
         self, kind: type[BaseException], exception: BaseException, trace: TracebackType | None

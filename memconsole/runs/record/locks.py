@@ -2,7 +2,8 @@
 
 `trainer.lock` and `supervisor.lock` are POSIX record locks. The kernel frees them when their holder
 dies, even if its children are alive, and tells the holder's process id. `gang.lock` is an flock,
-which forked children inherit: it is held until the last of them has ended.
+which forked children inherit: it is held until the last of them has ended. Processes that train
+together with the trainer hold `gang-RANK.lock` in the same way.
 
 A process loses a POSIX lock when it closes *any* descriptor of that file. So only this module opens
 these files, and it never opens one that this process has locked.
@@ -151,8 +152,17 @@ def take_gang(path: Path, patience_seconds: float = 1.0, *, required: bool = Tru
             time.sleep(0.01)
 
 
+def member_lock(path: Path, rank: int) -> Path:
+    """The gang lock of a process that trains together with the one that holds the lock `path`."""
+    return path.with_name(f"{path.stem}-{rank}{path.suffix}")
+
+
 def gang_held(path: Path) -> bool:
-    """Whether the trainer or a forked child of it is alive."""
+    """Whether the trainer, a process that trains with it, or a forked child of these is alive."""
+    return _gang_held(path) or any(map(_gang_held, path.parent.glob(f"{path.stem}-*{path.suffix}")))
+
+
+def _gang_held(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

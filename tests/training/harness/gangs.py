@@ -113,7 +113,9 @@ class Stored:
         return self._state[name]
 
 
-def together(plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int = 3) -> list[Trained]:
+def together(
+    plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int = 3
+) -> list[Trained]:
     """What each of the plan's processes gave."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.harness.preloaded"])
@@ -136,7 +138,12 @@ def together(plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int 
 
 
 def _rank(
-    rank: int, port: int, pipe: Connection, plan: Plan, state: dict[str, np.ndarray] | None, steps: int
+    rank: int,
+    port: int,
+    pipe: Connection,
+    plan: Plan,
+    state: dict[str, np.ndarray] | None,
+    steps: int,
 ) -> None:
     os.environ.update(
         RANK=str(rank),
@@ -145,7 +152,7 @@ def _rank(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         GLOO_SOCKET_IFNAME="lo",
-        TORCHELASTIC_RUN_ID="test",
+        MEMCONSOLE_MEMBER="1",
     )
     pipe.send(steps_of(plan, state, steps))
     pipe.close()
