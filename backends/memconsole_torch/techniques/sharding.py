@@ -32,7 +32,7 @@ class Replicated(DistributedDataParallel):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(
-            module, broadcast_buffers=False, gradient_as_bucket_view=True, init_sync=False
+            module, forward_sync_buffers=False, gradient_as_bucket_view=True, init_sync=False
         )
 
     def __getattr__(self, name: str) -> object:

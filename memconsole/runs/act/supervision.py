@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from memconsole.plan.plan import PlanError
-from memconsole.runs.act import daemon, family, spawn
+from memconsole.runs.act import again, daemon, family, spawn
 from memconsole.runs.act.serving import Serving
 from memconsole.runs.act.spawn import TrainerCommand, trainer_command
 from memconsole.runs.read import ladder
@@ -59,7 +59,7 @@ class Supervisor:
         self.serving = Serving(run, say)
         self.killing = False
         self.continues = False
-        """Whether the run ran out of memory and goes on with smaller micro-batches."""
+        """Whether the run goes on by itself: with smaller micro-batches, or after it lost a process."""
         self.place: JobPlace | None = None
         """The Slurm job that this process is part of."""
         self._save: Callable[[], object] | None = None
@@ -126,7 +126,7 @@ class Supervisor:
         self._collect()
         if not files.exists(self.path / "exit.json"):
             self._record_exit(*self._exit_status())
-        if self.killing:
+        if self.killing or again.is_several(self.run):
             family.kill_members(self.run.id, os.getpid() if self.child else None)
         while locks.gang_held(self.run.gang_lock):
             self.serving.serve(self._act)
@@ -197,7 +197,7 @@ class Supervisor:
     def _record_exit(self, code: int | None, number: signal.Signals | None) -> None:
         """Write `exit.json`. On a full disk, free the reserve and wait for room."""
         verdict = classify(gather(self.run, self.attempt, code, number))
-        self.continues = self._descends(verdict)
+        self.continues = self._descends(verdict) or self._begins_again(verdict)
         record = ExitRecord(
             verdict=verdict,
             time_wall=time.time(),
@@ -241,6 +241,19 @@ class Supervisor:
         if rung is not None:
             say(rung.words)
         return rung is not None
+
+    def _begins_again(self, verdict: Verdict) -> bool:
+        """Whether the attempt lost one of several processes, and no stop was requested."""
+        if self.serving.stops or self.killing or not again.is_several(self.run):
+            return False
+        try:
+            found = again.begins_again(self.run, verdict)
+        except OSError as error:
+            say(f"{again.FILE}: {error}")
+            return False
+        if found:
+            say(f"one of its processes has ended: {verdict.evidence}; the run begins again")
+        return found
 
     def _act(self, request: requests.Request) -> None:
         """Do what an accepted request asks. Raises `OSError`."""
