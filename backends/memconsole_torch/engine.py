@@ -471,8 +471,9 @@ class TorchEngine:
     @property
     def _total(self) -> optimizers.Total | None:
         """Adds up what processes that hold different rows of the gradients computed."""
-        split = self._rows is not None and isinstance(self.gang, Processes)
-        return self.gang.total if split else None
+        if self._rows is None or not isinstance(self.gang, Processes):
+            return None
+        return self.gang.total
 
     def _split(self, module: nn.Module) -> None:
         if self._plan.optimize.sharding == "fsdp" and isinstance(self.gang, Processes):

@@ -82,6 +82,8 @@ def ready(found: trained.TrainedModel) -> tuple[Tokenizer, Engine]:
     Weights that are stored in fp32 are also computed with in fp32, as those who load an export do.
     """
     tokenizer = found.tokenizer()
+    alone = replace(found.plan, {"device.count": 1, "optimize.sharding": "none"})
+    found = dataclasses.replace(found, plan=alone)
     if not found.adapted and found.plan.optimize.precision in ("bf16", "fp16"):
         plan = replace(found.plan, {"optimize.precision": "fp32"})
         found = dataclasses.replace(found, plan=plan)

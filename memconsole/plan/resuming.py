@@ -49,17 +49,41 @@ CHANGEABLE = ELSEWHERE | {
 the data fit any value of them."""
 
 
+DEVICES = frozenset({"device.count", "optimize.sharding"})
+"""How many devices a resumed run has, and what each holds. Its rows of a step stay the same."""
+
+
 def changed(plan: Plan, changes: dict[str, object]) -> Plan:
     """`plan` with `changes`. Raises `PlanError` for a setting that a resumed run cannot change."""
     for key, value in changes.items():
-        if key not in CHANGEABLE and get(plan, key) != value:
+        if key not in CHANGEABLE | DEVICES and get(plan, key) != value:
             raise PlanError(
                 f"{key} = {quote(value)}: a resumed run keeps its {quote(get(plan, key))}; it may change "
-                f"{', '.join(sorted(CHANGEABLE))}. memconsole train --from RUN --set {key}=… begins a "
+                f"{', '.join(sorted(CHANGEABLE | DEVICES))}. memconsole train --from RUN --set {key}=… begins a "
                 "new run with the weights of this one",
                 key,
             )
-    return replace(plan, changes)
+    if changes.get("device.count") == 1:
+        changes = {"optimize.sharding": "none", **changes}
+    return with_rows_of(plan, replace(plan, changes))
+
+
+def with_rows_of(before: Plan, after: Plan) -> Plan:
+    """`after`, another number of devices, with as many rows of a step as `before`: micro-batches of the
+    same size or smaller, and as many of them as it takes. Raises `PlanError`."""
+    if before.device.count == after.device.count:
+        return after
+    rows, count = before.effective_batch, after.device.count
+    if rows % count:
+        raise PlanError(
+            f"device.count = {count:,}: a step of this run has {rows:,} rows, which {count:,} devices cannot "
+            "share equally",
+            "device.count",
+        )
+    sizes = range(before.train.batch_size, 0, -1)
+    batch = next(size for size in sizes if rows // count % size == 0)
+    steps = rows // count // batch
+    return replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
 
 
 def without_lost_source(plan: Plan, own_tokenizer: Path) -> Plan:
@@ -82,5 +106,6 @@ def without_lost_source(plan: Plan, own_tokenizer: Path) -> Plan:
 
 def words(before: Plan, after: Plan) -> str:
     """The settings that differ, with both values."""
-    keys = [key for key in sorted(CHANGEABLE) if get(before, key) != get(after, key)]
+    named = CHANGEABLE | DEVICES | {"train.batch_size", "optimize.accumulation_steps"}
+    keys = [key for key in sorted(named) if get(before, key) != get(after, key)]
     return ", ".join(f"{k} {quote(get(before, k))} → {quote(get(after, k))}" for k in keys)

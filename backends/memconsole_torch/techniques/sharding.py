@@ -13,6 +13,7 @@ Each process's loss is a share of the whole batch's, so gradients are added up, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class Replicated(DistributedDataParallel):
             module, forward_sync_buffers=False, gradient_as_bucket_view=True, init_sync=False
         )
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:

@@ -79,6 +79,8 @@ class Tracer:
             plan = loads(question.plan)
             check(plan)
             check_trainable(plan)
+            if plan.device.count > 1:
+                raise PlanError("device.count: a step of one device is traced")
             model = catalog.model(plan)
             recording = self.recording(plan, model, question.kind, interrupt)
             exact = _exact(recording, plan, question.kind, interrupt)

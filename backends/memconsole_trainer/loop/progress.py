@@ -139,13 +139,22 @@ _USUAL = replace(Plan(), {"train.weight_decay": 0.1})
 """Fingerprints leave out these values, those of the first version."""
 
 
-def fingerprint(plan: Plan, model: Model, free: frozenset[str] = CHANGEABLE) -> str:
+def fingerprint(
+    plan: Plan, model: Model, free: frozenset[str] = CHANGEABLE, *, as_it_is: bool = False
+) -> str:
     """Hash of every setting that must not change when a run is resumed: all but the `free` ones and
     the device.
 
     Settings at their default are left out, so runs stay resumable when a newer version adds a
-    setting.
+    setting. How a step's rows are spread over devices and micro-batches does not count, unless the
+    plan is taken `as_it_is`, as for older checkpoints.
     """
+    if not as_it_is:
+        plan = msgspec.structs.replace(
+            plan,
+            train=msgspec.structs.replace(plan.train, batch_size=plan.effective_batch),
+            optimize=msgspec.structs.replace(plan.optimize, accumulation_steps=1, sharding="none"),
+        )
     counted = {
         name: _changed(getattr(plan, name), getattr(_USUAL, name))
         for name in ("data", "train", "optimize")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,11 @@ def set_up(attempt: Attempt) -> Job:
         gang.tell()
     print(f"  {data.description}\n  {recipe.words(plan)}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
-    older = progress.fingerprint(attempt.run.read_first_plan(), model, ELSEWHERE)
+    first = attempt.run.read_first_plan()
+    older = {
+        progress.fingerprint(picked, model, as_it_is=True),
+        progress.fingerprint(first, model, ELSEWHERE, as_it_is=True),
+    }
     shape = BatchShape(
         plan.optimize.accumulation_steps,
         plan.train.batch_size * plan.device.count,
@@ -207,12 +212,14 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
     return reading.allocated_bytes, reading.peak_bytes
 
 
-def resumed(stored: LoadedCheckpoint, fingerprints: dict[str, str], older: str = "") -> Progress:
-    """Read the progress from a checkpoint. `older` is the first plan's fingerprint as older
-    checkpoints hold it. Raises `PlanError` or `DataError` if plan or tokenizer
+def resumed(
+    stored: LoadedCheckpoint, fingerprints: dict[str, str], older: Collection[str] = ()
+) -> Progress:
+    """Read the progress from a checkpoint. `older` are the plan's fingerprints as older checkpoints
+    hold them. Raises `PlanError` or `DataError` if plan or tokenizer
     have changed, and `DataError` if the checkpoint does not hold it."""
     before = stored.fingerprints
-    if before.get("plan") not in (fingerprints["plan"], older):
+    if before.get("plan") not in {fingerprints["plan"], *older}:
         raise PlanError(
             f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
             "start a new run"

@@ -8,9 +8,11 @@ from memconsole.plan import plan as plans
 from memconsole.plan import resuming
 from memconsole.plan.check import check
 from memconsole.plan.models.files import TOKENIZER_JSON
-from memconsole.plan.plan import Plan
+from memconsole.plan.optimizations import check_trainable
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act import launch
 from memconsole.runs.act.control import request_continue
+from memconsole.runs.read.ladder import rungs
 from memconsole.runs.read.liveness import liveness
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.identity import user_name
@@ -68,6 +70,14 @@ def _changed(run: RunDirectory, assignments: tuple[str, ...]) -> Plan | None:
         return None
     before = run.read_plan()
     after = resuming.changed(before, dict(plans.parse_assignments(assignments)))
+    if after.device.count != before.device.count:
+        check_trainable(after)
+        if rungs(run):
+            raise PlanError(
+                f"device.count = {after.device.count}: this run has halved its micro-batches to fit in memory; "
+                "resume it as it is",
+                "device.count",
+            )
     own = run.path / TOKENIZER_JSON
     check(resuming.without_lost_source(after, own) if run.committed_checkpoints() else after)
     if told := resuming.words(before, after):

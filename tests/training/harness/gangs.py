@@ -29,6 +29,8 @@ TEXT: dict[str, Any] = {
     "train.warmup_steps": 0,
     "device.name": "cpu",
 }
+SUFFIX = {"lqr": ".h5", "efficientids": "/ratings.dat"}
+"""Of a name that stands for data of a task. No data are read."""
 
 
 class Trained(NamedTuple):
@@ -42,9 +44,9 @@ class Trained(NamedTuple):
     sampled: list[int]
 
 
-def plan_of(count: int, changes: Mapping[str, Any], base: Mapping[str, Any] = TEXT) -> Plan:
+def plan_of(count: int, changes: Mapping[str, Any]) -> Plan:
     """A plan with `ROWS` rows a step, whatever the number of devices and of micro-batches."""
-    settings = {**base, **changes}
+    settings = {**TEXT, **changes}
     rows = ROWS // count // settings.get("optimize.accumulation_steps", 1)
     plan = replace(Plan(), {**settings, "device.count": count, "train.batch_size": rows})
     check(plan)

@@ -78,7 +78,7 @@ def test_the_process_answers_lines_with_lines() -> None:
     assert exact is not None
     assert exact.phases["backward"].components["weights"] > 4 * 450_000
     assert "JAX does not train on it" in answers[1].problem
-    assert "FSDP" in answers[2].problem
+    assert "optimize.sharding = fsdp" in answers[2].problem
 
 
 @pytest.mark.parametrize(

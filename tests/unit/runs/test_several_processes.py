@@ -1,0 +1,130 @@
+"""Runs of several processes: which failure counts, when a run begins again, and with how many rows it goes on."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memconsole.plan import catalog
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.resuming import changed, words
+from memconsole.runs.act import again
+from memconsole.runs.act.attempt import STOPPING, Attempt
+from memconsole.runs.act.member import Member
+from memconsole.runs.record import files, locks
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.records import ErrorRecord
+from memconsole.runs.record.states import Verdict
+from memconsole_trainer.loop.progress import fingerprint
+
+TWO = {"device.count": 2, "optimize.sharding": "fsdp", "train.batch_size": 6}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return create_run(replace(Plan(), TWO), None, {})
+
+
+def ended(reason: str, number: str | None = None) -> Verdict:
+    return Verdict(reason=reason, evidence="", signal=number)
+
+
+def test_a_run_begins_again_three_times_from_one_checkpoint(run: RunDirectory) -> None:
+    killed = ended("killed", "SIGKILL")
+    assert again.is_several(run)
+    assert [again.begins_again(run, killed) for _ in range(4)] == [True, True, True, False]
+    (run.checkpoints_path / "step-000000007").mkdir(parents=True)
+    assert again.begins_again(run, killed)
+
+
+@pytest.mark.parametrize(
+    "verdict", [ended("crashed"), ended("bad_data", "SIGTERM"), ended("finished")]
+)
+def test_what_would_fail_again_does_not_begin_again(run: RunDirectory, verdict: Verdict) -> None:
+    assert not again.begins_again(run, verdict)
+
+
+def test_a_run_of_one_process_is_not_of_several(run: RunDirectory) -> None:
+    files.write_atomic(run.plan_path, b'backend = "torch"\n')
+    assert not again.is_several(run)
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        ([(1, 100), (-9, 101)], -9),  # the one that was killed, not the one that lost touch with it
+        ([(-9, 130), (77, 100)], 77),  # the agent kills what does not end
+        ([(3, 100)], 3),
+    ],
+)
+def test_the_failure_that_the_others_followed_from_counts(
+    ends: list[tuple[int, int]], first: int
+) -> None:
+    launching = pytest.importorskip("memconsole_torch.launching")
+    failures: Any = {
+        rank: SimpleNamespace(exitcode=code, timestamp=at) for rank, (code, at) in enumerate(ends)
+    }
+    assert launching.first_of(failures) == first
+
+
+def test_a_member_holds_the_gang_and_writes_only_why_it_failed(run: RunDirectory) -> None:
+    number = run.new_attempt()
+    with Member(run, number, 1) as member:
+        assert locks.gang_held(run.gang_lock)
+        assert locks.holder(run.trainer_lock) is None
+        member.report(ValueError("no such row"))
+        member.report(ValueError("a later one"))
+        member.finish(1, 3, "crashed")
+    assert not locks.gang_held(run.gang_lock)
+    found = files.read_struct(run.attempt_path(number) / "error.json", ErrorRecord)
+    assert found is not None
+    assert found.message == "process 1: no such row"
+    names = {p.name for p in run.attempt_path(number).iterdir()}
+    assert names == {"error.json", "stacks-1.log"}
+
+
+def test_the_leader_tells_what_another_process_failed_of(run: RunDirectory) -> None:
+    number = run.new_attempt()
+    leader = Attempt(run, number)
+    leader.shared = True
+    with leader, Member(run, number, 1) as member:
+        member.report(MemoryError("out of memory"))
+        assert leader.report(RuntimeError("connection closed by peer")) == "out_of_memory"
+
+
+def test_several_processes_stop_when_they_agree(run: RunDirectory) -> None:
+    number = run.new_attempt()
+    with Member(run, number, 1) as member:
+        signal.raise_signal(signal.SIGTERM)
+        assert member.asked
+        assert not member.stop_requested
+    (run.attempt_path(number) / STOPPING).touch()
+    with Member(run, number, 1) as late:
+        assert late.asked
+
+
+@pytest.mark.parametrize(("count", "batch", "steps"), [(1, 6, 2), (3, 4, 1), (4, 3, 1), (12, 1, 1)])
+def test_a_run_on_other_devices_keeps_the_rows_of_a_step(
+    count: int, batch: int, steps: int
+) -> None:
+    before = replace(Plan(), TWO)
+    after = changed(before, {"device.count": count})
+    assert (after.train.batch_size, after.optimize.accumulation_steps) == (batch, steps)
+    assert after.effective_batch == before.effective_batch == 12
+    assert after.optimize.sharding == ("none" if count == 1 else "fsdp")
+    assert f"device.count 2 → {count}" in words(before, after)
+    model = catalog.model(before)
+    assert fingerprint(after, model) == fingerprint(before, model)
+    other = replace(after, {"train.batch_size": batch + 1})
+    assert fingerprint(other, model) != fingerprint(before, model)
+
+
+def test_devices_that_cannot_share_the_rows_are_refused() -> None:
+    with pytest.raises(PlanError, match="12 rows, which 5 devices cannot share equally") as error:
+        changed(replace(Plan(), TWO), {"device.count": 5})
+    assert error.value.key == "device.count"
