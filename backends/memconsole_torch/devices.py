@@ -22,7 +22,7 @@ def resolve(choice: DeviceChoice, place: int = 0) -> torch.device:
     name = choice.name
     if name == "auto":
         if torch.cuda.is_available():
-            return _gpu(name, place)
+            return _gpu(name, place) if place else torch.device("cuda", 0)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
