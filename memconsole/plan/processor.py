@@ -26,6 +26,21 @@ def vectors_alone(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
     return _instructions(precision, cpuinfo)[1] == {_X86.get(_width(precision), ("",))[0]}
 
 
+def slower_than_fp32(precision: str, backend: str, cpuinfo: Path = _CPUINFO) -> str:
+    """Why training in `precision` takes longer than in fp32 on this machine's processor; empty if it does not."""
+    if precision == "fp32":
+        return ""
+    if backend == "jax":
+        return (
+            "XLA on a CPU computes 16-bit types in fp32, so that training is no faster than in fp32"
+        )
+    if missing := missing_instructions(precision, cpuinfo):
+        return f"this CPU has no {missing}, so that training is far slower than in fp32"
+    if vectors_alone(precision, cpuinfo):
+        return "this CPU has 16-bit vectors but no matrix unit (AMX), so that training is slower than in fp32"
+    return ""
+
+
 @lru_cache(maxsize=1)
 def wide_vectors(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether vectors have 512 bits. True if the system does not say."""

@@ -155,16 +155,13 @@ def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array
 
 def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
     x, weight, bias = kept
-    joined = _joined(x)
     back = jnp.einsum("bto,oi->bti", gradient, weight.astype(x.dtype))
-    # XLA on a CPU makes a transposed copy of the first operand, so the narrower one comes first.
-    if weight.shape[0] > weight.shape[1]:
-        turned = jnp.einsum("bti,bto->io", joined, gradient).T
-    else:
-        turned = jnp.einsum("bto,bti->oi", gradient, joined)
+    # As matrices: XLA on a CPU makes a transposed copy before it contracts two axes at once.
+    rows, slopes = _joined(x).reshape(-1, weight.shape[1]), gradient.reshape(-1, weight.shape[0])
+    turned = jnp.einsum("no,ni->oi", slopes, rows)
     # The bias gradient is also a product: a sum would widen 16-bit gradients a second time.
-    ones = jnp.ones(gradient.shape[:2], x.dtype)
-    summed = None if bias is None else jnp.einsum("bt,bto->o", ones, gradient).astype(bias.dtype)
+    ones = jnp.ones(len(slopes), x.dtype)
+    summed = None if bias is None else jnp.einsum("n,no->o", ones, slopes).astype(bias.dtype)
     return back.reshape(x.shape), turned.astype(weight.dtype), summed
 
 

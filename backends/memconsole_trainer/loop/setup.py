@@ -16,7 +16,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.on_node import on_node
 from memconsole.plan.origin import check_start, origin, shortly
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.processor import missing_instructions
+from memconsole.plan.processor import slower_than_fp32
 from memconsole.plan.resuming import ELSEWHERE, without_lost_source
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.ladder import present_plan, rungs
@@ -100,11 +100,8 @@ def set_up(attempt: Attempt) -> Job:
     for rung in rungs(attempt.run)[-1:]:
         say.warning(rung.words)
     precision = plan.optimize.precision
-    missing = missing_instructions(precision) if engine.device.kind == "cpu" else ""
-    if missing:
-        say.warning(
-            f"optimize.precision = {precision}: this CPU has no {missing}, so that training is far slower than in fp32"
-        )
+    if engine.device.kind == "cpu" and (slow := slower_than_fp32(precision, plan.backend)):
+        say.warning(f"optimize.precision = {precision}: {slow}")
 
     known = stored.fingerprints if stored else {}
     if gang.rank:

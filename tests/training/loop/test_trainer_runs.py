@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import replace
-from memconsole.plan.processor import missing_instructions
+from memconsole.plan.processor import slower_than_fp32
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events
@@ -181,8 +181,8 @@ def test_a_processor_that_is_slow_in_16_bits_is_told_of(
 ) -> None:
     old = tmp_path / "cpuinfo"
     old.write_text("flags : fpu sse2 avx2\n")
-    here = partial(missing_instructions, cpuinfo=old)
-    monkeypatch.setattr("memconsole_trainer.loop.setup.missing_instructions", here)
+    here = partial(slower_than_fp32, cpuinfo=old)
+    monkeypatch.setattr("memconsole_trainer.loop.setup.slower_than_fp32", here)
     run = create_run(plan(text, optimize__precision=precision))
     assert attempt(run, lambda phase, step: phase == "data") == 75
     slow = [w.message for w in told(run, events.Warning) if "far slower" in w.message]

@@ -22,7 +22,12 @@ from memconsole.plan import plan as plans
 from memconsole.plan.budget import Budget
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
-from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
+from memconsole.plan.processor import (
+    missing_instructions,
+    slower_than_fp32,
+    vectors_alone,
+    wide_vectors,
+)
 from memconsole_jax.programs import Programs
 from memconsole_jax.techniques import precision as jax_precision
 from memconsole_jax.techniques.rounding import Rounding
@@ -314,6 +319,31 @@ def test_a_processor_without_a_matrix_unit_is_told(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
     assert vectors_alone(precision, tmp_path / "cpuinfo") == alone
+
+
+@pytest.mark.parametrize(
+    ("precision", "backend", "line", "said"),
+    [
+        ("bf16", "torch", "flags : fpu avx2", "far slower than in fp32"),
+        ("bf16-sr", "torch", "flags : fpu avx512_bf16", "no matrix unit (AMX)"),
+        ("bf16", "torch", "flags : fpu avx512_bf16 amx_bf16", ""),
+        ("fp32", "torch", "flags : fpu", ""),
+        (
+            "bf16",
+            "jax",
+            "flags : fpu avx512_bf16 amx_bf16",
+            "XLA on a CPU computes 16-bit types in fp32",
+        ),
+        ("fp32", "jax", "flags : fpu", ""),
+    ],
+)
+def test_a_precision_that_takes_longer_than_fp32_is_told(
+    precision: str, backend: str, line: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
+    words = slower_than_fp32(precision, backend, tmp_path / "cpuinfo")
+    assert said in words
+    assert bool(words) == bool(said)
 
 
 @pytest.mark.parametrize(
