@@ -9,8 +9,10 @@ from memconsole.memory.run_time import start_seconds
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog, recipe
+from memconsole.plan.budget import Budget
 from memconsole.plan.origin import origin
 from memconsole.plan.plan import Plan
+from memconsole.plan.processor import slower_than_fp32
 from memconsole.plan.sections import printable
 from memconsole.plan.tasks import task_of
 from memconsole.plan.trackers import NAMES, wanted
@@ -44,7 +46,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
     rows = (
         f"{plan.effective_batch:,} rows of {plan.data.sequence_length:,} {task.positions} per step"
     )
-    kinds = wanted(plan)
+    kinds, slow = wanted(plan), slow_words(plan, table.budget)
     return (
         ("model", f"{plan.model.name} · {parameters}"),
         ("weights", origin(plan).words),
@@ -52,10 +54,19 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("length", _length(plan, found.run_steps)),
         ("training", recipe.words(plan)),
         ("time", _time(plan, found)),
+        *((("speed", slow),) if slow else ()),
         ("device", f"{_where(plan, table.budget.name)} · {plan.backend}"),
         ("memory", _memory(found)),
         *((("tracked", " and ".join(NAMES[kind] for kind in kinds)),) if kinds else ()),
     )
+
+
+def slow_words(plan: Plan, budget: Budget) -> str:
+    """Why the plan's precision takes longer than fp32 on this machine's processor; empty if it does not."""
+    precision = plan.optimize.precision
+    here = budget.kind == "cpu" and budget.local and plan.launch.on == "here"
+    reason = slower_than_fp32(precision, plan.backend) if here else ""
+    return f"optimize.precision = {precision}: {reason}" if reason else ""
 
 
 def _where(plan: Plan, device: str) -> str:

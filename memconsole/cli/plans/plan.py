@@ -18,6 +18,7 @@ from memconsole.cli.plans.sources import source_lines
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
+from memconsole.launching import slow_words
 from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import start_seconds
 from memconsole.memory.state.data import cache_bytes
@@ -237,6 +238,7 @@ def text(plan: Plan, found: Estimate) -> str:
             else ""
         ),
         *_run_lines(plan, found),
+        *filter(None, [slow_words(plan, budget)]),
         "",
         "what one change would do",
     ]

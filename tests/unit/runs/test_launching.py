@@ -51,3 +51,10 @@ def test_a_length_that_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> Non
     unread = changed(device__name="cpu", data__source="hf://somebody/something")
     assert told(unread)["length"] == "3 epochs; the steps are known once the data are read"
     assert told(unread)["time"].endswith(" a step")
+
+
+def test_a_precision_that_is_slow_here_is_told_before_the_launch() -> None:
+    narrow = changed(backend="jax", device__name="cpu", optimize__precision="bf16")
+    assert told(narrow)["speed"].startswith("optimize.precision = bf16: XLA on a CPU computes")
+    assert "speed" not in told(changed(backend="jax", device__name="cpu"))
+    assert "speed" not in told(replace(narrow, {"device.name": "rtx-3060-12gb"}))
