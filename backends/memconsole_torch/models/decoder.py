@@ -325,7 +325,8 @@ class Rotated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return turned(gradient, *ctx.saved_tensors, -1.0), None, None
+        cos, sin = ctx.saved_tensors
+        return turned(gradient, cos, sin, -1.0), None, None
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: float) -> Tensor:
