@@ -5,9 +5,12 @@ The agent restarts nothing: a run's supervisor starts a whole new attempt from t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,40 +21,51 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from memconsole.runs.act import together
 from memconsole_trainer.backends import MEMBER
 
+MEETING_SECONDS = 900
+"""How long the first node waits for the others."""
+STOP_POLL_SECONDS = 0.5
 STARTED_SECONDS = 2
 """How far apart deaths are of which one may have caused the other."""
 
 
 def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -> int:
     """Run `python ARGUMENTS` in `count` processes until all have ended. Their output goes to files in
-    `folder`, that of rank 0 to this process's.
+    `folder`, that of rank 0 to this process's. On several nodes, each starts its share of them.
 
-    SIGTERM is passed on to all of them, and `stopping` tells those that are still starting. Returns
-    0, or the exit code of the process that failed first; negative if a signal killed it.
+    SIGTERM is passed on to all of them, and `stopping` tells those that are still starting, and those
+    of several nodes. Returns 0, or the exit code of the process that failed first; negative if a
+    signal killed it.
     """
+    place = together.here()
+    own = count // place.nodes
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopping.touch(mode=0o600)
-        for child in psutil.Process().children():
-            child.terminate()
+        _stop_children()
 
     os.environ[MEMBER] = "1"
-    os.environ.update(_settings(count, os.environ))
-    redirects = dict.fromkeys(range(1, count), Std.ALL)
+    os.environ.update(_settings(own, place.nodes, os.environ))
+    redirects = dict.fromkeys(range(0 if place.node else 1, own), Std.ALL)
+    several = place.nodes > 1
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        min_nodes=place.nodes,
+        max_nodes=place.nodes,
+        nproc_per_node=own,
+        run_id=folder.parent.name if several else uuid.uuid4().hex,
+        # Static: rank 0 is on node 0, where the supervisor is.
+        rdzv_backend="static" if several else "c10d",
+        rdzv_endpoint=f"{place.address}:{place.port}",
+        rdzv_configs={"rank": place.node, "timeout": MEETING_SECONDS} if several else {},
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder), redirects=redirects),
         signals_to_handle="SIGQUIT",  # the others are handled here
     )
     folder.mkdir(mode=0o700, exist_ok=True)
+    if several:
+        threading.Thread(target=_obey, args=(stopping,), daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -62,6 +76,19 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
     return 0
 
 
+def _stop_children() -> None:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            child.terminate()
+
+
+def _obey(stopping: Path) -> None:
+    """Stop the processes of this node once the file is there: no signal reaches all nodes."""
+    while not stopping.exists():
+        time.sleep(STOP_POLL_SECONDS)
+    _stop_children()
+
+
 def first_of(failures: Mapping[int, ProcessFailure]) -> int:
     """The exit code of the failure that the others followed from. A process that a signal killed
     comes before those that lost touch with it."""
@@ -70,12 +97,14 @@ def first_of(failures: Mapping[int, ProcessFailure]) -> int:
     return min(early, key=lambda f: (f.exitcode >= 0, f.timestamp)).exitcode
 
 
-def _settings(count: int, inherited: Mapping[str, str]) -> dict[str, str]:
+def _settings(own: int, nodes: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """Variables that the processes need, unless the user set them."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    wanted = {"OMP_NUM_THREADS": str(max(1, cores // count))}
-    if Path("/sys/class/net/lo").exists():  # the name of this host may lead to no address
+    wanted = {"OMP_NUM_THREADS": str(max(1, cores // own))}
+    if (
+        nodes == 1 and Path("/sys/class/net/lo").exists()
+    ):  # the name of this host may lead to no address
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
     return {name: value for name, value in wanted.items() if name not in inherited}

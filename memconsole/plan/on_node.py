@@ -53,6 +53,7 @@ def check_job(plan: Plan) -> None:
             f"launch.partition = {quote(partition)}: expected a name that `sinfo` lists",
             "launch.partition",
         )
+    nodes(plan)
     sbatch_options(plan)
 
 

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster import NODES, Cluster
 
-from memconsole.runs.act import control, launch
+from memconsole.runs.act import control, family, launch
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.liveness import Liveness, liveness
 from memconsole.runs.read.report import report
@@ -264,6 +265,60 @@ def test_a_waiting_job_is_cancelled_and_can_be_submitted_again(
             slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert launch.resume(run) == 1
     ended_as(whole, run)
+
+
+TWO = ("--set=device.count=2", "--set=optimize.sharding=ddp", "--set=train.batch_size=2")
+
+
+@pytest.fixture(scope="session")
+def whole_of_two(text: Path) -> End:
+    """The end of a run of two processes of this machine."""
+    run = train(text, *TWO, where="here")
+    wait(run, lambda now: not now.live)
+    return end(run)
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two nodes are one host here, whose name may lead to no address."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_two_nodes_learn_exactly_what_two_processes_of_this_machine_learn(
+    slurm: Cluster, text: Path, two_nodes: None, whole_of_two: End
+) -> None:
+    run = train(text, *TWO, "--set=launch.devices_per_node=1")
+    wait_step(run, 60)
+    record = run.attempt_record(1)
+    assert record is not None
+    assert record.job is not None
+    assert record.job.nodes == "n[1-2]"
+    control.request_stop(run, "a test")
+    now = wait(run, lambda now: not now.live)
+    assert now.state == "stopped", (now, said(run))
+    launch.resume(run)
+    ended_as(whole_of_two, run)
+
+
+def test_a_killed_process_of_two_nodes_makes_both_begin_again(
+    slurm: Cluster, text: Path, two_nodes: None, whole_of_two: End
+) -> None:
+    run = train(text, *TWO, "--set=launch.devices_per_node=1")
+    wait_step(run, 60)
+    leader = liveness(run).trainer_pid
+    members = [
+        pid
+        for pid in family.members(run.id)
+        if "memconsole_trainer" in " ".join(psutil.Process(pid).cmdline())
+        and psutil.Process(pid).environ().get("RANK") == "1"
+    ]
+    assert leader not in members
+    os.kill(members[0], signal.SIGKILL)
+    ended_as(whole_of_two, run)
+    assert run.newest_attempt() == 2
+    assert run.job() is not None
 
 
 def hurry(slurm: Cluster, run: RunDirectory) -> None:

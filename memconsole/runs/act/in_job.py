@@ -8,17 +8,21 @@ queue and continues from there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
-from memconsole.runs.act import daemon, slurm
+from memconsole.plan.on_node import nodes
+from memconsole.runs.act import daemon, slurm, together
+from memconsole.runs.act.attempt import STOPPING
 from memconsole.runs.act.spawn import TrainerCommand, trainer_command
 from memconsole.runs.act.supervision import POLL_SECONDS, Supervisor, say
 from memconsole.runs.act.supervisor import see_through
@@ -50,6 +54,7 @@ class JobSupervisor(Supervisor):
     ) -> None:
         super().__init__(run, poll_seconds, lock)
         self.place = slurm.place()
+        self._nodes = 1
         self._asked: set[str] = set()
 
     def _tick(self) -> None:
@@ -59,6 +64,32 @@ class JobSupervisor(Supervisor):
                 self._asked.add(who)
                 self._ask_to_stop(who)
         super()._tick()
+
+    def _spawn(self, argv: Sequence[str]) -> None:
+        """Start the trainer, on several nodes by srun, which needs to know where they meet."""
+        self._nodes = nodes(self.run.read_plan())
+        if self._nodes > 1:
+            os.environ |= together.meeting(self._nodes)
+            argv = together.on_every_node(self._nodes, argv)
+        super()._spawn(argv)
+
+    def _act(self, request: Request) -> None:
+        """SIGTERM to srun would end every process at once, so several nodes are told by a file."""
+        if request.command == "stop" and self._nodes > 1:
+            (self.path / STOPPING).touch(mode=0o600)
+        else:
+            super()._act(request)
+
+    def _exit_status(self) -> tuple[int | None, signal.Signals | None]:
+        """How the trainer ended; srun tells the signal that ended one of its processes as 128 + number."""
+        code, number = super()._exit_status()
+        if self._nodes == 1 or code is None or code - 128 not in set(signal.Signals):
+            return code, number
+        with contextlib.suppress(OSError):
+            (
+                self.path / "error.json"
+            ).unlink()  # of a process that lost touch with the one that died
+        return None, signal.Signals(code - 128)
 
     def _ask_to_stop(self, who: str) -> None:
         request = Request(

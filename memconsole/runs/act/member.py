@@ -28,7 +28,7 @@ class Member(Attempt):
     def __enter__(self) -> Member:
         path = locks.member_lock(self.run.gang_lock, self.rank)
         try:
-            self._locks.append(locks.take_gang(path))
+            self._locks.append(locks.take_gang(path, required=not self._in_job()))
         except locks.LockHeld as error:
             self._refuse(f"run {self.run.id}: {error}")
         self._prepare()
