@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from memconsole.plan.budget import Budget
 from memconsole.plan.origin import origin
 from memconsole.plan.plan import Plan
 from memconsole.plan.processor import slower_than_fp32
-from memconsole.plan.sections import printable
 from memconsole.plan.tasks import task_of
 from memconsole.plan.trackers import NAMES, wanted
 from memconsole.runs.record.directory import RunError, list_runs
@@ -21,7 +21,7 @@ from memconsole.units import format_bytes, format_count, format_duration, format
 
 
 def default_name(plan: Plan, taken: Collection[str] | None = None) -> str:
-    """A name that no run of `taken` has, by default of all runs: ``stories python-stdlib lora 2``."""
+    """A name that no run of `taken` has, by default of all runs: ``stories-python-stdlib-lora-2``."""
     if taken is None:
         try:
             taken = {run.name for run in list_runs()}
@@ -32,8 +32,8 @@ def default_name(plan: Plan, taken: Collection[str] | None = None) -> str:
     words += ["lora"] if o.lora_rank else []
     words += ["hybrid"] if plan.hybrid.on else []
     words += [plan.backend] if plan.backend != Plan().backend else []
-    name = printable(" ".join(words))[:60]
-    numbered = (f"{name} {n}" for n in range(2, len(taken) + 3))
+    name = re.sub(r"[^\w.@+-]+", "-", "-".join(words))[:60]
+    numbered = (f"{name}-{n}" for n in range(2, len(taken) + 3))
     return name if name not in taken else next(n for n in numbered if n not in taken)
 
 

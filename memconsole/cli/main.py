@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from memconsole.cli.completing import VARIABLE, add_bash
 from memconsole.cli.options import plan_options
 from memconsole.errors import UserError
 from memconsole.sanitize import clean, clean_line
@@ -37,6 +39,7 @@ COMMANDS = {
     "data": "look into a dataset, or make one",
     "keys": "the console's keys as a keymap file, to change and keep",
     "doctor": "what works here and what does not",
+    "completion": "the script that lets bash, zsh or fish complete commands, keys and runs",
 }
 ROOMS = {
     "plans": "plan fit",
@@ -64,6 +67,15 @@ class LazyGroup(click.Group):
         ).command
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands, without importing them."""
+        commands = [
+            CompletionItem(name, help=words)
+            for name, words in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -132,6 +144,8 @@ def main() -> Any:
     follow the umask, but nobody else may write to them.
     """
     os.umask(os.umask(0o077) | 0o022)
+    if VARIABLE in os.environ:
+        add_bash()
     try:
         code = cli.main(prog_name="memconsole", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memconsole.cli import completing
+
 if TYPE_CHECKING:
     from memconsole.plan.plan import Plan
 
@@ -16,10 +18,20 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--preset``, ``--plan`` and ``--set``; see `build_plan`."""
     for option in (
         click.option(
-            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting."
+            "--set",
+            "assignments",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Change a setting.",
+            shell_complete=completing.assignments,
         ),
         click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A plan file."),
-        click.option("--preset", metavar="NAME", help="Start from a preset."),
+        click.option(
+            "--preset",
+            metavar="NAME",
+            help="Start from a preset.",
+            shell_complete=completing.presets,
+        ),
     ):
         command = option(command)
     return command
@@ -29,6 +41,7 @@ checkpoint_option = click.option(
     "--checkpoint",
     default="best-or-last",
     metavar="best|last|step-N",
+    shell_complete=completing.checkpoints,
     help="Which one; by default the best by the measure of its task or else by the validation loss, or the last if none was evaluated.",
 )
 

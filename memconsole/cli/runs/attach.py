@@ -6,11 +6,12 @@ import sys
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.runs.record.directory import find_run
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--readonly", is_flag=True, help="Watch only: no stop, no resume.")
 @click.option("--ascii", is_flag=True, help="Draw with ASCII only.")
 @click.option("--slow-link/--fast-link", default=None, help="Fewer bytes; automatic over SSH.")

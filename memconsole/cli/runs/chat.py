@@ -7,13 +7,14 @@ import sys
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option
 from memconsole.cli.runs.sample import sampling_options
 from memconsole.runs.record.directory import find_run
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--system", metavar="TEXT", help="A system message before the first one.")
 @sampling_options
 @checkpoint_option

@@ -7,6 +7,7 @@ import json as json_module
 import click
 import msgspec
 
+from memconsole.cli.completing import run_names
 from memconsole.cli.tables import columns
 from memconsole.plan.differences import differing
 from memconsole.plan.hybrid import PHASES
@@ -21,7 +22,7 @@ from memconsole.units import format_bytes
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True)
+@click.argument("runs", nargs=-1, required=True, shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of reports.")
 def command(runs: tuple[str, ...], as_json: bool) -> None:
     """Put RUNS side by side: the settings that differ, losses, speed and memory."""

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option
 from memconsole.runs.record.directory import find_run
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
     "--format",

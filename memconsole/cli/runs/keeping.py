@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.plan.trackers import NAMES, check_trackers
 from memconsole.runs.act.delete import begun_from, check_deletable, delete_run
 from memconsole.runs.act.trackers import start_trackers
@@ -17,7 +18,7 @@ from memconsole.units import format_bytes
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 @click.argument("name")
 def rename(run: str, name: str) -> None:
     """Give RUN another NAME. It may be training: its id, folder and files stay the same."""
@@ -28,7 +29,7 @@ def rename(run: str, name: str) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 @click.argument("tags", nargs=-1)
 @click.option("--remove", "removed", multiple=True, metavar="TAG", help="Take a tag away.")
 def tag(run: str, tags: tuple[str, ...], removed: tuple[str, ...]) -> None:
@@ -43,7 +44,7 @@ def tag(run: str, tags: tuple[str, ...], removed: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 @click.argument("text", required=False)
 def note(run: str, text: str | None) -> None:
     """Keep TEXT as the note of RUN; "" removes it. Without TEXT, print it."""
@@ -55,7 +56,7 @@ def note(run: str, text: str | None) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 def send(run: str) -> None:
     """Send the figures of RUN that its trackers (W&B, MLflow) lack, in the background.
 
@@ -70,7 +71,7 @@ def send(run: str) -> None:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True)
+@click.argument("runs", nargs=-1, required=True, shell_complete=run_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete(runs: tuple[str, ...], yes: bool) -> None:
     """Delete all files of RUNS, checkpoints included. A run that is training is never deleted."""

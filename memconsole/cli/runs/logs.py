@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.regular_file import NotRegularError, open_regular
 from memconsole.runs.read.follow import status
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
@@ -24,7 +25,7 @@ LONGEST = 1 << 18
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 @click.option("-f", "--follow", "watch", is_flag=True, help="Go on while it trains.")
 @click.option("--attempt", type=click.IntRange(1), help="An earlier attempt; the newest otherwise.")
 @click.option("--raw", is_flag=True, help="Bytes as they are, control characters included.")

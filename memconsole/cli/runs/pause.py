@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_pause, wait_accepted
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.identity import user_name
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 def command(run: str) -> None:
     """Hold RUN after its present step, keeping its memory; memconsole resume lets it go on.
 

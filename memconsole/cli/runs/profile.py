@@ -6,6 +6,7 @@ import time
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_profile, wait_accepted
 from memconsole.runs.read.liveness import liveness
 from memconsole.runs.record import events
@@ -18,7 +19,7 @@ POLL_SECONDS = 0.2
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--steps", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option("--wait/--no-wait", default=True, help="Wait until they are recorded.")
 def command(run: str, steps: int, wait: bool) -> None:

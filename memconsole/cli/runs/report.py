@@ -6,6 +6,7 @@ import json as json_module
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.runs.progress import summary
 from memconsole.cli.tables import columns
@@ -19,7 +20,7 @@ from memconsole.runs.record.states import OUT_OF_MEMORY
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(run: str, as_json: bool) -> None:
     """Print RUN's losses, epochs and memory, live or finished."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.plan import plan as plans
 from memconsole.plan import resuming
 from memconsole.plan.check import check
@@ -20,7 +21,7 @@ from memconsole.runs.record.requests import pause_asked
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--follow/--detach", "watch", default=False, help="Print its progress.")
 @click.option("--changed-data", is_flag=True, help="Continue although the data have changed since.")
 @click.option(

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option
 from memconsole.runs.record.directory import find_run
 from memconsole.sanitize import clean
@@ -40,7 +41,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--prompt", default="", help="What to continue; nothing starts a new document.")
 @click.option(
     "--record",

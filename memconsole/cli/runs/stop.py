@@ -6,6 +6,7 @@ import time
 
 import click
 
+from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_kill, request_stop
 from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import status
@@ -18,7 +19,7 @@ POLL_SECONDS = 0.2
 
 
 @click.command()
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--kill", is_flag=True, help="Kill it: no step is finished, no checkpoint written.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped.")

@@ -33,8 +33,8 @@ def test_a_run_without_a_name_gets_one_that_no_other_run_has() -> None:
     for _ in range(3):
         names.append(default_name(plan))
         create_run(plan, names[-1])
-    assert names == ["stories my text jax", "stories my text jax 2", "stories my text jax 3"]
-    assert default_name(changed(optimize__lora_rank=4), {"x"}).endswith(" lora")
+    assert names == ["stories-my-text-jax", "stories-my-text-jax-2", "stories-my-text-jax-3"]
+    assert default_name(changed(optimize__lora_rank=4), {"x"}).endswith("-lora")
 
 
 def test_steps_and_tokens_of_a_run_are_those_it_will_take() -> None:

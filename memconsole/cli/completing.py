@@ -1,0 +1,145 @@
+"""What the shell completes: commands, presets, keys and their values, runs and checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    split_arg_string,
+)
+
+VARIABLE = "_MEMCONSOLE_COMPLETE"
+"""Set by the shell's script to ask for completions."""
+MOST_RUNS = 200
+_WORD_BREAKS = re.compile(r".*[=:]", re.DOTALL)
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' completion
+    COMPREPLY=()
+    for completion in $(env COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" \\
+            %(complete_var)s=bash_complete "$1" 2>/dev/null); do
+        case $completion in
+            dir,*) compopt -o dirnames ;;
+            file,*) compopt -o default ;;
+            open,*) compopt -o nospace; COMPREPLY+=("${completion#*,}") ;;
+            *) COMPREPLY+=("${completion#*,}") ;;
+        esac
+    done
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+class Bash(BashComplete):
+    """Bash breaks words at `=` and `:`. This reads the line itself, and answers with what comes after
+    the last of them."""
+
+    source_template = _BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+        words = split_arg_string(line)
+        incomplete = "" if line.endswith((" ", "\t")) or not words else words.pop()
+        self._head = len(found[0]) if (found := _WORD_BREAKS.match(incomplete)) else 0
+        return words[1:], incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        kind = "open" if item.type == "plain" and item.value.endswith("=") else item.type
+        return f"{kind},{item.value[self._head :]}"
+
+
+def add_bash() -> None:
+    """Answer bash by this script instead of click's."""
+    add_completion_class(Bash)
+
+
+def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Runs, newest first: by name where that is one word, else by id."""
+    from memconsole.runs.record.directory import RunError, list_runs
+
+    try:
+        runs = list_runs()[:MOST_RUNS]
+    except (RunError, OSError):
+        return []
+    words: dict[str, str] = {"latest": "the newest run"}
+    for run in runs:
+        name = run.name
+        if re.fullmatch(r"[\w.@+-]+", name) and not incomplete[:1].isdigit():
+            words.setdefault(name, run.id)
+        else:
+            words[run.id] = name
+    return _items(words.items(), incomplete)
+
+
+def presets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from memconsole.plan import catalog
+
+    found = catalog.presets()
+    return _items(((name, getattr(p, "label", "")) for name, p in found.items()), incomplete)
+
+
+def assignments(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Keys of the plan as `key=`, and after it the values that it may have."""
+    from memconsole.plan import plan as plans
+
+    key, assigned, _ = incomplete.partition("=")
+    if not assigned:
+        return _items(((f"{s.key}=", s.help) for s in plans.SETTINGS.values()), incomplete)
+    setting = plans.SETTINGS.get(key)
+    if setting is None:
+        return []
+    return _items(((f"{key}={value}", words) for value, words in _values(setting)), incomplete)
+
+
+def checkpoints(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """best, last, and the steps that the run of this command has kept."""
+    from memconsole.errors import UserError
+    from memconsole.runs.record.directory import find_run
+    from memconsole.runs.record.manifest import step_of
+
+    words = ["best", "last"]
+    try:
+        # Without the option's value the line cannot be parsed: its words are left over.
+        named = next(iter(ctx.args), None) or ctx.params.get("run") or "latest"
+        kept = find_run(str(named)).committed_checkpoints()
+        words += [f"step-{step_of(path)}" for path in kept]
+    except (UserError, OSError):
+        pass
+    return _items(((word, "") for word in words), incomplete)
+
+
+def _values(setting: Any) -> Iterator[tuple[str, str]]:
+    from memconsole.plan import catalog
+
+    if setting.key in ("model.name", "model.decoder"):
+        yield from ((name, entry.label) for name, entry in catalog.models().items())
+    elif setting.key == "data.source":
+        yield from ((name, entry.label) for name, entry in catalog.datasets().items())
+    elif setting.key == "device.name":
+        yield from (("auto", "the best of this machine"), ("cpu", ""))
+        yield from ((name, entry.label) for name, entry in catalog.devices().items())
+    elif setting.holds is bool:
+        yield from (("true", ""), ("false", ""))
+    else:
+        yield from ((value, "") for value in setting.choices)
+    if setting.optional:
+        yield "none", ""
+
+
+def _items(words: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+    return [
+        CompletionItem(word, help=about or None)
+        for word, about in words
+        if word.startswith(incomplete)
+    ]

@@ -1,0 +1,103 @@
+"""What the shell is offered after TAB, and the script that asks for it, in a real bash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from memconsole.cli.completing import VARIABLE
+from memconsole.cli.main import COMMANDS, cli
+from memconsole.plan import catalog
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan
+from memconsole.runs.record.directory import RunDirectory, create_run
+
+ENGINE = "from memconsole.cli.main import main; main()"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunDirectory, RunDirectory]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = create_run(Plan(), "low-rate")
+    (made.checkpoints_path / "step-000000012").mkdir()
+    return made, create_run(Plan(), "two words")
+
+
+def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What bash is told to put in place of the last word, after its last `=` or `:`."""
+    from memconsole.cli.completing import add_bash
+
+    add_bash()
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    monkeypatch.setenv(VARIABLE, "bash_complete")
+    said = CliRunner().invoke(cli, prog_name="memconsole", complete_var=VARIABLE).output
+    return [answer.partition(",")[2] for answer in said.splitlines() if answer]
+
+
+def test_commands_presets_keys_and_values_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered("memconsole ", monkeypatch) == list(COMMANDS)
+    assert offered("memconsole re", monkeypatch) == ["resume", "report"]
+    assert offered("memconsole plan --preset ", monkeypatch) == list(catalog.presets())
+    keys = offered("memconsole train --set ", monkeypatch)
+    assert keys == [f"{key}=" for key in plans.SETTINGS]
+    precision = list(plans.SETTINGS["optimize.precision"].choices)
+    assert offered("memconsole plan --set optimize.precision=", monkeypatch) == precision
+    llamas = [name for name in catalog.models() if name.startswith("llama")]
+    assert offered("memconsole plan --set model.name=llama", monkeypatch) == llamas
+    assert offered("memconsole plan --set nothing.like=", monkeypatch) == []
+
+
+def test_runs_are_offered_by_name_where_that_is_one_word(
+    runs: tuple[RunDirectory, RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, unnamed = runs
+    found = offered("memconsole report ", monkeypatch)
+    assert (found[0], {*found[1:]}) == ("latest", {unnamed.id, "low-rate"})
+    for command in ("attach", "stop", "resume", "logs", "compare", "runs rename", "runs delete"):
+        assert offered(f"memconsole {command} low", monkeypatch) == ["low-rate"], command
+    assert named.id in offered("memconsole report 2", monkeypatch)
+    line = f"memconsole sample {named.id} --checkpoint "
+    assert offered(line, monkeypatch) == ["best", "last", "step-12"]
+
+
+def test_bash_completes_by_the_printed_script(
+    runs: tuple[RunDirectory, RunDirectory], tmp_path: Path
+) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    program = tmp_path / "bin" / "memconsole"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{ENGINE}" "$@"\n')
+    program.chmod(0o755)
+    # `complete -p` proves the script is in force; readline then calls its function as here.
+    script = """
+        eval "$(memconsole completion bash)"
+        complete -p memconsole
+        for line in 'memconsole report low' 'memconsole plan --set optimize.precision=bf16-'; do
+            COMP_LINE=$line COMP_POINT=${#line} _memconsole_completion memconsole
+            echo "${COMPREPLY[@]}"
+        done
+    """
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [bash, "--norc", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "complete -o nosort -F _memconsole_completion memconsole",
+        "low-rate",
+        "bf16-sr",
+    ]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_scripts_of_other_shells_ask_this_program(shell: str) -> None:
+    said = CliRunner().invoke(cli, ["completion", shell]).output
+    assert f"{VARIABLE}={shell}_complete" in said
