@@ -53,6 +53,21 @@ def prepare(plan: Plan) -> None:
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
 
 
+def found(plan: Plan) -> tuple[Any, ...]:
+    """The plan's devices: `device.count` of them, from that of `device.name` on.
+
+    Raises `PlanError` if this machine has fewer.
+    """
+    first, count = find(plan), plan.device.count
+    alike = [d for d in jax.local_devices(backend=first.platform) if d.id >= first.id]
+    if len(alike) < count:
+        raise PlanError(
+            f"device.count = {count}: JAX sees {len(alike)} from device {first.id} on here",
+            "device.count",
+        )
+    return tuple(alike[:count])
+
+
 def find(plan: Plan) -> Any:
     """The `jax.Device` of `device.name`. Raises `PlanError` if this machine has no such device."""
     name = plan.device.name
@@ -145,11 +160,11 @@ def _cpu_features() -> str:
 
 
 class DeviceMemory:
-    """The memory of one device: on a CPU what this process holds since `start`, elsewhere what
-    XLA's allocator holds."""
+    """The memory of a device: on a CPU what this process holds since `start`, divided by the number
+    of devices that share it; elsewhere what XLA's allocator holds, on the fullest one."""
 
-    def __init__(self, device: Any, facts: DeviceFacts) -> None:
-        self._device, self._total = device, facts.total_bytes
+    def __init__(self, devices: tuple[Any, ...], facts: DeviceFacts) -> None:
+        self._devices, self._total = devices, facts.total_bytes
         self._host = HostMemory() if facts.kind == "cpu" else None
 
     def start(self) -> None:
@@ -159,9 +174,11 @@ class DeviceMemory:
 
     def reading(self) -> MemoryReading:
         if self._host is not None:
-            now, peak = self._host.growth_bytes(), self._host.peak_bytes()
+            count = len(self._devices)
+            now, peak = self._host.growth_bytes() // count, self._host.peak_bytes() // count
             return MemoryReading(now, peak, now, now, self._total)
-        stats = self._device.memory_stats() or {}
+        found = [device.memory_stats() or {} for device in self._devices]
+        stats = max(found, key=lambda one: one.get("peak_bytes_in_use", 0))
         return MemoryReading(
             stats.get("bytes_in_use"),
             stats.get("peak_bytes_in_use"),

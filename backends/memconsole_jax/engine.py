@@ -55,16 +55,18 @@ def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
     """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
     devices.prepare(plan)
     devices.keep_compilations()
-    return JaxEngine(plan, devices.find(plan), run_directory)
+    return JaxEngine(plan, devices.found(plan), run_directory)
 
 
 class JaxEngine:
     """Implements `memconsole_trainer.engine.Engine`."""
 
-    def __init__(self, plan: Plan, device: Any, run_directory: Path | None = None) -> None:
+    def __init__(
+        self, plan: Plan, found: tuple[Any, ...], run_directory: Path | None = None
+    ) -> None:
         self._plan = plan
         self._run_directory = run_directory
-        self._device = device
+        self._devices, device = found, found[0]
         jax.config.update("jax_default_device", device)
         self.gang: Gang = Alone()
         self.device: DeviceFacts = devices.facts(device)
@@ -76,7 +78,7 @@ class JaxEngine:
         }
         self.parameters = 0
         self.trainable_parameters = 0
-        self._memory = devices.DeviceMemory(device, self.device)
+        self._memory = devices.DeviceMemory(found, self.device)
         self._step = 0
         self._unread: list[tuple[int, float, jax.Array]] = []
         self._in_flight: deque[jax.Array] = deque()
@@ -89,9 +91,9 @@ class JaxEngine:
         neither counted as the model's nor held at the same time."""
         self._plan, self._total_steps = plan, total_steps
         self._programs = Programs.of(
-            plan, model, self.device.kind, self._device, self._run_directory
+            plan, model, self.device.kind, self._devices, self._run_directory
         )
-        self._loader = Loader(plan, self._programs, self._device)
+        self._loader = Loader(plan, self._programs)
         self._trained_stacks, self._kept_stacks = self._programs.trained, self._programs.kept
         self._saved = Saved(self._programs, self._loader)
         stacks = self._trained_stacks | self._kept_stacks
@@ -133,7 +135,7 @@ class JaxEngine:
         for precision in {phase_precision(plan, phase) for phase in GRADIENT_PHASES}:
             if precision not in self._steps:
                 other = replace(plan, {"optimize.precision": precision})
-                arguments = self.device.kind, self._device, self._run_directory
+                arguments = self.device.kind, self._devices, self._run_directory
                 self._steps[precision] = Programs.of(other, model, *arguments).compiled_step()
         if plan.hybrid.memory != "none":
             held.prepare(self._programs.state_shapes, plan.hybrid.memory)
@@ -248,7 +250,7 @@ class JaxEngine:
 
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
         self._need("weights")
-        rows = self._plan.evaluation_batch
+        rows = self._programs.evaluated_rows
         entries = 1 + len(self._programs.task.measures)
         sums, weight = self._put(np.zeros((2, entries), np.float32)), 0.0
         for batch in batches:
@@ -365,8 +367,9 @@ class JaxEngine:
             array = arrays[described.name]
             filled = np.full((*axes, *described.shape), described.fill, described.dtype)
             filled[tuple(slice(n) for n in array.shape[: len(axes)])] = array
-            found[described.name] = self._put(filled)
+            place = self._programs.places.rows(axes, len(axes) - 1)
+            found[described.name] = jax.device_put(filled, place)
         return found
 
     def _put(self, array: Any) -> jax.Array:
-        return jax.device_put(array, self._device)
+        return jax.device_put(array, self._programs.sharding)

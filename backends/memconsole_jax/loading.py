@@ -22,10 +22,10 @@ Tensor = Callable[[str], NDArray[np.generic]]
 
 
 class Loader:
-    """Loads the stacks of one plan's model to a `device`."""
+    """Loads the stacks of one plan's model to where its programs have them."""
 
-    def __init__(self, plan: Plan, programs: Programs, device: Any) -> None:
-        self._plan, self._programs, self._device = plan, programs, device
+    def __init__(self, plan: Plan, programs: Programs) -> None:
+        self._plan, self._programs = plan, programs
 
     def load(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
         """The arrays of `found`."""
@@ -34,11 +34,11 @@ class Loader:
     def each(self, found: Mapping[str, Stack], tensor: Tensor) -> Iterator[tuple[str, jax.Array]]:
         """Yield name and array of each stack of `found`."""
         for name, stack in found.items():
-            yield name, self._put(self._stored(name, stack.gather(tensor)))
+            yield name, self._put(self._stored(name, stack.gather(tensor)), name)
 
     def average(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
         """The averages of `found`, which are never rounded."""
-        return {name: self._put(stack.gather(tensor)) for name, stack in found.items()}
+        return {name: self._put(stack.gather(tensor), name) for name, stack in found.items()}
 
     def base(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
         """The arrays of a frozen base; some may be stored as codes."""
@@ -61,5 +61,6 @@ class Loader:
         dtype = self._programs.dtype(name)
         return narrow if dtype == jnp.float32 else narrow.astype(dtype)
 
-    def _put(self, array: Any) -> jax.Array:
-        return jax.device_put(array, self._device)
+    def _put(self, array: Any, name: str | None = None) -> jax.Array:
+        place = self._programs.place(name) if name else self._programs.sharding
+        return jax.device_put(array, place)

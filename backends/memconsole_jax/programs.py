@@ -18,6 +18,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import Input, Task, task_of_model
 from memconsole.plan.trained import frozen_names
 from memconsole_jax import offload
+from memconsole_jax.mesh import Places
 from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import (
     Backward,
@@ -40,14 +41,14 @@ from memconsole_trainer.techniques.base_storage import is_quantized
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs of one plan's model on one device of a `kind` (cpu | gpu | rocm | tpu)."""
+    """The programs of one plan's model on devices of a `kind` (cpu | gpu | rocm | tpu)."""
 
     plan: Plan
     model: Model
     trained: dict[str, Stack]
     kept: dict[str, Stack]
     kind: str
-    sharding: Any
+    places: Places
     disk: Disk = field(default_factory=Disk)
     """Holds offloaded activations if the device is a CPU."""
 
@@ -60,15 +61,26 @@ class Programs:
         device: Any,
         directory: Path | None = None,
     ) -> Programs:
-        """The programs of `plan`. `directory` is the run's; files of offloaded activations go
+        """The programs of `plan` on `device`, which may be a tuple of several. `directory` is the run's; files of offloaded activations go
         there."""
         trained, whole = stacked(trained_parameters(plan, model)), stacks(model)
         kept = {name: s for name, s in whole.items() if name not in trained}
         parted = [n for n, s in trained.items() if s.shape != whole.get(n, s).shape]
         if parted:
             raise ValueError(f"{parted[0]}: all layers of a weight are trained, or none is")
-        place = jax.sharding.SingleDeviceSharding(device)
-        return cls(plan, model, trained, kept, kind, place, Disk(directory))
+        devices = device if isinstance(device, tuple) else (device,)
+        places = Places(devices, split=plan.optimize.sharding == "fsdp")
+        return cls(plan, model, trained, kept, kind, places, Disk(directory))
+
+    @property
+    def sharding(self) -> Any:
+        """Of an array that every device holds."""
+        return self.places.whole
+
+    def place(self, name: str) -> Any:
+        """Where a weight is."""
+        stack = (self.trained | self.kept)[name]
+        return self.places.weight(stack.shape, layered=stack.layered)
 
     def is_rounded(self, name: str) -> bool:
         """Whether a weight is rounded to 16 bits when loaded: it is frozen and used in 16-bit
@@ -96,7 +108,10 @@ class Programs:
     @property
     def trained_shapes(self) -> dict[str, Any]:
         found = self.trained.items()
-        return {name: self.shape(stack.shape, self.dtype(name)) for name, stack in found}
+        return {
+            name: self.shape(stack.shape, self.dtype(name), self.place(name))
+            for name, stack in found
+        }
 
     @property
     def precision_shape(self) -> Any:
@@ -111,7 +126,10 @@ class Programs:
         """The average of the trained weights, if the plan has one."""
         if not is_averaged(self.plan):
             return None
-        return {name: self.shape(stack.shape) for name, stack in self.trained.items()}
+        return {
+            name: self.shape(stack.shape, place=self.place(name))
+            for name, stack in self.trained.items()
+        }
 
     @property
     def kept_shapes(self) -> dict[str, Any]:
@@ -121,7 +139,7 @@ class Programs:
                 found = stored_shapes(s, self.plan.optimize.base_storage)
                 shapes |= {n: self.shape(*described) for n, described in found.items()}
             else:
-                shapes[name] = self.shape(s.shape, self.dtype(name))
+                shapes[name] = self.shape(s.shape, self.dtype(name), self.place(name))
         return shapes
 
     @property
@@ -130,7 +148,14 @@ class Programs:
         state = jax.eval_shape(self._update.init, self.trained_shapes)
         if self.waits_on_host:
             state = offload.divided(state, self.trained)
-        return jax.tree.map(lambda x: self.shape(x.shape, x.dtype), state)
+        return jax.tree_util.tree_map_with_path(self._state_shape, state)
+
+    def _state_shape(self, path: Any, x: Any) -> jax.ShapeDtypeStruct:
+        """State with the shape of its weight is where that weight is."""
+        names = (str(getattr(key, "key", "")) for key in path)
+        own = next((name for name in names if name in self.trained), None)
+        alike = own is not None and self.trained[own].shape == x.shape
+        return self.shape(x.shape, x.dtype, self.place(own) if own and alike else None)
 
     @property
     def waits_on_host(self) -> bool:
@@ -149,12 +174,23 @@ class Programs:
 
     @property
     def batch_axes(self) -> tuple[int, int]:
-        """Number of micro-batches of a step, and rows of each."""
-        return self.plan.optimize.accumulation_steps, self.plan.train.batch_size
+        """Number of micro-batches of a step, and rows of each over all devices."""
+        rows = self.plan.train.batch_size * len(self.places.devices)
+        return self.plan.optimize.accumulation_steps, rows
+
+    @property
+    def evaluated_rows(self) -> int:
+        """Rows of an evaluation batch over all devices."""
+        return self.plan.evaluation_batch * len(self.places.devices)
 
     def arrays(self, *axes: int) -> dict[str, Any]:
-        """Shapes of a batch whose arrays have the leading `axes`."""
-        return {i.name: self.shape((*axes, *i.shape), jnp.dtype(i.dtype)) for i in self.inputs}
+        """Shapes of a batch whose arrays have the leading `axes`, the last of which are rows."""
+        return {
+            i.name: self.shape(
+                (*axes, *i.shape), jnp.dtype(i.dtype), self.places.rows(axes, len(axes) - 1)
+            )
+            for i in self.inputs
+        }
 
     @property
     def evaluated_shapes(self) -> dict[str, Any]:
@@ -165,7 +201,8 @@ class Programs:
         """Lower the program that makes the optimizer's first state."""
         if self.waits_on_host:
             return offload.FirstState(self._waiting)
-        return jax.jit(self._update.init).lower(self.trained_shapes)
+        places = self._places_of(self.state_shapes)
+        return jax.jit(self._update.init, out_shardings=places).lower(self.trained_shapes)
 
     def compiled_step(self) -> FusedStep | offload.OffloadedStep:
         """Compile one optimizer step. Call the result like `step.train_step`."""
@@ -177,16 +214,26 @@ class Programs:
         host."""
         if self.waits_on_host:
             return self._lower_apart()
-        step = train_step(self.plan, self.model, self._update, self.disk)
-        return step.lower(
-            self._state, self.kept_shapes, self.arrays(*self.batch_axes), self.shape((2,))
-        )
+        places = self._places_of((self._state, self.shape((2,))))
+        step = train_step(self.plan, self.model, self._update, self.disk, places)
+        with self.places.programmed():
+            return step.lower(
+                self._state, self.kept_shapes, self.arrays(*self.batch_axes), self.shape((2,))
+            )
+
+    def _places_of(self, shapes: Any) -> Any:
+        """Where the results of a program are that replace arrays of these `shapes`; None if there is
+        one device."""
+        if not self.places.several:
+            return None
+        return jax.tree.map(lambda x: x.sharding, shapes)
 
     def lower_backward(self) -> Any:
         """Lower only the backward pass of a step."""
         step = jax.jit(backward_pass(self.plan, self.model, self.disk))
         arrays = self.arrays(*self.batch_axes)
-        return step.lower(self.trained_shapes, self.precision_shape, self.kept_shapes, arrays)
+        with self.places.programmed():
+            return step.lower(self.trained_shapes, self.precision_shape, self.kept_shapes, arrays)
 
     def lower_update(self, found: Any) -> Any:
         """Lower only the update of a step. `found` holds the shapes of the backward pass's
@@ -233,17 +280,20 @@ class Programs:
     def lower_evaluate(self) -> Any:
         """Lower the evaluation of one batch."""
         step = evaluation_step(self.plan, self.model)
-        arrays = self.arrays(self.plan.evaluation_batch)
+        arrays = self.arrays(self.evaluated_rows)
         sums = self.shape((2, 1 + len(self.task.measures)))
-        return step.lower(sums, self.evaluated_shapes, self.kept_shapes, arrays)
+        with self.places.programmed():
+            return step.lower(sums, self.evaluated_shapes, self.kept_shapes, arrays)
 
     @property
     def _update(self) -> Any:
         return precision.in_float32(transformation(self.plan, self.model))
 
-    def shape(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        """The shape of an array on the device."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding)
+    def shape(
+        self, shape: tuple[int, ...], dtype: Any = jnp.float32, place: Any = None
+    ) -> jax.ShapeDtypeStruct:
+        """The shape of an array at its `place`: by default, every device holds it."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place or self.sharding)
 
 
 class FusedStep:

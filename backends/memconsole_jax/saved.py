@@ -105,6 +105,12 @@ def _host(array: jax.Array | Released) -> Array:
     array."""
     if isinstance(array, Released):
         return array.array
+    if len(array.sharding.device_set) > 1:
+        whole = np.empty(array.shape, array.dtype)
+        for part in array.addressable_shards:
+            if part.replica_id == 0:
+                whole[part.index] = np.asarray(part.data)
+        return whole
     on_cpu = all(device.platform == "cpu" for device in array.devices())
     if on_cpu and array.dtype != jnp.bfloat16:  # NumPy's DLPack has no bfloat16
         return np.from_dlpack(array)

@@ -159,17 +159,18 @@ def train_step(
     model: Model,
     transformation: optax.GradientTransformation,
     disk: Disk | None = None,
+    places: Any = None,
 ) -> Any:
     """Jitted (TrainState, kept, arrays (A, B, ...), rates) -> TrainState and `Backward.metrics`. It
     donates the first argument. Both passes are one program, so XLA can reuse the memory of every
-    array between them."""
+    array between them. `places` are those of the results on several devices."""
     backward, update = backward_pass(plan, model, disk), update_pass(plan, model, transformation)
 
     def step(state: TrainState, kept: Tree, arrays: Tree, rates: Array) -> tuple[TrainState, Array]:
         found = backward(state.weights, state.precision, kept, arrays)
         return update(state, found, rates), found.metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=places)
 
 
 def chosen(finite: Array, new: Any, old: Any) -> Any:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
+from memconsole_jax.mesh import by_rows, gathered
 from memconsole_jax.models import accumulation
 from memconsole_jax.models.accumulation import Sums
 
@@ -46,12 +47,12 @@ def through(
     graph, weights = nnx.split(blocks)
 
     def layer(x: Array, weights: Any, of_layer: Any, *shared: Any) -> Array:
-        return one(nnx.merge(graph, weights), x, of_layer, *shared)
+        return one(nnx.merge(graph, gathered(weights)), x, of_layer, *shared)
 
     around_layer = layer if around is None else around(layer)
 
     def wrapped(x: Array, weights: Any, of_layer: Any) -> Array:
-        return around_layer(x, weights, of_layer, *shared)
+        return by_rows(around_layer(by_rows(x), weights, of_layer, *shared))
 
     if sums is not None:
         return _adding(wrapped, x, weights, of_layers, sums)
@@ -85,7 +86,9 @@ def assembled(kind: Callable[[Any], M], shape: Any, weights: Mapping[str, Any]) 
     """The module ``kind(shape)`` with `weights`, which have stacked names (see `stacking`). Nothing
     is copied."""
     graph, paths = _abstract(kind, shape)
-    flat = [(path, nnx.Param(weights[".".join(path)])) for path in paths]
+    found_weights = {".".join(path): weights[".".join(path)] for path in paths}
+    apart = {n: w if n.startswith("layers.") else gathered(w) for n, w in found_weights.items()}
+    flat = [(path, nnx.Param(apart[".".join(path)])) for path in paths]
     found: M = nnx.merge(graph, nnx.from_flat_state(flat))
     return found
 

@@ -28,6 +28,8 @@ def _together(plan: Plan) -> str | None:
         return None
     if plan.hybrid.on:
         return "a jump moves weights that one device holds; set hybrid.mode = off"
+    if plan.backend == "jax":
+        return _in_one_program(plan)
     if plan.backend != "torch":
         return None
     if o.optimizer_in_backward:
@@ -41,6 +43,34 @@ def _together(plan: Plan) -> str | None:
             "set optimize.precision = bf16"
         )
     return _cut(plan) if o.sharding == "fsdp" else None
+
+
+def _in_one_program(plan: Plan) -> str | None:
+    """Why JAX cannot train a plan with one program over several devices, or None."""
+    o = plan.optimize
+    if o.optimizer_offload != "none":
+        return (
+            "a program over several devices keeps its optimizer state on them; "
+            "set optimize.optimizer_offload = none"
+        )
+    if o.activation_offload:
+        return (
+            "a program over several devices keeps its activations on them; "
+            "set optimize.activation_offload = false"
+        )
+    if o.sharding == "ddp":
+        return None
+    if o.optimizer in EIGHT_BIT:
+        return (
+            "8-bit state is updated in slices of whole weights; "
+            "set optimize.optimizer = adamw, or sharding = ddp"
+        )
+    if o.base_storage != "bf16":
+        return (
+            "the codes of a frozen base are not split over the devices; "
+            "set optimize.base_storage = bf16, or sharding = ddp"
+        )
+    return None
 
 
 def _cut(plan: Plan) -> str | None:
@@ -97,7 +127,7 @@ SHARDING = Optimization(
     help="ddp copies the model to each device; fsdp splits weights, gradients and optimizer state",
     costs="devices exchange gradients, with fsdp also the weights of each block",
     values=fixed("none", "ddp", "fsdp"),
-    trains={"torch": None},
+    trains={"torch": None, "jax": None},
     conflicts={"optimize.sharding": _together},
     result=always(Result.SAME),
     reach=Reach.STEP,
