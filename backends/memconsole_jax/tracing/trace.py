@@ -21,7 +21,7 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
 from memconsole.plan.optimizations import check_trainable
-from memconsole.plan.plan import Plan, PlanError, loads, replace
+from memconsole.plan.plan import Plan, PlanError, loads
 from memconsole_jax import target as targets
 from memconsole_jax.programs import Programs
 from memconsole_jax.tracing import trace_targets
@@ -39,9 +39,9 @@ def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnsw
     try:
         plan = loads(question.plan)
         check(plan)
-        check_trainable(replace(plan, {"device.count": 1}))
         if plan.device.count > 1:
             raise PlanError("device.count: programs are compiled for one device")
+        check_trainable(plan)
         place = trace_targets.target(question.target, question.kind)
         exact = planned(plan, catalog.model(plan), place, interrupt)
     except PlanError as error:

@@ -14,6 +14,7 @@ RUN_ID = "MEMCONSOLE_RUN_ID"
 ATTEMPT = "MEMCONSOLE_ATTEMPT"
 
 _HOST_DEVICES = "--xla_force_host_platform_device_count"
+"""XLA's flag for several devices on a CPU."""
 NEVER = str(2**40)
 """As a threshold in bytes: no array is that large."""
 ARENAS = {"torch": "2", "jax": "1"}
@@ -89,17 +90,11 @@ def trainer_environment(
         wanted["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         if kind == "cpu":
             wanted["JAX_PLATFORMS"] = "cpu"
-        if (
-            kind == "cpu"
-            and plan.device.count > 1
-            and _HOST_DEVICES not in inherited.get("XLA_FLAGS", "")
-        ):
-            own = f"{_HOST_DEVICES}={plan.device.count}"
-            inherited = {
-                **inherited,
-                "XLA_FLAGS": f"{inherited.get('XLA_FLAGS', '')} {own}".strip(),
-            }
     environment = wanted | dict(inherited)
+    flags = inherited.get("XLA_FLAGS", "")
+    several = plan.backend == "jax" and kind == "cpu" and plan.device.count > 1
+    if several and _HOST_DEVICES not in flags:
+        environment["XLA_FLAGS"] = f"{flags} {_HOST_DEVICES}={plan.device.count}".strip()
     if kind == "cpu" and plan.optimize.heap == "jemalloc" and jemalloc.library():
         others = inherited.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = f"{jemalloc.library()}:{others}".rstrip(":")

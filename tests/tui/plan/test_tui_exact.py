@@ -15,6 +15,7 @@ from memconsole.memory.table import Tier
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
+from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import events
 from memconsole.tui.keys.table import KeyTable
@@ -276,10 +277,15 @@ async def test_the_console_ends_its_tracer(make_console: Make, tracers: Tracers)
     assert not alive
 
 
-async def test_what_cannot_be_trained_is_marked_and_not_green(make_console: Make) -> None:
+async def test_what_cannot_be_trained_is_marked_and_not_green(
+    make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from memconsole.tui.plan.toggles import saving_span
 
-    app = make_console(plans.replace(CARD, {"backend": "jax", "device.count": 2}))
+    row = msgspec.structs.replace(BY_KEY["optimize.sharding"], trains={})
+    rows = tuple(row if r.key == row.key else r for r in OPTIMIZATIONS)
+    monkeypatch.setattr("memconsole.memory.estimate.OPTIMIZATIONS", rows)
+    app = make_console(plans.replace(CARD, {"device.count": 2}))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         found = app.plan_screen.view.savings_of("optimize.sharding")[1]
