@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memconsole.plan import catalog
+from memconsole.plan.counted import counted_tokens
 from memconsole.plan.mixture import parts
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
@@ -87,11 +88,14 @@ def _file_bytes(data: DataChoice) -> int | None:
 
 def training_tokens(plan: Plan) -> int | None:
     """Tokens of one epoch, repeated ones of overlapping rows included; None where unknown. An epoch is a pass over
-    `data.source`, and takes as much of other sources as their shares say."""
-    tokens = _source_tokens(plan.data)
-    if tokens is None:
+    `data.source`, and takes as much of other sources as their shares say. A run's own count is better than a guess."""
+    trained: float | None = counted_tokens(plan)
+    if trained is None:
+        tokens = _source_tokens(plan.data)
+        trained = None if tokens is None else _train_share(plan) * tokens
+    if trained is None:
         return None
-    rows = _train_share(plan) * tokens / plan.stride / parts(plan)[0].share
+    rows = trained / plan.stride / parts(plan)[0].share
     return max(1, int(rows)) * plan.data.sequence_length
 
 

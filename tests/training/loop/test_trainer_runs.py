@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from memconsole.memory.run_time import run_steps
+from memconsole.plan import catalog
 from memconsole.plan.plan import replace
 from memconsole.plan.processor import slower_than_fp32
 from memconsole.runs.act.attempt import Attempt
@@ -72,7 +74,8 @@ def test_stopping_and_resuming_at_several_steps_ends_bitwise_where_an_uninterrup
 def test_the_story_of_a_run_is_told_completely(
     streaming: bool, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = create_run(plan(text, data__streaming=streaming))
+    wanted = plan(text, data__streaming=streaming)
+    run = create_run(wanted)
     assert attempt(run) == 0
     phases = {p.phase for p in told(run, events.Phase)}
     expected = {"import", "data", "tokenizer", "build", "compile", "train"}
@@ -81,6 +84,7 @@ def test_the_story_of_a_run_is_told_completely(
     ended = told(run, events.Ended)[0]
     assert announced[-1].total_steps == ended.step
     assert announced[-1].steps_per_epoch * 2 == ended.step
+    assert run_steps(wanted, catalog.model(wanted)) == ended.step, "what a run counted, plans know"
     steps = told(run, events.Step)
     assert [s.step for s in steps] == sorted({s.step for s in steps})
     assert {1, 3, 6, 9, ended.step} <= {s.step for s in steps}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memconsole.memory.answers.advice import remedies
 from memconsole.memory.estimate import architecture_of, estimate, table_of
-from memconsole.memory.hybrid import plain
+from memconsole.memory.hybrid import MOST, plain
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.table import SNAPSHOTS, MemoryTable, Tier
 from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
+from tests.unit.memory.cards import card
+
+ROOT = Path(__file__).parents[3]
 
 GPT2 = replace(Plan(), {"model.name": "gpt2"})
 N = sizes(architecture_of(GPT2)).used.elements
@@ -196,3 +201,20 @@ def test_exact_numbers_of_a_step_keep_their_tier() -> None:
     assert (table.phase_tier("full"), table.phase_tier("predict")) == (Tier.EXACT, Tier.FORMULA)
     assert table.tier == Tier.EXACT
     assert table.formula == table_of(hybrid(), gpu)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_the_band_holds_every_hybrid_run_that_was_measured(backend: str) -> None:
+    stored = json.loads((ROOT / "tests/accuracy/results/hybrid.json").read_text())
+    (row,) = (r for r in stored["rows"] if r["estimate"].startswith(backend))
+    runs: dict[str, list[tuple[int, int]]] = {}
+    for case in row["cases"]:
+        of = case["plan"].partition(" ")[2]
+        runs.setdefault(of, []).append((case["estimated_bytes"], case["measured_bytes"]))
+    assert len(runs) == 3
+    for phases in runs.values():
+        estimated, measured = (max(column) for column in zip(*phases, strict=True))
+        assert estimated <= measured <= MOST[backend] * estimated
+    plan = replace(Plan(), {"backend": backend, "hybrid.mode": "balanced"})
+    table = table_of(plan, card(1 << 40, "cpu"))
+    assert table.band_bytes[1] >= int(MOST[backend] * table.peak_bytes)

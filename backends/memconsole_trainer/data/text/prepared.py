@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.counted import keep_counted
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.hashes import DataHashes
@@ -88,6 +89,8 @@ def prepare(
     for number, part in enumerate(opened.trained):
         file = cache.with_stem(f"{cache.stem}-{number}") if number else cache
         portions.append(prepare_part(part, architecture, tokenizer, left_out, file, tick, warn))
+    if portions[0].exact:
+        keep_counted(plan, portions[0].train_tokens)
     return Prepared(tokenizer, tuple(portions), kept, opened.fingerprint, opened.hashes)
 
 

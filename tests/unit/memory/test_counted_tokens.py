@@ -1,0 +1,37 @@
+"""Plans take the tokens that a run counted, not a guess from the size of the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memconsole.cache import cache_folder
+from memconsole.memory.run_time import run_steps
+from memconsole.memory.state.data import training_tokens
+from memconsole.plan import catalog
+from memconsole.plan.counted import counted_tokens, keep_counted
+from memconsole.plan.plan import Plan, replace
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_count_is_used_for_the_same_data_alone(tmp_path: Path) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("words " * 40_000)
+    plan = replace(Plan(), {"data.source": str(text), "train.epochs": 3})
+    guess = training_tokens(plan)
+    keep_counted(plan, 163_630)
+    assert counted_tokens(plan) == 163_630
+    assert training_tokens(plan) == 163_630 // 128 * 128 != guess
+    assert run_steps(plan, catalog.model(plan)) == 3 * 80
+    half = replace(plan, {"data.stride": 64})
+    assert training_tokens(half) == 163_630 // 64 * 128
+    other = replace(plan, {"data.validation_fraction": 0.5})
+    assert counted_tokens(other) is None
+    for file in (cache_folder() / "counted").iterdir():
+        file.write_text("{")
+    assert counted_tokens(replace(plan, {"data.shuffle_buffer": 77})) is None
