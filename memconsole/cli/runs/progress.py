@@ -10,6 +10,7 @@ from memconsole.runs.read.figures import best_evaluation, figures
 from memconsole.runs.read.jumps import counts_word, jump_words
 from memconsole.runs.read.missing import marked, missing_words
 from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.stages import stage_words
 from memconsole.runs.read.words import ended_words
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration
@@ -58,7 +59,7 @@ class ProgressLines:
         if facts.phase != self._phase:
             self._phase = facts.phase
             if facts.phase not in _STEADY:
-                yield f"{facts.phase}{': ' + facts.phase_detail if facts.phase_detail else ''}"
+                yield stage_words(facts.phase, facts.phase_detail, run.plan)
         if run.unsaved and not self._unsaved:
             yield f"the run {run.unsaved}"
         self._unsaved = run.unsaved
