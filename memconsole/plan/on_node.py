@@ -53,7 +53,12 @@ def check_job(plan: Plan) -> None:
             f"launch.partition = {quote(partition)}: expected a name that `sinfo` lists",
             "launch.partition",
         )
-    nodes(plan)
+    if nodes(plan) > 1 and plan.backend != "torch":
+        raise PlanError(
+            f"launch.devices_per_node = {plan.launch.devices_per_node}: the {plan.backend} backend trains on the "
+            "devices of one node; set device.count to at most that, or backend = torch",
+            "launch.devices_per_node",
+        )
     sbatch_options(plan)
 
 

@@ -73,6 +73,11 @@ def test_the_script_asks_for_what_the_plan_says_and_becomes_the_supervisor() -> 
         ({"device.name": "auto"}, "needs the device of a node"),
         ({"device.name": "cuda:0"}, "needs the device of a node"),
         ({"launch.time_limit": "2 hours"}, "launch.time_limit"),
+        (
+            {"backend": "jax", "device.count": 4, "launch.devices_per_node": 2},
+            "the jax backend trains on the devices of one node",
+        ),
+        ({"device.count": 3, "launch.devices_per_node": 2}, "expected a multiple"),
         ({"launch.partition": "a b"}, "launch.partition"),
         ({"launch.options": "physics"}, "expected options of sbatch"),
         ({"launch.options": "--comment='"}, "launch.options"),
