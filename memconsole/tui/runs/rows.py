@@ -92,14 +92,14 @@ def detail_lines(run: RunStatus, width: int) -> list[Line]:
     parts = [run.id, run.backend, f"step {_steps(run)}"]
     parts += [f"{rate_word(speed)} {units}/s"] if speed is not None else []
     parts += [f"loss {_figure(run.loss, run)}"] if run.loss is not None else []
-    if run.best is not None and run.best_step is not None:
-        words = f"best {run.best_by} {_figure(run.best, run)} at step {run.best_step:,}"
-        parts.append(words)
     lines: list[Line] = [[Span(fit(" " + " · ".join(parts), width), "dim")]]
     why = run.unsaved or run.damaged or run.refused
     if not why and run.state not in (*LIVE, "finished"):
         why = ": ".join(filter(None, (run.ended_by.replace("_", " "), run.evidence)))
-    lines.append([Span(fit(f" {why}", width), state_mark(run)[1])] if why else [])
+    role = state_mark(run)[1] if why else "validation"
+    if not why and run.best is not None and run.best_step is not None:
+        why = f"best {run.best_by} {_figure(run.best, run)} at step {run.best_step:,}"
+    lines.append([Span(fit(f" {why}", width), role)] if why else [])
     tags = " ".join(f"#{tag}" for tag in run.tags)
     words = " ".join(run.note.split())
     lines.append([Span(f" {tags} " if tags else " ", "accent"), Span(fit(words, width))])
