@@ -22,6 +22,7 @@ from memconsole.plan.plan import Plan, Precision, replace
 from memconsole_jax import devices, held, tasks
 from memconsole_jax.jumps import JaxJumps
 from memconsole_jax.loading import Loader
+from memconsole_jax.models import dropout
 from memconsole_jax.profiling import Recording
 from memconsole_jax.programs import Programs
 from memconsole_jax.saved import Saved
@@ -46,6 +47,7 @@ from memconsole_trainer.jumps import phase_precision, stored
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.techniques import adapters, average, loss_scale
 from memconsole_trainer.techniques.adapters import InitialAdapters
+from memconsole_trainer.techniques.dropout import drops
 
 STEPS_IN_FLIGHT = 2
 """Steps that the host may run ahead of the device. More would only queue batches."""
@@ -146,7 +148,7 @@ class JaxEngine:
     def train_step(self, batch: Batch) -> None:
         self._need("weights", "optimizer")
         self._gradients = None
-        arrays = self._arrays(batch.arrays, *self._programs.batch_axes)
+        arrays = self._trained_arrays(batch)
         arguments = self._trained, self._kept, arrays, self._rates()
         self._trained, metrics = self._programs.disk.ran(self._train_step, *arguments)
         self._finish_step(metrics)
@@ -154,7 +156,7 @@ class JaxEngine:
     def backward(self, batch: Batch) -> None:
         self._need("weights")
         self._gradients = None  # free them before the next ones are computed
-        arrays = self._arrays(batch.arrays, *self._programs.batch_axes)
+        arrays = self._trained_arrays(batch)
         arguments = self._trained.weights, self._trained.precision, self._kept, arrays
         self._gradients = self._programs.disk.ran(self._train_step.backward, *arguments)
 
@@ -369,6 +371,13 @@ class JaxEngine:
             filled[tuple(slice(n) for n in array.shape[: len(axes)])] = array
             place = self._programs.places.rows(axes, len(axes) - 1)
             found[described.name] = jax.device_put(filled, place)
+        return found
+
+    def _trained_arrays(self, batch: Batch) -> dict[str, jax.Array]:
+        """The arrays of a training step."""
+        found = self._arrays(batch.arrays, *self._programs.batch_axes)
+        if drops(self._plan):
+            found[dropout.BITS] = self._put(dropout.bits_of(self._plan, self._step))
         return found
 
     def _put(self, array: Any) -> jax.Array:

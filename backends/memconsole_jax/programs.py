@@ -19,6 +19,7 @@ from memconsole.plan.tasks import Input, Task, task_of_model
 from memconsole.plan.trained import frozen_names
 from memconsole_jax import offload
 from memconsole_jax.mesh import Places
+from memconsole_jax.models import dropout
 from memconsole_jax.stacking import Stack, stacked, stacks
 from memconsole_jax.step import (
     Backward,
@@ -37,6 +38,7 @@ from memconsole_trainer.techniques import loss_scale, rounding
 from memconsole_trainer.techniques.adapters import stored_narrow, trained_parameters
 from memconsole_trainer.techniques.average import is_averaged
 from memconsole_trainer.techniques.base_storage import is_quantized
+from memconsole_trainer.techniques.dropout import drops
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,14 @@ class Programs:
         }
 
     @property
+    def trained_arrays(self) -> dict[str, Any]:
+        """Shapes of the arrays of a training step: a batch, and the random bits of dropout."""
+        found = self.arrays(*self.batch_axes)
+        if drops(self.plan):
+            found[dropout.BITS] = self.shape((self.batch_axes[0], 2), jnp.uint32)
+        return found
+
+    @property
     def evaluated_shapes(self) -> dict[str, Any]:
         """The weights that are evaluated: their average if there is one."""
         return self.average_shapes or self.trained_shapes
@@ -217,9 +227,7 @@ class Programs:
         places = self._places_of((self._state, self.shape((2,))))
         step = train_step(self.plan, self.model, self._update, self.disk, places)
         with self.places.programmed():
-            return step.lower(
-                self._state, self.kept_shapes, self.arrays(*self.batch_axes), self.shape((2,))
-            )
+            return step.lower(self._state, self.kept_shapes, self.trained_arrays, self.shape((2,)))
 
     def _places_of(self, shapes: Any) -> Any:
         """Where the results of a program are that replace arrays of these `shapes`; None if there is
@@ -231,7 +239,7 @@ class Programs:
     def lower_backward(self) -> Any:
         """Lower only the backward pass of a step."""
         step = jax.jit(backward_pass(self.plan, self.model, self.disk))
-        arrays = self.arrays(*self.batch_axes)
+        arrays = self.trained_arrays
         with self.places.programmed():
             return step.lower(self.trained_shapes, self.precision_shape, self.kept_shapes, arrays)
 

@@ -31,6 +31,7 @@ from memconsole_torch.techniques import (
     activation_offload,
     checkpointing,
     compilation,
+    dropout,
     lora,
     offload,
     optimizers,
@@ -159,6 +160,7 @@ class TorchEngine:
             assert isinstance(self._optimizer, optimizers.CombinedOptimizer)
             self._in_backward = InBackward(self._optimizer)
         o = plan.optimize
+        self._draws = dropout.apply(plan, self.module)
         checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank)
         if plan.optimize.activation_offload:
             activation_offload.apply(self.module, self._run_directory)
@@ -207,7 +209,8 @@ class TorchEngine:
         last = self._plan.optimize.accumulation_steps - 1
         for index, arrays in enumerate(batch.micro_batches()):
             rows = Rows(share_of(self.gang, arrays), self._to_device)
-            with self._exchanging(index == last):
+            drawing = nullcontext() if self._draws is None else self._draws.of(self._step, index)
+            with drawing, self._exchanging(index == last):
                 with precision.forward_context(self._device, self._compute):
                     part = self.task.loss(self._replicated or self.module, rows, share)
                 sharding.backward(part, self._replicated)

@@ -81,7 +81,16 @@ OUTSIDE_THE_STEP = frozenset(
 """Settings that belong to no optimization and do not change a step's tensors: scalars that the step reads, and what
 happens between steps."""
 
-SWITCHES = frozenset({"train.beta1", "train.weight_decay", "train.grad_clip", "train.ema_decay"})
+SWITCHES = frozenset(
+    {
+        "train.beta1",
+        "train.weight_decay",
+        "train.grad_clip",
+        "train.dropout",
+        "train.attention_dropout",
+        "train.ema_decay",
+    }
+)
 """Numbers that change a step's tensors only by being zero or not."""
 
 

@@ -50,6 +50,7 @@ def check(plan: Plan) -> None:
                 check_records(part)
     else:
         _check_text_alone(plan)
+        _check_no_dropout(plan)
     _check_rows(plan)
     _check_validation(plan)
     _check_warmup(plan)
@@ -153,6 +154,14 @@ def _check_validation(plan: Plan) -> None:
             f"{plan.train.early_stopping_patience:,}",
             "there is no validation loss to watch; set data.validation, or data.validation_fraction above 0",
         )
+
+
+def _check_no_dropout(plan: Plan) -> None:
+    for name in ("dropout", "attention_dropout"):
+        value = getattr(plan.train, name)
+        if value:
+            reason = f"is for language models; {plan.model.name} drops nothing, set it to 0"
+            raise _error(f"train.{name}", f"{value:g}", reason)
 
 
 def _check_warmup(plan: Plan) -> None:

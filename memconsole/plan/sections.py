@@ -198,6 +198,13 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     beta1: Annotated[float, about("decay of the first moment", ge=0.0, lt=1.0)] = 0.9
     beta2: Annotated[float, about("decay of the second moment", ge=0.0, lt=1.0)] = 0.95
     epsilon: Annotated[float, about("added to the denominator", gt=0.0)] = 1e-8
+    dropout: Annotated[
+        float,
+        about("of embeddings and of what attention and MLP add, while training", ge=0.0, lt=1.0),
+    ] = 0.0
+    attention_dropout: Annotated[
+        float, about("of the shares with which a query reads the keys", ge=0.0, lt=1.0)
+    ] = 0.0
     ema_decay: Annotated[
         float,
         about(
@@ -310,6 +317,9 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     lora_targets: Annotated[
         LoraTargets, about("matrices that have adapters: of attention and MLP, or some of them")
     ] = "all"
+    lora_dropout: Annotated[
+        float, about("of the adapters' inputs, while training", ge=0.0, lt=1.0)
+    ] = 0.0
     base_storage: Annotated[
         BaseStorage,
         about("matrices of a frozen base: as they are computed with, or 8- or 4-bit codes"),

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole_jax import target
+from memconsole_jax.models.dropout import masked
 from memconsole_jax.models.recompute import recomputed
 
 SCORE_BYTES = 32 * 2**20
@@ -43,6 +44,7 @@ def causal_attention(
     window: Array | None,
     documents: Array | None = None,
     cap: float | None = None,
+    drop: tuple[Array, float] | None = None,
 ) -> Array:
     """Attention of query (B, T, H, D) over key, value (B, T, K, D).
 
@@ -50,19 +52,22 @@ def causal_attention(
     backward pass, and returning the same array avoids a second copy. `window`, a scalar, is how
     many keys a query sees, including its own; None means all before it. `documents` (B, T): a query
     sees only keys of its own document. With a `cap`, scores x become cap · tanh(x / cap) (Gemma 2).
+    `drop` holds the random bits and the rate of dropout on the shares.
     With any of these cuDNN is not used. No full mask is ever made: each chunk computes its own.
     """
     b, t, h, d = query.shape
     kv_heads = key.shape[2]
-    if window is None and documents is None and cap is None and cudnn_applies(query):
+    plain = window is None and documents is None and cap is None and drop is None
+    if plain and cudnn_applies(query):
         fused = stand_in if target.is_absent() else _cudnn
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
     rows = chunk_rows(b, h, t)
     chunks = -(-t // rows)
-    one = functools.partial(_chunk, scale, cap)
+    bits, rate = drop or (None, 0.0)
+    one = functools.partial(_chunk, scale, cap, rate)
     if chunks == 1:
-        y = recomputed(one, (q, key, value), (jnp.int32(0), window, documents, documents))
+        y = recomputed(one, (q, key, value), (jnp.int32(0), window, documents, documents, bits))
     else:
         q = jnp.pad(q, ((0, 0), (0, chunks * rows - t), (0, 0), (0, 0), (0, 0)))
         parts = jnp.moveaxis(q.reshape(b, chunks, rows, *q.shape[2:]), 1, 0)  # (N, B, R, K, G, D)
@@ -75,7 +80,7 @@ def causal_attention(
         # `jax.checkpoint` would keep keys and values for every chunk.
         again = jax.checkpoint(one, prevent_cse=False)
         y = lax.map(
-            lambda xs: again(xs[0], key, value, xs[1], window, xs[2], documents),
+            lambda xs: again(xs[0], key, value, xs[1], window, xs[2], documents, bits),
             (parts, starts, own),
         )
         y = jnp.moveaxis(y, 0, 1).reshape(b, chunks * rows, *q.shape[2:])[:, :t]
@@ -85,6 +90,7 @@ def causal_attention(
 def _chunk(
     scale: float,
     cap: float | None,
+    rate: float,
     q: Array,
     key: Array,
     value: Array,
@@ -92,6 +98,7 @@ def _chunk(
     window: Array | None,
     own: Array | None,
     documents: Array | None,
+    bits: Array | None,
 ) -> Array:
     """Attention of q (B, R, K, G, D), the queries from position `start` on, which belong to
     documents `own` (B, R)."""
@@ -107,6 +114,8 @@ def _chunk(
         seen = (seen & (own[:, :, None] == documents[:, None, :]))[:, None, None]  # (B, 1, 1, R, T)
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     share = jax.nn.softmax(scores, axis=-1).astype(value.dtype)  # (B, K, G, R, T)
+    if bits is not None:
+        share = masked(share, bits + start.astype(bits.dtype), rate)
     return jnp.einsum("bkgrs,bskd->brkgd", share, value)
 
 

@@ -23,6 +23,7 @@ from flax import nnx
 from jax import Array
 
 from memconsole.plan.models.architecture import Architecture
+from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
 from memconsole_jax.models.blocks import Around, assembled, stacked, through
@@ -64,7 +65,8 @@ class Attention(nnx.Module):
     ) -> Array:
         q, k, v = self.project(x, rotation)
         # (B, T, H·D) or (B, T, H, D)
-        y = causal_attention(q, k, v, self.scale, window, documents, self.cap)
+        drop = dropout.attention()
+        y = causal_attention(q, k, v, self.scale, window, documents, self.cap, drop)
         return self.output(y)  # (B, T, C)
 
 
@@ -96,9 +98,10 @@ class Block(nnx.Module):
 
     def feed(self, x: Array, y: Array, dtype: Any = jnp.float32) -> Array:
         """The rest of the block after attention; x and the attention output y are (B, T, C)."""
-        x = x + (y if self.attention_post_norm is None else self.attention_post_norm(y))
+        y = y if self.attention_post_norm is None else self.attention_post_norm(y)
+        x = x + dropout.residual(y)
         y = self.mlp(self.mlp_norm(x).astype(dtype))
-        return x + (y if self.mlp_post_norm is None else self.mlp_post_norm(y))
+        return x + dropout.residual(y if self.mlp_post_norm is None else self.mlp_post_norm(y))
 
 
 class Decoder(nnx.Module):
@@ -136,7 +139,8 @@ class Decoder(nnx.Module):
         """The normed output of the last block (B, T, C) in `dtype` for tokens (B, T); see
         `body`."""
         positions = positions_of(tokens.shape[1], documents)
-        return self.body(self.embed(tokens, positions), dtype, around, documents, sums)
+        embedded = dropout.residual(self.embed(tokens, positions))
+        return self.body(embedded, dtype, around, documents, sums)
 
     def body(
         self,
@@ -185,18 +189,23 @@ def decoded(
     """The output of the last of the stacked blocks `layers`; see `Decoder.body`."""
     length = x.shape[1]
 
+    local, bits = local_layers(a), dropout.for_layers(a.layers)
+
     def one(
         block: Block,
         x: Array,
-        is_local: Array | None,
+        of_layer: Any,
         rotations: list[Rotation] | None,
         documents: Array | None,
     ) -> Array:
+        is_local, own = (of_layer, None) if bits is None else of_layer
         rotation, window = layer_view(a, rotations, is_local, length)
-        return block(x, rotation, window, dtype, documents)
+        with dropout.layer(own):
+            return block(x, rotation, window, dtype, documents)
 
     shared = all_rotations(a, positions_of(length, documents)), documents
-    return through(layers, x, one, around, sums, local_layers(a), shared)
+    of_layers = local if bits is None else (local, bits)
+    return through(layers, x, one, around, sums, of_layers, shared)
 
 
 def positions_of(length: int, documents: Array | None) -> Array:

@@ -12,6 +12,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
 from memconsole.plan.trained import adapter_scale
+from memconsole_jax.models import dropout
 from memconsole_jax.models.decoder import assemble
 from memconsole_jax.tasks.sampling import TokenSampler
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
@@ -57,7 +58,7 @@ def summed_nats(
     chunks of tokens."""
     dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
     nats = chunked_nats if chunked else plain_nats
-    scale = adapter_scale(plan)
+    scale, rates = adapter_scale(plan), dropout.Rates.of(plan)
 
     def loss(
         trained: Tree,
@@ -68,7 +69,8 @@ def summed_nats(
     ) -> Array:
         weights = {**trained, **kept}
         decoder = assembled(architecture, weights, scale)
-        hidden = decoder.hidden(arrays["inputs"], dtype, around, arrays.get("documents"), sums)
+        with dropout.drawing(rates, arrays.get(dropout.BITS)):
+            hidden = decoder.hidden(arrays["inputs"], dtype, around, arrays.get("documents"), sums)
         begun = None if sums is None else sums.get(LANGUAGE.head(weights).name)
         cap = architecture.logit_cap
         return nats(hidden, decoder.head_weight, arrays["targets"], share, begun, cap)

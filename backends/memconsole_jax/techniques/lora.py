@@ -16,6 +16,7 @@ from jax import Array
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
+from memconsole_jax.models import dropout
 from memconsole_jax.models.decoder import Decoder, assemble
 from memconsole_jax.models.layers import Linear, product
 from memconsole_jax.stacking import stacks
@@ -40,7 +41,7 @@ class Adapted(nnx.Module):
         self.lora_b = nnx.Param(b)
 
     def __call__(self, x: Array) -> Array:
-        low = product(x, self.lora_a[...]) * self.scale
+        low = dropout.reduced(x, self.lora_a[...], product) * self.scale
         return self.base(x) + product(low, self.lora_b[...])
 
 

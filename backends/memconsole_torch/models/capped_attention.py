@@ -1,7 +1,7 @@
-"""Causal attention whose scores are capped by a tanh (Gemma 2), as two operators.
+"""Causal attention whose scores are capped by a tanh (Gemma 2), or whose shares are dropped, as two operators.
 
-torch's own kernels have no cap, and written out its scores would exist for all queries at once. Here they exist for
-`QUERIES` queries at a time and are computed again in the backward pass (Rabe and Staats 2021). Because it is one
+torch's own kernels have no cap, and those of a CPU no dropout; written out, scores would exist for all queries at once.
+Here they exist for `QUERIES` queries at a time and are computed again in the backward pass (Rabe and Staats 2021). Because it is one
 operator, checkpointing can keep its result.
 
 Letters: B rows, A heads of queries, K heads of keys, G = A / K, T queries, S keys, D numbers of a head, n queries of a
@@ -24,18 +24,29 @@ QUERIES = 128
 @torch.library.custom_op(
     "memconsole::capped_attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, float cap) -> Tensor",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, float cap, int key=0, float rate=0.0)"
+    " -> Tensor",
 )
 def capped_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float,
+    key: int = 0,
+    rate: float = 0.0,
 ) -> Tensor:
     """Attention of queries (B, A, T, D) over keys and values (B, K, S, D) with the scores
-    ``cap · tanh(scale · q·k / cap)``. `mask`, (T, S) or (B, 1, T, S), is added to them."""
+    ``cap · tanh(scale · q·k / cap)``, or ``scale · q·k`` if `cap` is 0. `mask`, (T, S) or (B, 1, T, S), is added to
+    them. Shares are dropped at `rate` by the mask of `key`."""
     out = _like_queries(q)
     k, v = k.contiguous(), v.contiguous()
     for start, stop, last in _parts(q, k):
-        shares = _bent(q[:, :, start:stop], k[:, :, :last], scale, cap).mul_(cap)
+        shares = _bent(q[:, :, start:stop], k[:, :, :last], scale, cap).mul_(cap or 1.0)
         _into_shares(shares, mask, start, stop, k.shape[0])
+        if rate:
+            shares.mul_(_kept(shares, key, start, rate)).div_(1.0 - rate)
         found = torch.bmm(shares.to(v.dtype), _joined(v[:, :, :last]))
         out[:, :, start:stop] = found.view(q.shape[0], q.shape[1], stop - start, -1)
         del shares, found  # before the next part's scores
@@ -45,8 +56,8 @@ def capped_attention(
 @torch.library.custom_op(
     "memconsole::capped_attention_backward",
     mutates_args=(),
-    schema="(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, float cap)"
-    " -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, float cap,"
+    " int key=0, float rate=0.0) -> (Tensor, Tensor, Tensor)",
 )
 def capped_attention_backward(
     gradient: Tensor,
@@ -56,6 +67,8 @@ def capped_attention_backward(
     mask: Tensor | None,
     scale: float,
     cap: float,
+    key: int = 0,
+    rate: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients with respect to q, k and v. Those of keys and values are summed in fp32."""
     by_q = _like_queries(q)
@@ -65,14 +78,23 @@ def capped_attention_backward(
     for start, stop, last in _parts(q, k):
         part = q[:, :, start:stop]
         bent = _bent(part, keys[:, :, :last], scale, cap)
-        shares = bent * cap
+        shares = bent * (cap or 1.0)
         _into_shares(shares, mask, start, stop, k.shape[0])
+        kept = _kept(shares, key, start, rate) if rate else None
+        left = shares if kept is None else (shares * kept).div_(1.0 - rate)
         slope = _grouped(gradient[:, :, start:stop], k.shape[1])  # (B·K, G·n, D)
-        by_v.flatten(0, 1)[:, :last] += torch.bmm(shares.to(v.dtype).mT, slope)
-        back = torch.bmm(slope, _joined(values[:, :, :last]).mT).float().mul_(shares)
+        by_v.flatten(0, 1)[:, :last] += torch.bmm(left.to(v.dtype).mT, slope)
+        del left
+        back = torch.bmm(slope, _joined(values[:, :, :last]).mT).float()
+        if kept is not None:
+            back.mul_(kept).div_(1.0 - rate)
+        del kept
+        back.mul_(shares)
         back.addcmul_(shares, back.sum(-1, keepdim=True), value=-1)  # softmax
         del shares
-        back.mul_(bent.square_().neg_().add_(1)).mul_(scale)  # tanh
+        if cap:
+            back.mul_(bent.square_().neg_().add_(1))  # tanh
+        back.mul_(scale)
         del bent
         narrow = back.to(q.dtype)
         del back
@@ -96,13 +118,13 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    q, k, v, mask, ctx.scale, ctx.cap = inputs
+    q, k, v, mask, *ctx.numbers = inputs
     ctx.save_for_backward(q, k, v, mask)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    found = capped_attention_backward(gradient, *ctx.saved_tensors, ctx.scale, ctx.cap)
-    return (*found, None, None, None)
+    found = capped_attention_backward(gradient, *ctx.saved_tensors, *ctx.numbers)
+    return (*found, None, *(None for _ in ctx.numbers))
 
 
 capped_attention.register_autograd(_backward, setup_context=_keep)
@@ -113,14 +135,20 @@ BACKWARD_OPERATOR: Any = torch.ops.memconsole.capped_attention_backward.default
 
 def forward_workspace(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[int]:
     """Bytes that the operator allocates in addition to its result: the scores of a part, also in 16 bits if they are
-    computed so; its queries; keys and values, if they are not contiguous."""
-    return _workspace(4, q, k, v)
+    computed so, and the mask of those that are dropped; its queries; keys and values, if they are not contiguous."""
+    return _workspace(4 + _dropping(rest), q, k, v)
 
 
 def backward_workspace(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[int]:
     """The same of the backward pass, which holds the scores three times, and sums gradients in fp32."""
     sums = [] if k.element_size() == 4 else [k.nbytes, v.nbytes]
-    return _workspace(12, q, k, v) + sums
+    dropped = 4 + _dropping(rest) if _dropping(rest) else 0
+    return _workspace(12 + dropped, q, k, v) + sums
+
+
+def _dropping(rest: tuple[Any, ...]) -> int:
+    """Bytes of the mask on one share: `rest` is (mask, scale, cap), and key and rate if they are not the usual ones."""
+    return int(len(rest) > 4 and rest[4] > 0)
 
 
 def _workspace(widths: int, q: Tensor, k: Tensor, v: Tensor) -> list[int]:
@@ -141,9 +169,17 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int]]:
 
 
 def _bent(q: Tensor, k: Tensor, scale: float, cap: float) -> Tensor:
-    """``tanh(scale · q·k / cap)`` of queries (B, A, n, D) and keys (B, K, S, D), fp32 (B·K, G·n, S)."""
+    """``tanh(scale · q·k / cap)`` of queries (B, A, n, D) and keys (B, K, S, D), fp32 (B·K, G·n, S); ``scale · q·k`` if
+    `cap` is 0."""
     scores = torch.bmm(_grouped(q, k.shape[1]), _joined(k).mT).float()
-    return scores.mul_(scale / cap).tanh_()
+    return scores.mul_(scale / cap).tanh_() if cap else scores.mul_(scale)
+
+
+def _kept(shares: Tensor, key: int, start: int, rate: float) -> Tensor:
+    """Which shares of the queries from `start` on are not dropped."""
+    generator = torch.Generator(device=shares.device).manual_seed((key + start) % 2**63)
+    mask = torch.empty(shares.shape, dtype=torch.bool, device=shares.device)
+    return mask.bernoulli_(1.0 - rate, generator=generator)
 
 
 def _into_shares(scores: Tensor, mask: Tensor | None, start: int, stop: int, batch: int) -> None:

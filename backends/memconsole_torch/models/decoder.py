@@ -12,6 +12,7 @@ Worth knowing before reading:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -140,6 +141,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = a.head_size
         self.scale, self.cap = a.scale, a.attention_cap
+        self.dropout: Callable[[], tuple[int, float] | None] = _drops_nothing
+        """Key and rate of the mask on the shares, if some are dropped now."""
         self.query = nn.Linear(a.hidden_size, a.query_width, bias=a.biases_projections)
         self.key = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
         self.value = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
@@ -155,9 +158,12 @@ class Attention(nn.Module):
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """What each head (B, A, T, D) reads; see `attend`."""
-        if self.cap is None:
+        drop = self.dropout()
+        if self.cap is None and drop is None:
             return attend(q, k, v, mask, self.scale)
-        found: Tensor = capped_attention(q, k, v, mask, self.scale, self.cap)
+        found: Tensor = capped_attention(
+            q, k, v, mask, self.scale, self.cap or 0.0, *(drop or (0, 0.0))
+        )
         return found
 
     def project(self, x: Tensor, positions: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,6 +181,10 @@ class Attention(nn.Module):
         """The output (B, T, H) of all heads (B, A, T, D)."""
         batch, _, length, _ = attended.shape
         return self.output(attended.transpose(1, 2).reshape(batch, length, -1))
+
+
+def _drops_nothing() -> None:
+    return None
 
 
 class MLP(nn.Module):

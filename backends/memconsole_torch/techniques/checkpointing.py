@@ -40,8 +40,8 @@ def apply(module: nn.Module, mode: Checkpointing, rank: int = 0) -> None:
     """Recompute in the backward pass: nothing, whole blocks (`full`), all but attention
     (`attention`), or all but `KEPT` (`selective`).
 
-    Each block is checkpointed separately; with `full` it keeps only its input. No layer draws
-    random numbers, so no random state is saved. `rank` is that of the adapters, 0 without adapters.
+    Each block is checkpointed separately; with `full` it keeps only its input. Masks of
+    dropout are drawn by key, so no random state is saved. `rank` is that of the adapters, 0 without adapters.
     """
     if mode == "none":
         return

@@ -33,13 +33,15 @@ class Adapted(nn.Module):
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
         self.scale = scale
+        self.reduce: Callable[[Tensor, Tensor], Tensor] = F.linear
+        """x Aᵀ; dropout puts its own in place."""
         self.weight, self.bias = linear.weight, linear.bias
         device = linear.weight.device
         self.lora_a = nn.Parameter(torch.empty(rank, linear.in_features, device=device))
         self.lora_b = nn.Parameter(torch.empty(linear.out_features, rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(x, self.lora_a) * self.scale
+        low = self.reduce(x, self.lora_a) * self.scale
         return self.frozen(x) + F.linear(low, self.lora_b)
 
     def frozen(self, x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from memconsole_torch.techniques import (
     average,
     blocks,
     compressed,
+    dropout,
     fused_loss,
     offload,
     quantized_adam,
@@ -81,6 +82,7 @@ def workspaces(kind: str, rows_bound: bool) -> dict[Any, Workspace]:
     """What kernels of a `kind` of device allocate internally. `rows_bound`: there are at most as many tokens as
     vocabulary entries."""
     everywhere: dict[Any, Workspace] = {
+        dropout.OPERATOR: dropout.workspace,
         capped_attention.OPERATOR: capped_attention.forward_workspace,
         capped_attention.BACKWARD_OPERATOR: capped_attention.backward_workspace,
     }

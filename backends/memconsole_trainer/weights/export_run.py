@@ -106,7 +106,7 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
         "alpha_pattern": {name: scale * size for name, size in joined.items()},
         "target_modules": sorted(ranks),
         "fan_in_fan_out": found.architecture.family == "gpt2",
-        "lora_dropout": 0.0,
+        "lora_dropout": found.plan.optimize.lora_dropout,
         "bias": "none",
         "inference_mode": True,
     }

@@ -172,13 +172,18 @@ def _program(a: Architecture, k: Kernels, part: Part) -> Program:
     def moment(index: int) -> Live:
         return _live(found.moments[index], values, k)
 
+    there, back = k.dropping
+
+    def peak(index: int) -> Live:
+        return dropping(moment(index), back)
+
     kept, end = moment(program.kept), moment(program.end)
-    passing = tuple(map(moment, program.passing))
+    passing = tuple(map(peak, program.passing))
     return Program(
-        forward=tuple(map(moment, program.forward)),
+        forward=tuple(dropping(moment(index), there) for index in program.forward),
         kept=kept,
         cast=moment(program.cast).copies - kept.copies,
-        backward=passing if k.stepping else tuple(map(moment, program.backward)),
+        backward=passing if k.stepping else tuple(map(peak, program.backward)),
         adding=passing,
         gradients=0 if k.stepping else end.gradients,
     )
@@ -237,6 +242,14 @@ def _live(moment: StoredMoment, values: tuple[tuple[int, int], ...], k: Kernels)
         shape = tuple(factor * values[index][1] for index, factor in moment.updated)
         workspace[0] += updating_bytes(k, shape)
     return live(Size(*activations), Size(*workspace), gradients, copies)
+
+
+def dropping(moment: Live, bytes_per_token: int) -> Live:
+    """The moment with what dropout adds while it makes a mask. Nothing of it is kept."""
+    if not bytes_per_token:
+        return moment
+    work = moment.workspace._replace(token=moment.workspace.token + bytes_per_token)
+    return live(moment.activations, work, moment.gradients, moment.copies)
 
 
 def live(activations: Size, workspace: Size, gradients: int, copies: int) -> Live:

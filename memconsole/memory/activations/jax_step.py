@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memconsole.memory.activations.dropping import dropping_bytes
 from memconsole.memory.activations.jax_block import jax_block
 from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.state.step_sizes import Moment, StepSizes
@@ -62,7 +63,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         return Moment(phase, model, gradients, resident, live, loss, int(work + copies), step.data)
 
     scores = overlap.scores * score_bytes(step, step.plan.train.batch_size)
-    passing = block.passing * t + scores
+    there, dropping = (size * t for size in dropping_bytes(step))
+    passing = block.passing * t + scores + there
     yield at("forward", standing, kept + stream, 0, passing)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
     yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream)
@@ -74,8 +76,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     of_attention = again * block.attention_again + share * block.attention
     of_attention += overlap.heads * c * a.query_width
     layer = overlap.layer * c * s.block_matrices
-    through_mlp = of_mlp * t + overlap.mlp_stream * stream + layer
-    through_attention = of_attention * t + scores + overlap.heads_stream * stream + layer
+    through_mlp = dropping + of_mlp * t + overlap.mlp_stream * stream + layer
+    through_attention = dropping + of_attention * t + scores + overlap.heads_stream * stream + layer
     summed = standing + blocks + made_head
     yield at("backward", summed, kept, 0, through_mlp)
     yield at("backward", summed, kept, 0, through_attention)

@@ -47,6 +47,9 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the optimizer's moments are stored in bf16."""
     queries: int = 0
     """Queries whose scores exist at a time, if scores are capped."""
+    dropping: tuple[int, int] = (0, 0)
+    """Bytes per token of a copy with dropped numbers and of its mask, while they are made: in the forward pass, and in
+    the backward pass."""
     first: bool = False
     """Whether this is the first block of a frozen base: its input needs no gradient."""
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.memory.activations.block_programs import Live, block_program, evaluated_block
+from memconsole.memory.activations.dropping import dropping_bytes
 from memconsole.memory.activations.kernels import (
     CAPPED_QUERIES,
     Kernels,
@@ -74,6 +75,7 @@ def kernels_of(step: StepSizes) -> Kernels:
         visiting=o.optimizer_in_backward and step.state.host > 0,
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
         queries=min(CAPPED_QUERIES, step.sequence) if capped else 0,
+        dropping=dropping_bytes(step),
     )
 
 
@@ -87,6 +89,7 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
         storage="bf16",
         rounded=False,
         summed=False,
+        dropping=(0, 0),
     )
 
 
@@ -94,7 +97,13 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
 def kernels_of_evaluation(kernels: Kernels) -> Kernels:
     """The kernel settings of an evaluation, which saves nothing."""
     return msgspec.structs.replace(
-        kernels, checkpointing="none", first=False, summed=False, stepping="", visiting=False
+        kernels,
+        checkpointing="none",
+        first=False,
+        summed=False,
+        stepping="",
+        visiting=False,
+        dropping=(0, 0),
     )
 
 

@@ -21,13 +21,14 @@ from memconsole.plan.tasks import task_of
 from memconsole.plan.trained import adapter_scale
 
 RANKS = (8, 16, 64)
-_OF_ADAPTERS = ("optimize.lora_alpha", "optimize.lora_targets")
+_OF_ADAPTERS = ("optimize.lora_alpha", "optimize.lora_targets", "optimize.lora_dropout")
 
 
 def _freeze_base(plan: Plan, rank: int) -> dict[str, Any]:
     changes: dict[str, Any] = {"optimize.lora_rank": rank, "optimize.freeze_base": rank > 0}
     if not rank:
         changes |= {"optimize.lora_alpha": None, "optimize.lora_targets": "all"}
+        changes["optimize.lora_dropout"] = 0.0
     return changes
 
 

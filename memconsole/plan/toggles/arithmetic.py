@@ -94,6 +94,24 @@ def _compiler_memory(plan: Plan, kind: str) -> str | None:
     return "at the peak, compiled blocks hold as much as without, with adapters more"
 
 
+def _drops(plan: Plan) -> str | None:
+    """Why blocks cannot be compiled, or None."""
+    if not plan.optimize.compile:
+        return None
+    found = [
+        key
+        for key, share in (
+            ("train.dropout", plan.train.dropout),
+            ("train.attention_dropout", plan.train.attention_dropout),
+            ("optimize.lora_dropout", plan.optimize.lora_dropout),
+        )
+        if share
+    ]
+    if not found:
+        return None
+    return f"masks of dropout are drawn anew for each step, outside of compiled blocks; set {found[0]} = 0"
+
+
 COMPILE = Optimization(
     key="optimize.compile",
     keyboard="0",
@@ -104,7 +122,7 @@ COMPILE = Optimization(
     values=fixed(False, True),
     trains={"torch": None},
     absent={"jax": "the JAX step is always compiled by XLA"},
-    conflicts={},
+    conflicts={"optimize.compile": _drops},
     result=always(Result.SAME),
     reach=Reach.STEP,
     touches=("activations",),
