@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import random
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 
+def _keep_cores(count: int) -> None:
+    """Leave this process `count` of its cores, at random. XLA starts as many threads as it finds cores
+    when its first device opens, and has no setting of its own."""
+    if hasattr(os, "sched_setaffinity"):  # only Linux has it
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, random.sample(cores, min(count, len(cores))))
+
+
 def prepare(plan: Plan) -> None:
     """Apply settings that JAX reads when it first opens its devices.
 
@@ -32,6 +41,8 @@ def prepare(plan: Plan) -> None:
     says otherwise. `device.memory_fraction` limits it.
     """
     name = plan.device.name
+    if plan.device.threads is not None:
+        _keep_cores(plan.device.threads)
     # With asynchronous dispatch, a CPU's next step would begin before the last one's temporaries
     # are freed.
     jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -46,6 +46,8 @@ def prepare(device: torch.device, plan: Plan) -> None:
     are deterministic anyway.
     """
     choice = plan.device
+    if choice.threads is not None:
+        torch.set_num_threads(choice.threads)
     torch.use_deterministic_algorithms(plan.train.deterministic)
     # Uninitialized memory is always written before it is read, so it need not be filled.
     torch.utils.deterministic.fill_uninitialized_memory = False

@@ -118,6 +118,9 @@ class DataChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=257, le=16_777_216)] | None,
         about("entries of the trained tokenizer; none takes the model's"),
     ] = None
+    characters: Annotated[
+        bool, about("the trained tokenizer has a token for each character, in place of BPE pieces")
+    ] = False
     lowercase: Annotated[bool, about("the trained tokenizer writes everything in lower case")] = (
         False
     )
@@ -147,6 +150,10 @@ class DeviceChoice(Section, frozen=True, kw_only=True):
         str, about("auto, cpu, cuda:0, mps, tpu, or a catalog device such as rtx-3060-12gb")
     ] = "auto"
     count: Annotated[int, about("devices of that kind", ge=1, le=4096)] = 1
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        about("CPU threads of a run's computations; none: one for each core it may use"),
+    ] = None
     memory_fraction: Annotated[
         Annotated[float, Meta(gt=0.0, le=1.0)] | None,
         about("share of the device the framework may use"),

@@ -193,6 +193,7 @@ class MLP(nn.Module):
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.silu = a.activation == "silu"
+        self.approximate = "none" if a.activation == "gelu" else "tanh"
         self.gated = a.gated_mlp
         if a.gated_mlp:
             self.gate = nn.Linear(a.hidden_size, a.intermediate_size, bias=a.biases)
@@ -205,7 +206,7 @@ class MLP(nn.Module):
         return self.down(self.activation(self.up(x)))
 
     def activation(self, x: Tensor) -> Tensor:
-        return F.silu(x) if self.silu else F.gelu(x, approximate="tanh")
+        return F.silu(x) if self.silu else F.gelu(x, approximate=self.approximate)
 
 
 class Norm(nn.Module):

@@ -123,7 +123,7 @@ def config(a: Architecture) -> dict[str, Any]:
             n_layer=a.layers,
             n_head=a.heads,
             n_inner=a.intermediate_size,
-            activation_function="gelu_new",
+            activation_function="gelu" if a.activation == "gelu" else "gelu_new",
             layer_norm_epsilon=a.norm_eps,
             attn_pdrop=0.0,
             embd_pdrop=0.0,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -218,8 +219,12 @@ def exported(
 ) -> Iterator[tuple[str, NDArray[np.generic]]]:
     """Yield `source`'s weights with Hugging Face names and layouts, one tensor at a time.
 
-    Parameters that no Hugging Face model has (the auxiliary ones) are left out.
+    Parameters that no Hugging Face model has (the auxiliary ones) are left out. GPT-2 always has
+    biases there: those of a model without any are zeros.
     """
+    if architecture.family == "gpt2" and not architecture.biases:
+        architecture = msgspec.structs.replace(architecture, biases=True)
+        source = _ZeroBiases(source, architecture)
     fused: dict[str, list[NDArray[np.generic]]] = {}
     for parameter in parameters(architecture):
         place = stored(parameter, architecture)
@@ -231,6 +236,19 @@ def exported(
             whole = np.concatenate(parts) if place.parts > 1 else parts[0]
             yield place.name, np.ascontiguousarray(whole.T if place.transpose else whole)
             del fused[place.name]
+
+
+class _ZeroBiases:
+    """The weights of `source`, and zeros for the biases that it lacks."""
+
+    def __init__(self, source: WeightSource, architecture: Architecture) -> None:
+        self._source = source
+        self._shapes = {p.name: p.shape for p in parameters(architecture)}
+
+    def tensor(self, name: str) -> NDArray[np.generic]:
+        if name.endswith(".bias"):
+            return np.zeros(self._shapes[name], np.float32)
+        return self._source.tensor(name)
 
 
 def tensor_files(directory: Path) -> list[TensorFile]:

@@ -18,7 +18,8 @@ from memconsole.plan.models.model import Parameter
 
 Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3"]
 Norm = Literal["layernorm", "rmsnorm"]
-Activation = Literal["gelu_tanh", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "silu"]
+"""`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
 Positions = Literal["learned", "rope"]
 
 

@@ -158,8 +158,9 @@ def _read(path: Path, changed: int, size: int) -> Architecture:
 def _gpt2(c: Config) -> Architecture:
     hidden, heads = c.size("n_embd", 768), c.size("n_head", 12)
     activation = c.text("activation_function", "gelu_new")
-    if activation not in _TANH_GELU:
-        raise refusal(c.where, "activation_function", activation, " or ".join(_TANH_GELU))
+    allowed = ("gelu", *_TANH_GELU)
+    if activation not in allowed:
+        raise refusal(c.where, "activation_function", activation, " or ".join(allowed))
     return Architecture(
         family="gpt2",
         vocab_size=c.size("vocab_size", 50_257),
@@ -172,7 +173,7 @@ def _gpt2(c: Config) -> Architecture:
         max_positions=c.size("n_positions", 1024),
         norm="layernorm",
         norm_eps=c.number("layer_norm_epsilon", 1e-5),
-        activation="gelu_tanh",
+        activation="gelu" if activation == "gelu" else "gelu_tanh",
         gated_mlp=False,
         biases=True,
         positions="learned",

@@ -51,13 +51,15 @@ def make_tokenizer(
         return None
     else:
         size = min(plan.data.vocab_size or architecture.vocab_size, architecture.vocab_size)
-        if size < 257:
+        if size < 257 and not plan.data.characters:
             raise PlanError(
-                f"the model's vocabulary holds {size}; a byte-level tokenizer needs at least 257",
+                f"the model's vocabulary holds {size}; a byte-level tokenizer needs at least 257; "
+                "data.characters = true needs fewer",
                 "data.vocab_size",
             )
         template = template_of(plan)
-        tokenizer = tokenizers.train(
+        make = tokenizers.of_characters if plan.data.characters else tokenizers.train
+        tokenizer = make(
             _first_texts(plan, opened),
             size,
             lowercase=plan.data.lowercase,

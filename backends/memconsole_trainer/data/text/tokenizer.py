@@ -6,6 +6,7 @@ import array
 import functools
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from memconsole_trainer.data.text import tokenizer_files
 _END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[SEP]")
 """Names of the end-of-document token in common tokenizers, most specific first."""
 
+UNKNOWN = "<unk>"
+"""What a character becomes that a tokenizer of characters does not know."""
 Tokens = NDArray[Any]
 """Token ids: uint16 if the vocabulary is small enough, else int32."""
 
@@ -227,6 +230,38 @@ def train(
     inner.train_from_iterator(texts, trainer)
     inner.add_tokens([tokenizers.AddedToken(code, single_word=True) for code in codes])
     return Tokenizer(inner, TokenizerConfig(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT))
+
+
+def of_characters(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    lowercase: bool = False,
+    tags: Sequence[str] = (),
+    codes: Sequence[str] = (),
+) -> Tokenizer:
+    """A tokenizer with a token for each character of `texts`, the most frequent ones if there are
+    more than fit. Other characters become one unknown token. `tags` and `codes` as in `train`."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.lower() if lowercase else text)
+    marks = [END_OF_TEXT, UNKNOWN, *tags]
+    room = max(0, vocab_size - len(marks) - len(codes))
+    most = sorted(counts, key=lambda c: (-counts[c], c))[:room]
+    names = [*marks, *sorted(most)]
+    vocabulary = {name: index for index, name in enumerate(names)}
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    if lowercase:
+        inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens(marks)
+    inner.add_tokens([tokenizers.AddedToken(code, single_word=True) for code in codes])
+    described = TokenizerConfig(bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, unk_token=UNKNOWN)
+    return Tokenizer(inner, described)
 
 
 def load(path: Path, vocab_size: int) -> Tokenizer:
