@@ -8,15 +8,19 @@ from memconsole.memory.activations.torch_timeline import Timeline
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.step_key import step_settings
 
+FILE_BYTES = 64 << 20
+"""`memconsole_trainer.weights.checkpoint.SHARD_BYTES`."""
+
 
 def moments(step: StepSizes) -> Iterator[Moment]:
     """The largest moment of each phase of a step, of an evaluation and of a checkpoint."""
     weights, resident, data = step.weights + step.gathered, step.state.resident, step.data
+    exchanged = step.gradients if step.copied else 0
     for m in _remembered(step):
         yield Moment(
             m.phase,
             weights + m.weights,
-            m.gradients,
+            max(m.gradients, exchanged),
             resident,
             m.activations,
             m.logits,
@@ -27,7 +31,25 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         yield Moment("optimizer step", weights=step.weights, state=resident, data=data)
     else:
         yield _update(step)
-    yield Moment("checkpoint", weights=step.weights, state=resident)
+    yield Moment(
+        "checkpoint",
+        weights=step.weights,
+        gradients=exchanged,
+        state=resident,
+        workspace=_gathered_to_save(step),
+    )
+
+
+def _gathered_to_save(step: StepSizes) -> int:
+    """Whole tensors that devices which share them gather to save them: on a CPU until a file is full, elsewhere one
+    at a time."""
+    if step.shards == 1:
+        return 0
+    if step.kind == "cpu":
+        held = (step.weights * step.shards, step.state.resident * step.shards)
+        return sum(min(FILE_BYTES, size) for size in held)
+    s = step.sizes
+    return 4 * max(s.embedding, s.head, s.block.largest)
 
 
 def _update(step: StepSizes) -> Moment:
@@ -57,6 +79,8 @@ def structure(step: StepSizes) -> tuple[object, ...]:
     return (
         step.architecture,
         step.frozen,
+        step.shards,
+        step.copied,
         step.tokens,
         step.evaluation_tokens,
         step.sequence,

@@ -254,6 +254,8 @@ class Timeline:
     def _at(
         self, phase: str, gradients: int, live: int, copies: int = 0, logits: int = 0, work: int = 0
     ) -> Moment:
+        # A block that several devices share is gathered in 16 bits, and freed after its pass.
+        copies = 0 if self.step.shards > 1 else copies
         return Moment(phase, copies, gradients, 0, live, logits, work)
 
     def _live(

@@ -102,9 +102,15 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
         return 2 if self.rounded and not self.accumulates else 4
 
     @property
+    def copied(self) -> bool:
+        """Whether torch exchanges gradients between copies of the model. They stay in buffers."""
+        o, count = self.plan.optimize, self.plan.device.count
+        return self.plan.backend == "torch" and o.sharding == "ddp" and count > 1
+
+    @property
     def standing(self) -> int:
-        """Bytes of accumulated gradients, which are live in every micro-batch after the first."""
-        return self.gradients if self.accumulates else 0
+        """Bytes of gradients that are there from the first micro-batch, or the first step, on."""
+        return self.gradients if self.accumulates or self.copied else 0
 
 
 def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
