@@ -12,6 +12,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from tests.bench import (
     agreement,
     bitnet,
+    gpu,
     optimizations,
     resuming,
     tokenizing,
@@ -137,3 +138,20 @@ def test_no_preset_waits_for_its_data() -> None:
     for found in results.values():
         assert all(waiting.share(found[backend]) < waiting.BAR for backend in BACKENDS)
     assert f"\n{waiting.table(results)}\n" in waiting.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", [*gpu.CASES, *gpu.ladder()], ids=lambda case: case.name)
+def test_what_is_to_be_measured_on_a_card_can_be_trained_there(case: gpu.Case) -> None:
+    for _, _, plan in gpu.contenders(case, "cuda"):
+        check_conflicts(plan)
+        check_trainable(plan)
+
+
+def test_a_contender_that_is_missing_is_shown_as_missing() -> None:
+    one = {"tokens_per_second": 2e3, "flops_utilization": 0.5, "peak_bytes": 2**30}
+    table = gpu.table({"work": {"nanoGPT": {"problem": "missing"}, "Trainer": one, "torch": one}})
+    assert table.splitlines()[2:] == [
+        "| work | nanoGPT | missing |  |  |  |",
+        "| work | Trainer | 2,000 | 50.0% | 1,024 | 1.00 |",
+        "| work | torch | 2,000 | 50.0% | 1,024 | 1.00 |",
+    ]

@@ -1,0 +1,223 @@
+"""Speed, share of the card's peak and memory on one NVIDIA card, beside nanoGPT and transformers' Trainer, in bf16.
+
+    python tests/bench/gpu.py [--ladder]         needs a card; writes results/gpu.json and docs/speed.md
+    python tests/bench/gpu.py --device cpu       the same flow on small models, where there is none; writes nothing
+
+Each contender takes a few steps of the same rows in a process of its own with a time limit, all within eight minutes.
+nanoGPT, compiled, is the checkout that NANOGPT_DIR names; a peer that is not there is reported missing. `--ladder`
+measures a 3B model instead, with one more optimization on each rung.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from memconsole.devices.budget import budget
+from memconsole.devices.probe import read_once
+from memconsole.memory.seconds import peak_units_per_second
+from memconsole.plan import catalog
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, apply_settings, dumps
+from memconsole.runs.act.environment import trainer_environment
+from tests.bench.trained import BACKENDS, into_page, machine, markdown
+
+RESULTS = Path(__file__).with_name("results") / "gpu.json"
+PAGE = ROOT / "docs" / "speed.md"
+TOTAL_SECONDS, RUN_SECONDS = 460, 100
+STEPS, SETTLING = 12, 4
+"""Steps of a run, and how many of the first are not counted: they compile."""
+BF16 = "optimize.precision=bf16"
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of work."""
+
+    name: str
+    settings: tuple[str, ...]
+    peers: tuple[str, ...] = ()
+    backends: tuple[str, ...] = BACKENDS
+    compiled: bool = False
+    """Whether torch is measured a second time with optimize.compile."""
+
+
+def _sized(model: str, rows: int, length: int, *more: str) -> tuple[str, ...]:
+    size = f"train.batch_size={rows}", f"data.sequence_length={length}"
+    return f"model.name={model}", *size, BF16, *more
+
+
+CASES = (
+    Case(name="GPT-2 124 M, 16 x 1,024", settings=_sized("gpt2", 16, 1024),
+         peers=("nanoGPT", "Trainer"), compiled=True),
+    Case(name="SmolLM2 360 M, 8 x 2,048", settings=_sized("smollm2-360m", 8, 2048),
+         peers=("Trainer",), compiled=True),
+    Case(name="Llama 3.2 1 B, 4 x 2,048", settings=_sized("llama-3.2-1b", 4, 2048),
+         peers=("Trainer",), compiled=True),
+)  # fmt: skip
+REHEARSED = (
+    Case(name="GPT-2 of two layers, 2 x 32", peers=("nanoGPT", "Trainer"),
+         settings=_sized("{gpt2}", 2, 32)),
+)  # fmt: skip
+RUNGS = (
+    ("plain", ()),
+    ("+ compiled", ("optimize.compile=true",)),
+    ("+ chunked loss", ("optimize.fused_loss=true",)),
+    ("+ checkpointing", ("optimize.gradient_checkpointing=full",)),
+    ("+ update in the backward pass", ("optimize.optimizer_in_backward=true", "train.grad_clip=0")),
+    ("+ 8-bit AdamW", ("optimize.optimizer=adamw-8bit",)),
+    ("+ offloaded activations, not compiled", ("optimize.compile=false", "optimize.activation_offload=true")),
+)  # fmt: skip
+LORA = ("optimize.lora_rank=16", "optimize.freeze_base=true", "optimize.fused_loss=true",
+        "optimize.gradient_checkpointing=full")  # fmt: skip
+
+
+def ladder() -> tuple[Case, ...]:
+    """The rungs, each with all before it, then adapters alone."""
+    found, so_far = [], []
+    for name, settings in RUNGS:
+        so_far += settings
+        found.append((name, tuple(so_far)))
+    found += [("LoRA", LORA), ("LoRA on NF4", (*LORA, "optimize.base_storage=nf4"))]
+    return tuple(
+        Case(name=f"Llama 3.2 3 B, 2 x 4,096, {name}", backends=("torch",),
+             settings=_sized("llama-3.2-3b", 2, 4096, *settings))
+        for name, settings in found
+    )  # fmt: skip
+
+
+def plan_of(case: Case, backend: str, device: str, *more: str) -> Plan:
+    """Raises `PlanError`."""
+    name = "cuda:0" if device == "cuda" else "cpu"
+    words = f"backend={backend}", f"device.name={name}", "data.tokenizer=none"
+    plan = apply_settings(Plan(), (*words, *case.settings, *more))
+    check(plan)
+    return plan
+
+
+def contenders(case: Case, device: str) -> list[tuple[str, str, Plan]]:
+    """What is shown, who runs, and the plan."""
+    first = case.backends[0]
+    found = [(peer, peer, plan_of(case, first, device)) for peer in case.peers]
+    for backend in case.backends:
+        found.append((backend, "memconsole", plan_of(case, backend, device)))
+        if backend == "torch" and case.compiled:
+            plan = plan_of(case, backend, device, "optimize.compile=true")
+            found.append(("torch, compiled", "memconsole", plan))
+    return found
+
+
+def missing(who: str) -> str:
+    """Why a peer cannot run; empty if it can."""
+    if who == "nanoGPT" and not (Path(os.environ.get("NANOGPT_DIR", "")) / "model.py").is_file():
+        return "missing: NANOGPT_DIR names no checkout"
+    found = [name for name in ("transformers", "accelerate") if not importlib.util.find_spec(name)]
+    return f"missing: {found[0]} is not installed" if who == "Trainer" and found else ""
+
+
+def count(who: str, plan: Plan, device: str, steps: int) -> dict[str, Any]:
+    """Tokens per second (median), their share of the card's peak rate, and peak bytes; or a `problem`."""
+    if problem := missing(who):
+        return {"problem": problem}
+    environment = trainer_environment(plan, os.environ, kind=device)
+    command = [sys.executable, str(Path(__file__).with_name("gpu_run.py")), who, str(steps)]
+    try:
+        done = subprocess.run(
+            command, input=dumps(plan), env=environment, capture_output=True, text=True,
+            timeout=RUN_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"problem": f"took over {RUN_SECONDS} s"}
+    if done.returncode:
+        print(done.stderr[-1500:], file=sys.stderr)
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        return {"problem": f"failed: {last[:80]}"}
+    found = json.loads(done.stdout)
+    kept = found["seconds"][min(SETTLING, steps // 2) :]
+    rate = plan.micro_batch_tokens / statistics.median(kept)
+    model = catalog.model(plan)
+    most = peak_units_per_second(plan, model, budget(plan, read_once()))
+    return {
+        "tokens_per_second": rate,
+        "flops_utilization": rate / most,
+        "peak_bytes": found["peak_bytes"],
+    }
+
+
+def measure(cases: tuple[Case, ...], device: str, steps: int) -> dict[str, Any]:
+    """Each case's contenders, one after the other, while there is time."""
+    start, results = time.monotonic(), {}
+    for case in cases:
+        rows = results.setdefault(case.name, {})
+        for shown, who, plan in contenders(case, device):
+            late = time.monotonic() - start > TOTAL_SECONDS - RUN_SECONDS
+            rows[shown] = {"problem": "out of time"} if late else count(who, plan, device, steps)
+            print(f"{case.name}: {shown}: {rows[shown]}", flush=True)
+    return results
+
+
+def table(results: dict[str, Any]) -> str:
+    """A row for each contender; ratios are to the first peer of the case that ran."""
+    rows = [["work", "by", "tokens/s", "of the peak rate", "MiB", "tokens/s to the peer's"]]
+    for case, found in results.items():
+        peers = [r for who, r in found.items() if who in ("nanoGPT", "Trainer") and not _told(r)]
+        for who, one in found.items():
+            if _told(one):
+                rows.append([case, who, one["problem"], "", "", ""])
+                continue
+            rate = one["tokens_per_second"]
+            ratio = f"{rate / peers[0]['tokens_per_second']:.2f}" if peers else ""
+            share, mib = f"{one['flops_utilization']:.1%}", f"{one['peak_bytes'] / 2**20:,.0f}"
+            rows.append([case, who, f"{rate:,.0f}", share, mib, ratio])
+    return markdown(rows, left=2)
+
+
+def _told(one: dict[str, Any]) -> bool:
+    return "problem" in one
+
+
+def _rehearsed(folder: Path) -> tuple[Case, ...]:
+    """The small cases, with their model's directory."""
+    shape = {"model_type": "gpt2", "vocab_size": 257, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    folder.joinpath("config.json").write_text(json.dumps(shape | {"n_positions": 64}))
+    return tuple(
+        msgspec.structs.replace(c, settings=tuple(s.replace("{gpt2}", str(folder)) for s in c.settings))
+        for c in REHEARSED
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--ladder", action="store_true", help="a 3B model, rung by rung")
+    options = parser.parse_args()
+    if options.device == "cpu":
+        with tempfile.TemporaryDirectory() as folder:
+            print(table(measure(_rehearsed(Path(folder)), "cpu", 4)))
+        return
+    if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
+        sys.exit("no NVIDIA card on this machine; --device cpu rehearses with small models")
+    before = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else {}
+    results = before | measure(ladder() if options.ladder else CASES, "cuda", STEPS)
+    card = budget(plan_of(CASES[0], "torch", "cuda"), read_once()).name
+    document = {"command": "python tests/bench/gpu.py", **machine(), "card": card, "results": results}  # fmt: skip
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    into_page(PAGE, "card", table(results))
+
+
+if __name__ == "__main__":
+    main()
