@@ -56,6 +56,8 @@ class HostMemory:
 
     highest_anonymous = 0
     """Most anonymous bytes seen in this process, including the baseline."""
+    highest_resident = 0
+    """Most resident bytes of this process before the last `reset_peak()`, such as those of a compiler."""
     _watched: ClassVar[weakref.ref[HostMemory] | None] = None
 
     def __init__(self, period_seconds: float = 0.05) -> None:
@@ -101,6 +103,7 @@ class HostMemory:
         """Return free heap memory and restart the measurement of the peak."""
         heap.trim()
         with self._lock:
+            HostMemory.highest_resident = max(HostMemory.highest_resident, resident().high)
             with contextlib.suppress(OSError), open(_CLEAR_REFS, "w") as file:
                 file.write("5")
             now = resident()

@@ -77,7 +77,7 @@ class Watch:
         self.enter(phase)
         self._engine.reset_peak()
         held = self._held_bytes() if phase == PROFILING else None
-        highest = HostMemory.highest_anonymous
+        highest = HostMemory.highest_anonymous, HostMemory.highest_resident
         try:
             yield
         except StopRequestedError:
@@ -85,13 +85,13 @@ class Watch:
             raise
         self._leave(phase, before, held, highest)
 
-    def _leave(self, phase: str, before: str, held: int | None, highest: int) -> None:
+    def _leave(self, phase: str, before: str, held: int | None, highest: tuple[int, int]) -> None:
         self.enter(phase)
         self.memory()
         self._engine.reset_peak()
         if held is not None:
             self._left_bytes += max(0, self._held_bytes() - held)
-            HostMemory.highest_anonymous = highest
+            HostMemory.highest_anonymous, HostMemory.highest_resident = highest
         self.enter(before)
         self._busy_since = time.monotonic()
 
@@ -170,7 +170,7 @@ class Watch:
             return
         reading, tree = self._engine.memory(), tree_memory()
         left = 0 if self.phase == PROFILING else self._left_bytes
-        host = max(tree.resident, resident().high) - left
+        host = max(tree.resident, resident().high, HostMemory.highest_resident) - left
         anonymous = max(tree.anonymous, HostMemory.highest_anonymous) - left
         if self.phase != PROFILING:
             self._peak_host = max(self._peak_host, host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from memconsole.runs.read.reduce import PROFILING, RunState, reduce
 from memconsole.runs.record import events
 from memconsole_trainer.engine import MemoryReading
+from memconsole_trainer.host import host_memory
 from memconsole_trainer.host.host_memory import HostMemory, Resident, Tree
 from memconsole_trainer.loop import watch as watching
 from memconsole_trainer.loop.watch import Watch
@@ -36,6 +38,7 @@ class _Machine:
         return MemoryReading(self.now, self.most, self.now, self.now, 10_000)
 
     def reset_peak(self) -> None:
+        HostMemory.highest_resident = max(HostMemory.highest_resident, IDLE + self.most)
         self.most = self.now
 
     def synchronize(self) -> None: ...
@@ -61,6 +64,7 @@ def test_the_peak_after_a_profile_is_that_of_the_plan(
 ) -> None:
     machine, attempt = _Machine(kind), _Attempt()
     monkeypatch.setattr(HostMemory, "highest_anonymous", 0)
+    monkeypatch.setattr(HostMemory, "highest_resident", 0)
     monkeypatch.setattr(
         watching, "resident", lambda: Resident(0, 0, IDLE + machine.most if kind == "cpu" else 0)
     )
@@ -87,3 +91,28 @@ def test_the_peak_after_a_profile_is_that_of_the_plan(
         assert state.peak_host_anonymous_bytes == IDLE + 105
         assert state.memory is not None
         assert state.memory.allocated_bytes == 40
+
+
+def test_what_a_compiler_took_before_the_baseline_counts_as_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The baseline is taken after compiling, and with it the kernel's mark begins anew."""
+    marks = iter([900, 300, 300, 300, 300])
+    monkeypatch.setattr(host_memory, "_CLEAR_REFS", str(tmp_path / "clear_refs"))
+    monkeypatch.setattr(host_memory, "resident", lambda: Resident(200, 50, next(marks, 300)))
+    monkeypatch.setattr(HostMemory, "highest_resident", 0)
+    memory = HostMemory(period_seconds=60.0)
+    memory.reset_peak()
+    assert HostMemory.highest_resident == 900
+    assert memory.peak_bytes() == 200
+    memory.reset_peak()
+    assert HostMemory.highest_resident == 900
+    machine, attempt = _Machine("cpu"), _Attempt()
+    monkeypatch.setattr(watching, "resident", lambda: Resident(200, 50, 300))
+    monkeypatch.setattr(
+        watching, "tree_memory", lambda: Tree(resident=250, anonymous=200, shared=0)
+    )
+    Watch(cast(Any, attempt), cast(Any, machine), cast(Any, _Progress())).memory()
+    (told,) = attempt.told
+    assert isinstance(told, events.Memory)
+    assert told.peak_host_bytes == 900
