@@ -54,7 +54,8 @@ def _model(view: PlanView) -> tuple[str, ...]:
     size = ("~" if view.stale else "") + format_count(found.parameters)
     if found.trainable_parameters != found.parameters:
         return (f"{name} · {size} parameters, {format_count(found.trainable_parameters)} trained",)
-    return f"{name} · {size} parameters", f"{name} · {size}"
+    short = f"{name} · {size}"
+    return f"{name} · {size} parameters", short, short.replace(" · ", ", ")
 
 
 def _train(view: PlanView) -> tuple[str, ...]:
@@ -66,7 +67,8 @@ def _train(view: PlanView) -> tuple[str, ...]:
         return (f"{train.max_steps:,} steps{rest}",)
     steps = found.run_steps if found is not None and not view.stale else None
     epochs = f"{train.epochs} epochs"
-    shorter = epochs + rest, f"{epochs}, {plan.effective_batch:,} rows, {rate}"
+    short = f"{epochs}, {plan.effective_batch:,} rows, {rate}"
+    shorter = epochs + rest, short, short.replace("(auto)", "auto")
     if steps is None:
         return shorter
     return f"{epochs} of ~{steps // train.epochs:,} steps{rest}", *shorter
@@ -89,7 +91,9 @@ def _device(view: PlanView) -> tuple[str, ...]:
     if not budget.local:
         device += " · catalog"
     device += f" · {format_bytes(budget.total_bytes)}"
-    return f"{device} {budget.memory_label}", device
+    short = plan.device.name + ("" if budget.local else " · catalog")
+    short += f" · {format_bytes(budget.total_bytes)}"
+    return f"{device} {budget.memory_label}", device, device if budget.local else short
 
 
 def _whole(plan: Plan, weights: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memconsole.memory.table import Saving
 from memconsole.memory.verdict import Verdict, verdict_of
+from memconsole.plan.optimization import Optimization
 from memconsole.plan.optimizations import BY_KEY
 from memconsole.tui.draw.ink import Line, Span, left, right, rule, wrap
 from memconsole.tui.draw.words import VERDICTS, signed_bytes, verdict_mark
@@ -84,6 +85,13 @@ def _next(view: PlanView, width: int) -> list[Line]:
     return [head, *([Span(f" {row}")] for row in rest)]
 
 
+def _choice(row: Optimization, saving: Saving, width: int) -> str:
+    """An optimization and its new value, with the short label where the long one leaves no room for it."""
+    value = value_word(saving.value)
+    whole_label = len(row.label) + len(value) + 4 <= width
+    return f"{row.label if whole_label else row.short} → {value}"
+
+
 def _value_lines(view: PlanView, value: object, width: int) -> list[Line]:
     """A value of the selected optimization with its effect; a reason may take several rows."""
     present = value == view.row.value(view.plan)
@@ -122,7 +130,7 @@ def best_lines(view: PlanView, width: int, height: int) -> list[Line]:
         lines.append(
             [
                 Span(f" {left(view.keys.toggle_key(row.key), view.keys.toggle_width)} ", "key"),
-                Span(left(f"{row.label} → {value_word(saving.value)}", max(0, width - 37))),
+                Span(left(_choice(row, saving, width - 37), max(0, width - 37))),
                 saving_span(saving, view.stale, NUMBER + 1),
                 Span(right(time_word(saving), 8), "dim"),
                 Span(right(words, 14), role),
