@@ -14,7 +14,7 @@ from memconsole.runs.read.stages import StageMark, marked
 from memconsole.runs.record import events
 from memconsole.sanitize import clean, clean_line
 
-STATE_VERSION = 4
+STATE_VERSION = 3
 MAX_WARNINGS = 20
 MAX_EVALUATIONS = 128
 MAX_EPOCHS = 256

@@ -52,13 +52,14 @@ async def test_a_run_that_ended_learns_the_host_memory_from_a_late_reading() -> 
     app = Console(Plan())
     app.readings = None
     run = finished()
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(120, 40)) as pilot:
         app.run_id = run.id
         app.post_message(SnapshotArrived(run))
         await settle(pilot)
         await pilot.press("t")
         await settle(pilot)
-        assert "590 MiB / n/a" in screen_text(app)
+        assert "host RAM process 590 MiB" in screen_text(app)
+        assert "of 512 GiB" not in screen_text(app)
         app.set_devices(Devices(devices=(cpu_reading(total_bytes=512 * GIB),)))
         await settle(pilot)
-        assert "590 MiB / 512 GiB" in screen_text(app)
+        assert "host RAM process 590 MiB  0.1% of 512 GiB" in screen_text(app)

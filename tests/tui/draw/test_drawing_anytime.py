@@ -32,7 +32,7 @@ SCREENS: dict[str, Callable[[Console], ConsoleScreen]] = {
     "help": lambda app: HelpScreen("plan"),
     "pick": lambda app: PickScreen("pick", [Choice("a", "a", "")]),
     "prompt": lambda app: PromptScreen("prompt", "text", "about", lambda word: None),
-    "confirm": lambda app: ConfirmScreen("sure?", [ConfirmAnswer("yes", "do it")]),
+    "confirm": lambda app: ConfirmScreen("sure?", [ConfirmAnswer("delete", "do it")]),
     "command": lambda app: CommandScreen(Plan()),
 }
 

@@ -146,7 +146,9 @@ async def test_hostile_text_shows_as_text_and_does_nothing(make_console: Make, p
         for modal in (
             PickScreen(texts[5], [Choice(t, t, t) for t in texts], texts[6], texts[7]),
             PromptScreen(texts[8], texts[9], texts[10], lambda word: texts[11]),
-            ConfirmScreen(texts[12], tuple(ConfirmAnswer(t, t) for t in texts[:2])),
+            ConfirmScreen(
+                texts[12], (ConfirmAnswer("stop", texts[0]), ConfirmAnswer("kill", texts[1]))
+            ),
         ):
             app.push_screen(modal)
             await settle(pilot)

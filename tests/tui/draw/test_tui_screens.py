@@ -315,7 +315,7 @@ async def test_hostile_text_is_shown_and_does_nothing(make_console: Make, text: 
         for modal in (
             PickScreen(text, [Choice(text, text, text)], text, text),
             PromptScreen(text, text, text, lambda word: text),
-            ConfirmScreen(text, (ConfirmAnswer(text, text),)),
+            ConfirmScreen(text, (ConfirmAnswer("delete", text),)),
         ):
             app.push_screen(modal)
             await settle(pilot)
