@@ -94,10 +94,4 @@ def nodes(plan: Plan) -> int:
             f"device.count = {count}: expected a multiple of launch.devices_per_node = {each}",
             "device.count",
         )
-    if plan.backend == "jax":
-        raise PlanError(
-            f"device.count = {count}: the jax backend trains on the {each} devices of one node; "
-            "use backend = torch",
-            "device.count",
-        )
     return count // each

@@ -29,8 +29,8 @@ TEXT: dict[str, Any] = {
     "train.warmup_steps": 0,
     "device.name": "cpu",
 }
-SUFFIX = {"lqr": ".h5", "efficientids": "/ratings.dat"}
-"""Of a name that stands for data of a task. No data are read."""
+SOURCES = {"lqr": "lqr", "efficientids": "ratings"}
+"""The catalog's data of a model. No data are read."""
 
 
 class Trained(NamedTuple):

@@ -68,7 +68,7 @@ def apart(case: dict[str, Any]) -> dict[str, Any]:
         name = case["task"]
         gangs.TEXT.clear()
         gangs.TEXT.update(
-            {"model.name": name, "data.source": f"{name}{gangs.SUFFIX[name]}", "device.name": "cpu",
+            {"model.name": name, "data.source": gangs.SOURCES[name], "device.name": "cpu",
              "train.warmup_steps": 0, "data.sequence_length": 16}
         )  # fmt: skip
     changes = case["changes"] | {"backend": "jax"}

@@ -102,7 +102,7 @@ def test_copies_of_a_model_train_with_what_needs_whole_weights(changes: dict[str
 def test_every_task_trains_on_two_devices_as_on_one(
     task: str, sharding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = {"model.name": task, "data.source": f"{task}{gangs.SUFFIX[task]}", "device.name": "cpu"}
+    base = {"model.name": task, "data.source": gangs.SOURCES[task], "device.name": "cpu"}
     monkeypatch.setattr(gangs, "TEXT", base | {"train.warmup_steps": 0, "data.sequence_length": 16})
     assert_as_one({}, sharding)
 
