@@ -37,7 +37,7 @@ def test_every_published_catalog_model_has_its_file_here() -> None:
 
 LLAMA = PUBLISHED["llama-3.2-1b"]
 GEMMA3 = PUBLISHED["gemma-3-1b"]
-GEMMA2 = PUBLISHED["gemma-2b"] | {"model_type": "gemma2", "sliding_window": 4096}
+GEMMA2 = PUBLISHED["gemma-2-2b"]
 
 
 @pytest.mark.parametrize(
