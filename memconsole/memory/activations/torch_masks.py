@@ -40,14 +40,17 @@ def tables_of(step: StepSizes, tokens: int) -> tuple[int, int]:
 
 
 def pads_mask(step: StepSizes) -> bool:
-    """Whether CUDA's kernel copies masks of this length into padded rows."""
-    return step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
+    """Whether CUDA's kernel copies masks of this length into padded rows. Capped attention is no kernel."""
+    unaligned = step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
+    return unaligned and step.architecture.attention_cap is None
 
 
 def keeps_mask(step: StepSizes) -> bool:
     """Whether layers keep the mask for the backward pass. A checkpointed layer does. Attention composed of matmuls, on
     MPS, does not read it again, and layers that keep a padded copy do not keep the mask itself."""
     if step.plan.optimize.gradient_checkpointing != "none":
+        return True
+    if step.architecture.attention_cap is not None:
         return True
     return step.kind != "apple" and not pads_mask(step)
 
