@@ -17,6 +17,7 @@ from memconsole_jax import held, tasks
 from memconsole_jax.programs import Programs
 from memconsole_jax.tasks.task import Tree
 from memconsole_trainer import engine
+from memconsole_trainer.control.confirm import rows_of_group
 from memconsole_trainer.engine import Batch, StateSource
 from memconsole_trainer.jumps import (
     PREFIX,
@@ -60,7 +61,15 @@ class JaxJumps:
         self._moves = compute == "bf16" and programs.kind != "cpu"
         self._rows = rows[1] if rows[0] > 1 else (rows[1] + 1) // 2
         computed = replace(plan, {"optimize.precision": compute})
-        self._loss = self._compiled(tasks.of(programs.model).evaluation(computed, programs.model))
+        evaluation = tasks.of(programs.model).evaluation(computed, programs.model)
+        self._loss = self._compiled(evaluation, self._rows)
+        # The half of a batch that confirms a jump is the second, which may be one row shorter.
+        second = rows[1] if rows[0] > 1 else rows[1] // 2
+        self._group_rows = rows_of_group(second, max(1, rows[0] // 2))
+        self._groups = -(-second // self._group_rows)
+        self._by_group = self._compiled(
+            _of_groups(evaluation, self._groups), self._groups * self._group_rows
+        )
         self._prepare()
         self._anchor: Host = {}
         self._snapshots: list[Host] = []
@@ -69,14 +78,14 @@ class JaxJumps:
         self._before: Host = {}
         """The weights before the first move since `settle`, on the host."""
 
-    def _compiled(self, evaluation: Any) -> Any:
+    def _compiled(self, evaluation: Any, rows: int) -> Any:
         shapes = {
             name: jax.ShapeDtypeStruct(
                 x.shape, jnp.bfloat16 if self._narrow[name] else x.dtype, sharding=x.sharding
             )
             for name, x in self._programs.trained_shapes.items()
         }
-        arrays = self._programs.arrays(self._rows)
+        arrays = self._programs.arrays(rows)
         return jax.jit(evaluation).lower(shapes, self._programs.kept_shapes, arrays).compile()
 
     def _prepare(self) -> None:
@@ -146,6 +155,17 @@ class JaxJumps:
         ]
         return float(sum(jax.device_get(sums)))
 
+    def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
+        """The same of each group of rows, one after another."""
+        moved = _moved(self._base, self._path, scale) if scale else self._base
+        kept, rows = self._kept(), self._groups * self._group_rows
+        found = [
+            self._by_group(moved, kept, self._arrays(arrays, rows))
+            for arrays in batch.micro_batches()
+        ]
+        summed: NDArray[np.float64] = np.concatenate(jax.device_get(found)).astype(np.float64)
+        return summed
+
     def end(self, scale: float) -> None:
         """Move the weights by `scale` times the path. With 0 they are as before, bit for bit."""
         weights = self._weights()
@@ -197,6 +217,16 @@ class JaxJumps:
         for start in range(0, flat[0].size, SLICE):
             part = slice(start, start + SLICE)
             yield part, np.stack([f[part] for f in flat]).astype(np.float32)
+
+
+def _of_groups(evaluation: Any, groups: int) -> Any:
+    """The losses (groups,) of groups of rows, one after another."""
+
+    def run(trained: Tree, kept: Tree, arrays: Tree) -> Array:
+        parts = {name: x.reshape(groups, -1, *x.shape[1:]) for name, x in arrays.items()}
+        return jax.lax.map(lambda part: evaluation(trained, kept, part)[0], parts)
+
+    return run
 
 
 def _sum(base: Tree, path: Tree, scale: float) -> Tree:

@@ -16,6 +16,7 @@ from memconsole_torch.held import Held
 from memconsole_torch.models.pretrained import copy_into, on_host
 from memconsole_torch.tasks.task import Rows, Task
 from memconsole_torch.techniques import compilation, precision
+from memconsole_trainer.control.confirm import rows_of_group
 from memconsole_trainer.engine import Array, Batch, StateSource
 from memconsole_trainer.jumps import PREFIX, SHRINKAGE, TINY, Pairs, Path, stored
 
@@ -115,6 +116,21 @@ class TorchJumps:
                 with precision.forward_context(self._device, self._compute):
                     total += self._task.sums(self._module, Rows(arrays, self._place))[0]
         return float(total)
+
+    @torch.no_grad()
+    def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
+        """The same of each group of rows, one after another."""
+        found: list[Tensor] = []
+        count, rows = next(iter(batch.arrays.values())).shape[:2]
+        size = rows_of_group(rows, count)
+        with self._moved(scale), compilation.paused():
+            for arrays in batch.micro_batches():
+                for start in range(0, rows, size):
+                    part = {name: array[start : start + size] for name, array in arrays.items()}
+                    with precision.forward_context(self._device, self._compute):
+                        found.append(self._task.sums(self._module, Rows(part, self._place))[0])
+        summed: NDArray[np.float64] = torch.stack(found).double().cpu().numpy()
+        return summed
 
     @torch.no_grad()
     def end(self, scale: float) -> None:

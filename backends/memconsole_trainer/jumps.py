@@ -63,6 +63,10 @@ class Jumps(Protocol):
         precision of predict phases and without gradients."""
         ...
 
+    def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
+        """The same of each group of rows (`control.confirm.rows_of_group`), one after another."""
+        ...
+
     def end(self, scale: float) -> None:
         """Move the weights by `scale` times the path. With 0 they are as before, bit for bit. Else
         `undo` can bring back what they were before the first move since `settle`."""

@@ -3,7 +3,7 @@
 Each step takes one batch. In the phases warmup, full and correct it is an ordinary optimizer step.
 In a predict phase it is a jump: the weights move along the predicted path if that lowers the loss
 of the batch, of which nothing was trained on. How far is searched for with one half of the batch
-and confirmed with the other. The optimizer state may be away meanwhile.
+and confirmed with the other, by more than its rows differ (`confirm`). The optimizer state may be away meanwhile.
 
 Nothing here depends on a clock unless `hybrid.reward` is seconds, so that a resumed run continues
 bit for bit.
@@ -25,6 +25,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.recipe import peak_learning_rate
 from memconsole.runs.record import events
 from memconsole_trainer.control.bandit import Bandit
+from memconsole_trainer.control.confirm import is_confirmed
 from memconsole_trainer.control.halves import halves
 from memconsole_trainer.control.monitor import Monitor, Verdict
 from memconsole_trainer.control.phases import Confidence, Phases
@@ -80,14 +81,11 @@ class _Tried:
     scale: float
     predicted: float
     actual: float
+    accepted: bool
     loss: float
     """Summed loss of the batch with the weights that stay."""
     forwards: float
     """Forward passes of whole batches that it took."""
-
-    @property
-    def accepted(self) -> bool:
-        return self.actual > 0
 
 
 class Hybrid:
@@ -275,7 +273,7 @@ class Hybrid:
         s.phases.after_step(self._choice, s.confidence.value, ready=True)
 
     def _tried(self, engine: JumpingEngine, batch: Batch, horizon: int) -> _Tried:
-        """Move the weights by the best scale of the path, if both halves of the batch agree."""
+        """Move the weights by the best scale of the path for one half of the batch, if the other half confirms it."""
         jumps, pairs = engine.jumps, self._pairs()
         movements = horizon / self._choice.snapshot_stride
         shares = self._predictor.shares(jumps.products(pairs), movements)
@@ -287,14 +285,14 @@ class Hybrid:
         scale = min(finite, key=finite.__getitem__, default=0.0)
         predicted = (now - finite[scale]) / max(1.0, first.weight) if scale else 0.0
         predicted = predicted if math.isfinite(predicted) else 0.0
-        before = jumps.loss(second, 0.0)
-        after = jumps.loss(second, scale) if predicted > 0 else math.inf
-        actual = (before - after) / max(1.0, second.weight) if math.isfinite(after) else 0.0
-        accepted = actual > 0
+        before = jumps.losses(second, 0.0)
+        after = jumps.losses(second, scale) if predicted > 0 else before
+        weight = max(1.0, second.weight)
+        fall, accepted = is_confirmed(before, after, predicted * weight)
         jumps.end(scale if accepted else 0.0)
-        loss = finite[scale] + after if accepted else now + before
+        loss = finite[scale] + after.sum() if accepted else now + before.sum()
         halved = 2 + len(SCALES) + (predicted > 0)
-        return _Tried(scale, predicted, actual, loss, halved / 2)
+        return _Tried(scale, predicted, fall / weight, accepted, float(loss), halved / 2)
 
     def _context(self) -> Any:
         """What a reward may depend on: the run's progress, its rate, the loss's trend, and how

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from memconsole_trainer.control import confirm
 from memconsole_trainer.control.halves import halves
 from memconsole_trainer.control.hybrid import Hybrid
 from memconsole_trainer.engine import Array, Keeping
@@ -29,6 +30,14 @@ SETTINGS: dict[str, Any] = {
     "hybrid__predict_precision": "same",
 }
 STEPS = 16
+
+
+@pytest.fixture(autouse=True)
+def _easily_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any fall of the loss confirms a jump, so that a few steps pass through every phase."""
+    monkeypatch.setattr(confirm, "QUANTILES", (0.0,) * 7)
+
+
 PAIRS = ((0, 1), (1, 2))
 
 
@@ -104,9 +113,12 @@ def test_a_jump_that_is_not_kept_leaves_every_bit_and_one_that_is_can_be_undone(
 ) -> None:
     engine = moved(backend)
     before = tensors(engine, "model.")
-    first, _ = halves(batch(rows=4))
+    first, second = halves(batch(rows=4))
     engine.jumps.begin(path_of(engine, (1.0, 2.0)))
     losses = [engine.jumps.loss(first, scale) for scale in (0.0, 1.0, 0.0)]
+    groups = engine.jumps.losses(second, 1.0)
+    assert groups.shape == (2,)
+    assert groups.sum() == pytest.approx(engine.jumps.loss(second, 1.0), rel=1e-5)
     engine.jumps.end(0.0)
     assert losses[0] == losses[2] != losses[1]
     assert same(tensors(engine, "model."), before)

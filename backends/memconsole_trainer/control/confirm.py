@@ -1,0 +1,33 @@
+"""Whether a jump is kept: on rows that did not choose it, the loss must fall by more than chance lets it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+GROUPS = 8
+"""Groups of rows whose losses are compared. Each is one forward pass of fewer rows."""
+QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895)
+"""Student's t for one to seven degrees of freedom: a fall that is only chance exceeds it in one of 20 cases."""
+
+
+def rows_of_group(rows: int, micro_batches: int) -> int:
+    """Rows in a group of a micro-batch, so that all micro-batches have about `GROUPS` groups together."""
+    return -(-rows // max(1, min(rows, GROUPS // micro_batches)))
+
+
+def is_confirmed(
+    before: NDArray[np.float64], after: NDArray[np.float64], promised: float
+) -> tuple[float, bool]:
+    """By how much the summed losses of groups of rows fall, and whether that is more than the spread of the groups
+    explains. A single group has no spread: there the fall must be half of what was promised."""
+    if not np.isfinite([before, after]).all():
+        return 0.0, False
+    falls = before - after
+    total, count = float(falls.sum()), len(falls)
+    if count == 1:
+        return total, total > 0 and total >= promised / 2
+    error = float(falls.std(ddof=1)) * math.sqrt(count)
+    return total, total > QUANTILES[min(count, len(QUANTILES) + 1) - 2] * error
