@@ -1,6 +1,8 @@
 """What hybrid training gains: its validation loss beside that of plain training, of steps left out, and of larger rates.
 
-    python tests/bench/hybrid.py [--only small|default|10m] [--seeds N] [--steps N] [--print]
+    python tests/bench/hybrid.py [--only small|default|10m] [--seeds N] [--steps N] [--short] [--print]
+
+`--short` leaves out two variants: steps left out, and the larger rate.
 
 Every variant trains in this process on one thread with torch, so that seconds of CPU time compare on a busy machine
 too. Results go to results/hybrid.json and their table into docs/hybrid.md.
@@ -71,7 +73,7 @@ class Trained:
     predicted: list[int] = field(default_factory=list)
     """The steps that were jumps."""
     jumps: list[tuple[float, float]] = field(default_factory=list)
-    """Validation loss before and after each jump that was kept."""
+    """By how much the validation loss fell with each jump that was kept, and the standard error of that."""
 
 
 class Skipping(Plain):
@@ -124,7 +126,7 @@ def trained(
         for step in range(1, steps + 1):
             batch = _next(stream)
             jumping = controller.phase in ("predict", "restore")
-            before = engine.evaluate(held).mean if jumping else 0.0
+            before = _losses(engine, held) if jumping else []
             began = time.process_time()
             controller.prepare(engine)
             found.gradient_steps += controller.step(engine, batch)
@@ -134,10 +136,17 @@ def trained(
                 if isinstance(said, events.Jump):
                     found.predicted.append(step)
                     if said.accepted:
-                        found.jumps.append((before, engine.evaluate(held).mean))
+                        after = _losses(engine, held)
+                        falls = [b - a for b, a in zip(before, after, strict=True)]
+                        found.jumps.append((mean(falls), stdev(falls) / len(falls) ** 0.5))
         stream.close()
         found.loss = engine.evaluate(held).mean
     return found
+
+
+def _losses(engine: TorchEngine, held: list[Batch]) -> list[float]:
+    """The validation loss of each batch."""
+    return [engine.evaluate([batch]).mean for batch in held]
 
 
 def _next(stream: BatchStream) -> Batch:
@@ -147,8 +156,8 @@ def _next(stream: BatchStream) -> Batch:
             return batch
 
 
-def measured(name: str, seeds: int, steps: int) -> dict[str, Any]:
-    """All variants of one model."""
+def measured(name: str, seeds: int, steps: int, *, short: bool = False) -> dict[str, Any]:
+    """All variants of one model, or the fewer ones."""
     variants: dict[str, list[Trained]] = {}
 
     def keep(variant: str, run: Trained) -> Trained:
@@ -158,14 +167,15 @@ def measured(name: str, seeds: int, steps: int) -> dict[str, Any]:
 
     for seed in range(1, seeds + 1):
         base = {**MODELS[name], "train.max_steps": steps, "train.seed": seed}
-        keep("plain", trained(base))
+        near = keep("plain", trained(base))
         hybrid = keep("hybrid", trained({**base, **HYBRID}))
-        skipping = partial(Skipping.of, hybrid.predicted)
-        left_out = keep("steps left out", trained({**base, **HYBRID}, skipping))
-        keep("larger rate", trained({**base, "train.learning_rate": 4e-3}))
-        # The run before it, with the same gradient steps, tells what a step costs: on a busy machine
-        # the cost of runs further apart differs by more than that of jumps.
-        seconds = left_out.cpu_seconds / left_out.gradient_steps
+        if not short:
+            skipping = partial(Skipping.of, hybrid.predicted)
+            near = keep("steps left out", trained({**base, **HYBRID}, skipping))
+            keep("larger rate", trained({**base, "train.learning_rate": 4e-3}))
+        # The run beside it tells what a step costs: on a busy machine the cost of runs further apart
+        # differs by more than that of jumps.
+        seconds = near.cpu_seconds / near.gradient_steps
         same_time = max(1, round(hybrid.cpu_seconds / seconds))
         keep("plain, equal time", trained({**base, "train.max_steps": same_time}))
         equal = {**base, "train.max_steps": max(1, hybrid.gradient_steps)}
@@ -181,9 +191,10 @@ def measured(name: str, seeds: int, steps: int) -> dict[str, Any]:
         "jumps": {
             "tried": sum(len(run.predicted) for run in variants["hybrid"]),
             "kept": len(jumps),
-            "kept_and_better": sum(after < before for before, after in jumps),
-            "mean_decrease": mean([b - a for b, a in jumps]) if jumps else 0.0,
-            "worst": min((b - a for b, a in jumps), default=0.0),
+            "kept_and_better": sum(fall > 0 for fall, _ in jumps),
+            "worse_than_noise": sum(fall < -2 * error for fall, error in jumps),
+            "mean_decrease": mean([fall for fall, _ in jumps]) if jumps else 0.0,
+            "worst": min(jumps, default=(0.0, 0.0)),
         },
     }
 
@@ -213,7 +224,8 @@ def table(found: Mapping[str, Any]) -> str:
         lines.append(
             f"- {name}, {result['steps']} steps, {result['seeds']} seeds: {j['tried']} jumps tried, {j['kept']} kept; "
             f"{j['kept_and_better']} of these lowered the loss of other held-out rows, by {j['mean_decrease']:.4f} "
-            f"nats on average over all that were kept, at worst {j['worst']:+.4f}"
+            f"nats on average over all that were kept, at worst {j['worst'][0]:+.4f} ± {j['worst'][1]:.4f} "
+            f"(the standard error); {j['worse_than_noise']} raised it by more than two standard errors"
         )
     return "\n".join([markdown(rows, 2), "", *lines])
 
@@ -223,6 +235,7 @@ def main() -> int:
     parser.add_argument("--only", choices=MODELS, help="measure one model")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="steps of a run")
+    parser.add_argument("--short", action="store_true", help="leave out two variants")
     parser.add_argument("--print", action="store_true", help="print the stored results")
     arguments = parser.parse_args()
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"models": {}}
@@ -230,7 +243,8 @@ def main() -> int:
         torch.set_num_threads(1)
         for name in [arguments.only] if arguments.only else MODELS:
             with contextlib.redirect_stdout(io.StringIO()):
-                result = measured(name, arguments.seeds, arguments.steps or STEPS[name])
+                steps = arguments.steps or STEPS[name]
+                result = measured(name, arguments.seeds, steps, short=arguments.short)
             found = {**found, **machine(), "models": {**found["models"], name: result}}
             RESULTS.write_text(json.dumps(found, indent=1) + "\n")
         into_page(PAGE, MARK, table(found))

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 GROUPS = 8
 """Groups of rows whose losses are compared. Each is one forward pass of fewer rows."""
-QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895)
-"""Student's t for one to seven degrees of freedom: a fall that is only chance exceeds it in one of 20 cases."""
+QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
+"""Student's t for one to seven degrees of freedom: a fall that is only chance exceeds it in one of 40 cases."""
 
 
 def rows_of_group(rows: int, micro_batches: int) -> int:

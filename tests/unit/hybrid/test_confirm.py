@@ -9,13 +9,13 @@ from memconsole_trainer.control.confirm import GROUPS, is_confirmed, rows_of_gro
 
 
 @pytest.mark.parametrize("groups", [2, 3, 8, 12])
-def test_what_changes_nothing_is_confirmed_in_one_of_twenty_cases(groups: int) -> None:
+def test_what_changes_nothing_is_confirmed_in_one_of_forty_cases(groups: int) -> None:
     random, cases = np.random.default_rng(groups), 4000
     before = random.normal(5.0, 1.0, (cases, groups))
     after = before + random.normal(0.0, 0.01, (cases, groups))
     kept = [is_confirmed(b, a, 1.0)[1] for b, a in zip(before, after, strict=True)]
-    assert 0.03 < np.mean(kept) < 0.06
-    better = [is_confirmed(b, a - 0.1, 1.0)[1] for b, a in zip(before, after, strict=True)]
+    assert 0.01 < np.mean(kept) < 0.04
+    better = [is_confirmed(b, a - 0.2, 1.0)[1] for b, a in zip(before, after, strict=True)]
     assert np.mean(better) > 0.95
 
 
