@@ -183,11 +183,10 @@ def test_a_fit_never_changes_the_rows_of_a_step_nor_anything_that_is_no_toggle(
 
 
 def test_what_the_backend_does_not_train_is_given_up_unless_pinned() -> None:
-    plan = plans.replace(Plan(), {"optimize.sharding": "fsdp", "device.count": 2})
+    plan = plans.replace(Plan(), {"backend": "jax", "optimize.compile": True})
     budget = device("gpu", 1 << 40)
-    assert fit(plan, budget).plan.optimize.sharding == "none"
-    kept = fit(plan, budget, frozenset({"optimize.sharding"}))
-    assert kept.plan.optimize.sharding == "fsdp"
+    assert not fit(plan, budget).plan.optimize.compile
+    assert fit(plan, budget, frozenset({"optimize.compile"})).plan.optimize.compile
 
 
 def test_a_pinned_micro_batch_pins_accumulation_with_it() -> None:
