@@ -75,25 +75,23 @@ def _train(view: PlanView) -> tuple[str, ...]:
 
 
 def _device(view: PlanView) -> tuple[str, ...]:
-    """The device and its memory; then the same without the kind of memory."""
+    """The device and its memory; then the same in fewer words. Number and Slurm job are always told."""
     plan, found = view.plan, view.estimate
-    device = plan.device.name
+    asked = plan.device.name
     if plan.device.count > 1:
-        device += f" × {plan.device.count}"
+        asked += f" × {plan.device.count}"
     if plan.launch.on == "slurm":
-        device += " · a Slurm job"
-        device += f" in {plan.launch.partition}" if plan.launch.partition else ""
+        asked += " · a Slurm job"
+        asked += f" in {plan.launch.partition}" if plan.launch.partition else ""
     if found is None:
-        return (device,)
+        return (asked,)
     budget = found.table.budget
-    if budget.name != plan.device.name:
-        device += f" → {budget.name}"
-    if not budget.local:
-        device += " · catalog"
-    device += f" · {format_bytes(budget.total_bytes)}"
-    short = plan.device.name + ("" if budget.local else " · catalog")
-    short += f" · {format_bytes(budget.total_bytes)}"
-    return f"{device} {budget.memory_label}", device, device if budget.local else short
+    size = f" · {format_bytes(budget.total_bytes)}"
+    named = f"{asked} → {budget.name}" if budget.name != plan.device.name else asked
+    device = named + ("" if budget.local else " · catalog") + size
+    if budget.local:
+        return f"{device} {budget.memory_label}", device
+    return f"{device} {budget.memory_label}", device, f"{asked} · catalog{size}", asked + size
 
 
 def _whole(plan: Plan, weights: str) -> str:

@@ -115,11 +115,11 @@ async def test_the_formula_is_there_at_once_and_sharpens_where_it_stands(
         assert estimate is not None
     assert any("= exact" in line for line in done)
     assert estimate.table.source == "a tracer of this test"
-    for name in ("weights", "activations", "allocated", "reserved", "on the device", "host RAM"):
+    for name in ("weights", "activations", "allocated", "reserved", "on device", "host RAM"):
         old, new = (next(n for n, line in enumerate(lines) if f" {name}" in line[column :]) for lines in (pending, done))  # fmt: skip
         assert old == new, f"{name} moved"
         place = pending[old].index("~", column)
-        mark = "~" if name in ("on the device", "host RAM") else "="
+        mark = "~" if name in ("on device", "host RAM") else "="
         assert done[new][place] == mark, name
     assert not any("outdated" in line or "updating" in line for line in done)
     if size[0] == 160:

@@ -121,7 +121,7 @@ def test_values_of_remedies_and_savings_are_told_as_words() -> None:
     """On and off, never True and False."""
     found = remedies(plans.replace(PLAN, {"data.source": "tinystories"}), card(2 * GIB, "cpu"))
     labels = [remedy.label for remedy in found]
-    assert "chunked cross-entropy: on" in labels
+    assert "chunked loss: on" in labels
     assert not [label for label in labels if "True" in label or "False" in label]
     printed = CliRunner().invoke(cli, ["plan", "--set", "device.name=rtx-4090"]).stdout
     assert "-> on" in printed
