@@ -145,8 +145,14 @@ def trained(
 
 
 def _losses(engine: TorchEngine, held: list[Batch]) -> list[float]:
-    """The validation loss of each batch."""
-    return [engine.evaluate([batch]).mean for batch in held]
+    """The validation loss of each row."""
+    found = []
+    for batch in held:
+        rows = next(iter(batch.arrays.values())).shape[1]
+        for row in range(rows):
+            part = {name: array[:, row : row + 1] for name, array in batch.arrays.items()}
+            found.append(engine.evaluate([Batch(part, batch.weight / rows)]).mean)
+    return found
 
 
 def _next(stream: BatchStream) -> Batch:
