@@ -343,6 +343,9 @@ class Rotated(torch.autograd.Function):
 def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: float) -> Tensor:
     """x rotated by its angles, or with `sense` = -1 by their opposites; computed in fp32."""
     first, second = x.float().chunk(2, dim=-1)  # (B, A, T, D / 2)
+    if torch.compiler.is_compiling():  # the compiler fuses these, and cannot write into halves
+        ahead, across = first * cos - sense * second * sin, second * cos + sense * first * sin
+        return torch.cat((ahead, across), dim=-1).to(x.dtype)
     whole = torch.empty_like(x, dtype=torch.float32)
     one, other = whole.chunk(2, dim=-1)
     torch.mul(first, cos, out=one).addcmul_(second, sin, value=-sense)

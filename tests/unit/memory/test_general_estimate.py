@@ -206,9 +206,11 @@ def test_a_regression_plan_is_fitted_and_advised_on(backend: str, kind: str) -> 
     assert any(r.fits for r in remedies(plan, budget))
     most = largest_micro_batch(plan, budget)
     assert most is not None
-    assert 8 <= most < 512
-    assert table_of(plans.replace(plan, {"train.batch_size": most}), budget).fits
-    assert largest_sequence_length(regression(backend), device(kind)) == 128
+    assert 8 <= most.size < 512
+    assert table_of(plans.replace(plan, {"train.batch_size": most.size}), budget).fits
+    longest = largest_sequence_length(regression(backend), device(kind))
+    assert longest is not None
+    assert longest.size == 128
 
 
 def test_a_whole_program_stands_in_its_highest_phase() -> None:
