@@ -57,10 +57,14 @@ def outline(rows: Sequence[str]) -> set[tuple[object, ...]]:
     return found
 
 
+OTHERS = str.maketrans("0123456789", "3456789012")
+"""Another digit for each."""
+
+
 def other_numbers(rows: Sequence[str]) -> Iterator[str]:
-    """The same screen with other figures and curves."""
+    """The same screen with other figures and curves; digits of a name, as in fp32, stay."""
     for row in rows:
-        digits = re.sub(r"\d", lambda match: str((int(match[0]) + 3) % 10), row)
+        digits = re.sub(r"(?<![A-Za-z\d])\d+", lambda match: match[0].translate(OTHERS), row)
         yield re.sub("[\u2801-\u28ff]", "\u2812", digits).replace("█", "·")
 
 
