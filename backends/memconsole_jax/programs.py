@@ -63,8 +63,8 @@ class Programs:
         device: Any,
         directory: Path | None = None,
     ) -> Programs:
-        """The programs of `plan` on `device`, which may be a tuple of several. `directory` is the run's; files of offloaded activations go
-        there."""
+        """The programs of `plan` on `device`, which may be a tuple of several. Files of offloaded
+        activations go to `directory`, the run's."""
         trained, whole = stacked(trained_parameters(plan, model)), stacks(model)
         kept = {name: s for name, s in whole.items() if name not in trained}
         parted = [n for n, s in trained.items() if s.shape != whole.get(n, s).shape]

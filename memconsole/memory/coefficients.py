@@ -33,6 +33,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     heap_shares: dict[str, float] = {}
     """By `optimize.heap`: what the heap of a CPU keeps of freed memory at the peak, as a share of what a step
     allocates and frees."""
+    heap_most: dict[str, float] = {}
+    """By `optimize.heap`: the largest such share that was measured, where it is more than twice the usual one."""
     context_range: tuple[int, int] | None = None
     """Smallest and largest driver charge that was measured; None if `band` applies to it too. On a CPU: what XLA's
     libraries took in addition to their price, in the plans of docs/estimates.md."""

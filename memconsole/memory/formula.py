@@ -26,8 +26,6 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
-HEAP_MISS = (0.3, 1.0)
-"""By which share of its price the heap may keep less or more: gaps between arrays depend on their order."""
 PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
 """The phases of a plain training step and those between steps, in the order of a table."""
 
@@ -45,7 +43,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
             totals[moment.phase], largest[moment.phase] = total, moment
     on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
     framework, waiting = runtime_bytes(step, costs), waiting_on_device(step)
-    heap = heap_bytes(step, costs, max(totals.values()))
+    heap_least, heap, heap_most = heap_bytes(step, costs, max(totals.values()))
     own = framework + waiting + heap + (compiler if on_cpu else 0)
     ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
     phases = {phase: total + own for phase, total in ordered.items()}
@@ -74,7 +72,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
             peak if on_cpu else saved_bytes(step) + compiler,
         ),
         band_bytes=costs.band_bytes(
-            reserved * low - heap * HEAP_MISS[0], reserved * high + heap * HEAP_MISS[1]
+            reserved * low - (heap - heap_least), reserved * high + (heap_most - heap)
         ),
         band_from=why,
     )

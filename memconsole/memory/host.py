@@ -9,6 +9,9 @@ from memconsole.memory.state.step_sizes import StepSizes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 
+HEAP_LEAST = 0.7
+"""The least that the heap keeps, as a part of its price."""
+
 
 def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
     """The framework's own bytes in addition to tensors. XLA's libraries are priced for decoders only."""
@@ -30,11 +33,16 @@ def compiler_bytes(plan: Plan, costs: Runtime) -> int:
     return costs.compiler_bytes if plan.optimize.compile else 0
 
 
-def heap_bytes(step: StepSizes, costs: Runtime, live: int) -> int:
-    """Bytes that the heap of a CPU keeps of freed memory at the peak, where `live` bytes are in use. Weights and
-    optimizer state are never freed."""
-    share = costs.heap_shares.get(step.plan.optimize.heap, 0.0) if step.kind == "cpu" else 0.0
-    return int(share * max(0, live - step.weights - step.state.resident))
+def heap_bytes(step: StepSizes, costs: Runtime, live: int) -> tuple[int, int, int]:
+    """Bytes that the heap of a CPU keeps of freed memory at the peak, where `live` bytes are in use: least, usual and
+    most. They vary with the order in which gaps are filled. Weights and optimizer state are never freed."""
+    if step.kind != "cpu":
+        return 0, 0, 0
+    heap = step.plan.optimize.heap
+    share = costs.heap_shares.get(heap, 0.0)
+    most = costs.heap_most.get(heap, 2 * share)
+    freed = max(0, live - step.weights - step.state.resident)
+    return int(HEAP_LEAST * share * freed), int(share * freed), int(most * freed)
 
 
 SHARD_BYTES = 64 * 2**20
