@@ -63,6 +63,14 @@ def ended_words(run: Shown) -> str:
     return f"{word}: {run.ended_by.replace('_', ' ')}"
 
 
+def ended_why(reason: str, evidence: str) -> str:
+    """Why a run ended: the reason and what shows it; not twice the same word."""
+    word = reason.replace("_", " ")
+    if evidence.startswith(word):
+        return evidence
+    return ": ".join(filter(None, (word, evidence)))
+
+
 def total_minutes(facts: FactsSoFar, elapsed_seconds: float) -> float:
     """The minutes of training in all attempts: once it has finished by the trainer's own count, which
     leaves out its starts."""

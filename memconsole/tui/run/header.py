@@ -6,7 +6,7 @@ import math
 
 from memconsole.runs.read.snapshot import RunSnapshot
 from memconsole.runs.read.stages import TIMED, stage_words
-from memconsole.runs.read.words import paused, state_word
+from memconsole.runs.read.words import ended_why, paused, state_word
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.ink import Line, Span, fit, width_of
@@ -149,7 +149,7 @@ def _ended_line(view: RunView, run: RunSnapshot, width: int) -> Line:
     verdict = run.verdict
     assert verdict is not None
     role = "good" if verdict.reason in ("finished", "stopped") else "bad"
-    words = f" {verdict.reason.replace('_', ' ')}: {verdict.evidence}"
+    words = f" {ended_why(verdict.reason, verdict.evidence)}"
     if verdict.reason in OUT_OF_MEMORY:
         words += f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
     elif verdict.resumable:

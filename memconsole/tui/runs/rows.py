@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memconsole.plan.tasks import TASKS
 from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.missing import MARK
-from memconsole.runs.read.words import state_word
+from memconsole.runs.read.words import ended_why, state_word
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, width_of
 from memconsole.tui.draw.words import age_word, measure_word, rate_word, state_mark
@@ -95,7 +95,7 @@ def detail_lines(run: RunStatus, width: int) -> list[Line]:
     lines: list[Line] = [[Span(fit(" " + " · ".join(parts), width), "dim")]]
     why = run.unsaved or run.damaged or run.refused
     if not why and run.state not in (*LIVE, "finished"):
-        why = ": ".join(filter(None, (run.ended_by.replace("_", " "), run.evidence)))
+        why = ended_why(run.ended_by, run.evidence)
     role = state_mark(run)[1] if why else "validation"
     if not why and run.best is not None and run.best_step is not None:
         why = f"best {run.best_by} {_figure(run.best, run)} at step {run.best_step:,}"

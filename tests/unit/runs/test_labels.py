@@ -12,7 +12,7 @@ from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.follow import Follower, status
 from memconsole.runs.read.report import report
-from memconsole.runs.read.words import ended_words, state_word
+from memconsole.runs.read.words import ended_why, ended_words, state_word
 from memconsole.runs.record import events, files, labels, locks
 from memconsole.runs.record.directory import RunDirectory, create_run, find_run, list_runs
 from memconsole.runs.record.eventlog import EventWriter
@@ -183,3 +183,14 @@ def test_a_finished_run_tells_the_speed_of_all_its_steps_and_a_live_one_of_the_l
     assert "220" in CliRunner().invoke(cli, ["compare", "one", "one"]).output
     assert "Tokens per second: " in CliRunner().invoke(cli, ["report", "one"]).output
     assert snapshot.facts.tokens_per_second == 100.0
+
+
+def test_the_end_of_a_run_does_not_say_its_reason_twice() -> None:
+    assert (
+        ended_why("stopped", "stopped at step 3, asked by console")
+        == "stopped at step 3, asked by console"
+    )
+    assert (
+        ended_why("out_of_memory", "killed by the kernel") == "out of memory: killed by the kernel"
+    )
+    assert ended_why("failed", "") == "failed"
