@@ -104,8 +104,8 @@ def test_a_micro_batch_of_one_row_is_the_last_rung(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    # The optimizer alone holds 16 MB; one row of 1,024 tokens needs more than what is left.
-    changes = {"data.sequence_length": 1024, "train.batch_size": 2, "data.vocab_size": 8192}
+    # The optimizer alone holds 16 MB; one row of 2,048 tokens needs far more than what is left.
+    changes = {"data.sequence_length": 2048, "train.batch_size": 2, "data.vocab_size": 8192}
     plan = replace(plan_for("torch", text, 40), changes)
     run, seen = trained(plan)
     assert seen.state == "failed"
