@@ -94,6 +94,7 @@ LATER = (
     "training/runs/test_out_of_memory.py::test_memory_that_runs_out_late_leaves_the_last_checkpoint_to_resume_from[jax]",
     "training/runs/test_out_of_memory_ladder.py::test_a_jax_step_too_large_is_taken_in_two_halves",
     "training/runs/test_out_of_memory_ladder.py::test_a_step_too_large_is_taken_in_smaller_pieces_and_learns_the_same[jax]",
+    "training/runs/test_out_of_memory_ladder.py::test_a_micro_batch_of_one_row_is_the_last_rung",
     "training/runs/test_out_of_memory_ladder.py::test_a_step_too_large_is_taken_in_smaller_pieces_and_learns_the_same[torch]",
     "training/techniques/test_average.py::test_a_run_resumes_its_average_exactly_and_exports_it[jax-{}]",
     "training/techniques/test_average.py::test_a_step_that_fp16_skips_leaves_the_average_as_it_was[jax]",

@@ -57,7 +57,7 @@ class Oracle(ExactBook):
         return Progress(problem="no tracer" if self._mute else "")
 
 
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=settings().max_examples // 10)
 @given(st.integers(0, 10_000), st.integers(1_500, 12_000))
 def test_the_exact_fit_is_that_of_someone_who_knows_every_plan_exactly(
     seed: int, mebibytes: int
