@@ -16,7 +16,7 @@ from memconsole.memory.answers.receipts import Machine, Measured, calibrated, se
 from memconsole.memory.estimate import table_of
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.receipt import driver_version
+from memconsole.runs.read.report.receipt import driver_version
 from memconsole.runs.record.directory import RECEIPT, runs_root
 
 MOST_RUNS = 20

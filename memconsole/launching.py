@@ -9,13 +9,14 @@ from pathlib import Path
 from memconsole.memory.run_time import start_seconds
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate
-from memconsole.plan import catalog, recipe
-from memconsole.plan.budget import Budget
-from memconsole.plan.origin import origin
+from memconsole.plan import catalog
+from memconsole.plan.machine.budget import Budget
+from memconsole.plan.machine.processor import slower_than_fp32
+from memconsole.plan.machine.trackers import NAMES, wanted
 from memconsole.plan.plan import Plan
-from memconsole.plan.processor import slower_than_fp32
 from memconsole.plan.tasks import task_of
-from memconsole.plan.trackers import NAMES, wanted
+from memconsole.plan.training import recipe
+from memconsole.plan.training.origin import origin
 from memconsole.runs.record.directory import RunError, list_runs
 from memconsole.units import format_bytes, format_count, format_duration, format_step
 

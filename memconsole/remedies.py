@@ -7,7 +7,7 @@ from memconsole.devices.reading import Devices
 from memconsole.memory.answers.advice import Remedy, remedies
 from memconsole.memory.answers.correction import OutOfMemoryRun
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.comparison import measured_phases
+from memconsole.runs.read.report.comparison import measured_phases
 from memconsole.runs.record.shortfall import Shortfall
 
 

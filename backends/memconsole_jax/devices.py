@@ -14,8 +14,8 @@ import jax
 import psutil
 
 from memconsole.cache import cache_folder, private_folder
+from memconsole.plan.machine.processor import missing_instructions
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.processor import missing_instructions
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
 from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.host.platform_lines import cpu_name, optimization_lines

@@ -16,9 +16,9 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from memconsole.plan.hybrid import GRADIENT_PHASES
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision, replace
+from memconsole.plan.sections.hybrid import GRADIENT_PHASES
 from memconsole_jax import devices, held, tasks
 from memconsole_jax.jumps import JaxJumps
 from memconsole_jax.loading import Loader

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import Input, Task, task_of_model
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.training.trained import frozen_names
 from memconsole_jax import offload
 from memconsole_jax.mesh import Places
 from memconsole_jax.models import dropout

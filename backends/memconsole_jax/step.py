@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole.plan.sections import EIGHT_BIT
+from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole_jax import tasks
 from memconsole_jax.tasks.task import Loss, Task, Tree
 from memconsole_jax.techniques.activation_offload import Disk

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.training.trained import frozen_names
 from memconsole_torch import devices, tasks
 from memconsole_torch.gang import Processes, join, local_rank
 from memconsole_torch.held import Held

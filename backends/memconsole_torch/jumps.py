@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memconsole.plan.sections import Precision
+from memconsole.plan.sections.optimize import Precision
 from memconsole_torch.held import Held
 from memconsole_torch.models.pretrained import copy_into, on_host
 from memconsole_torch.tasks.task import Rows, Task

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.hybrid import PhaseName
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import Plan, Precision
+from memconsole.plan.sections.hybrid import PhaseName
 from memconsole_trainer.engine import Batch, Engine, Part, StateSource, WeightsError
 
 PREFIX = "hybrid."

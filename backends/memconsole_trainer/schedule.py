@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from memconsole.plan.plan import Plan
-from memconsole.plan.recipe import peak_learning_rate, warmup_steps
+from memconsole.plan.training.recipe import peak_learning_rate, warmup_steps
 
 
 def decay_steps(plan: Plan, total_steps: int) -> int:

@@ -13,8 +13,8 @@ from memconsole.devices.frameworks import Framework, framework_of
 from memconsole.devices.host import Host
 from memconsole.devices.reading import DeviceReading, Devices, Missing
 from memconsole.plan import catalog
-from memconsole.plan.budget import Budget
 from memconsole.plan.catalog import CatalogDevice
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 
 JAX_GPU_FRACTION = 0.75

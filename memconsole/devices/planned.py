@@ -10,8 +10,8 @@ import msgspec
 
 from memconsole.devices.budget import budget
 from memconsole.plan import catalog
-from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 
 

@@ -20,14 +20,14 @@ from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import adapter_group, trained_group
 from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan import catalog
-from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
-from memconsole.plan.optimization import Optimization
-from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, quote, uncompiled
 from memconsole.plan.tasks import task_of_model
+from memconsole.plan.toggles.optimization import Optimization
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 
 Lookup = Callable[[Plan, Budget], KnownExact | None]
 """Returns the known exact numbers of a plan on a device without waiting; None if there are none."""

@@ -21,7 +21,7 @@ from memconsole.memory.host import (
 )
 from memconsole.memory.state.step_sizes import Moment, StepSizes, step_of
 from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan

@@ -21,9 +21,9 @@ from memconsole.memory.table import (
     MemoryTable,
     Tier,
 )
-from memconsole.plan.hybrid import GRADIENT_PHASES, RESTORE, HybridChoice, PhaseName
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
+from memconsole.plan.sections.hybrid import GRADIENT_PHASES, RESTORE, HybridChoice, PhaseName
 
 Price = Callable[[Plan], MemoryTable]
 """Makes the table of a plan without hybrid training."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memconsole.memory.table import MemoryTable
-from memconsole.plan.optimization import HOST_MEMORY, Optimization
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimization import HOST_MEMORY, Optimization
 from memconsole.units import format_bytes
 
 PHASE_WORDS = {

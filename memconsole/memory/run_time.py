@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memconsole.memory.seconds import seconds_per_unit, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 

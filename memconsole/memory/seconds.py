@@ -18,14 +18,14 @@ from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import trained_group
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
+from memconsole.plan.machine.processor import missing_instructions, vectors_alone, wide_vectors
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole.plan.processor import missing_instructions, vectors_alone, wide_vectors
-from memconsole.plan.sections import EIGHT_BIT, Checkpointing
+from memconsole.plan.sections.optimize import EIGHT_BIT, Checkpointing
 from memconsole.plan.tasks import task_of_model
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.training.trained import frozen_names
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
 """Bytes per second of a device whose bandwidth is unknown."""

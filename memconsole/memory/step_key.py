@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from memconsole.plan import recipe
-from memconsole.plan.optimization import Reach
-from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import SETTINGS, Plan
+from memconsole.plan.toggles.optimization import Reach
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
+from memconsole.plan.training import recipe
 
 NAMED_OTHERWISE = frozenset(
     {

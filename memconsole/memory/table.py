@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from memconsole.memory.verdict import Verdict, verdict_of, verdict_words
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 
 
 class Tier(StrEnum):

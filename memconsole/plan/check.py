@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 
 from memconsole.plan import catalog
-from memconsole.plan.check_records import check_records
-from memconsole.plan.mixture import MIX, VALIDATION, check_mixture, parts, validation_plan
+from memconsole.plan.data.check_records import check_records
+from memconsole.plan.data.mixture import MIX, VALIDATION, check_mixture, parts, validation_plan
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
-from memconsole.plan.optimizations import check_conflicts
-from memconsole.plan.origin import RANDOM, checkpoint_of
 from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
 from memconsole.plan.tasks import task_of
+from memconsole.plan.toggles.optimizations import check_conflicts
+from memconsole.plan.training.origin import RANDOM, checkpoint_of
 
 _LOCAL_KINDS = (
     (re.compile(r"auto"), None),

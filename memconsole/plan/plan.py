@@ -16,29 +16,25 @@ import msgspec
 from msgspec import Meta
 
 from memconsole import regular_file, typed_json
-from memconsole.plan.hybrid import HybridChoice
-from memconsole.plan.launching import LaunchChoice
-from memconsole.plan.section import Section
-from memconsole.plan.sections import (
-    BACKENDS,
+from memconsole.plan.errors import PlanError, printable, quote
+from memconsole.plan.sections import BACKENDS, Plan
+from memconsole.plan.sections.data import DataChoice
+from memconsole.plan.sections.device import DeviceChoice
+from memconsole.plan.sections.hybrid import HybridChoice
+from memconsole.plan.sections.launching import LaunchChoice
+from memconsole.plan.sections.model import ModelChoice
+from memconsole.plan.sections.optimize import (
     BaseStorage,
     Checkpointing,
-    DataChoice,
-    DeviceChoice,
-    ModelChoice,
     OptimizeChoice,
     OptimizerName,
     OptimizerOffload,
-    Plan,
-    PlanError,
     Precision,
-    Schedule,
     Sharding,
-    TrainChoice,
-    printable,
-    quote,
 )
-from memconsole.plan.words import meant
+from memconsole.plan.sections.section import Section
+from memconsole.plan.sections.train import Schedule, TrainChoice
+from memconsole.plan.sections.words import meant
 
 __all__ = [
     "BACKENDS",

@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 from memconsole.devices.budget import budget
 from memconsole.memory.estimate import table_of
-from memconsole.plan.hybrid import PHASES
 from memconsole.plan.plan import Plan, apply_settings
-from memconsole.runs.read.comparison import measured_phases
+from memconsole.plan.sections.hybrid import PHASES
+from memconsole.runs.read.report.comparison import measured_phases
 from tests.accuracy.cpu import run
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, stored, write
 

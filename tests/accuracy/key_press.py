@@ -26,10 +26,10 @@ from memconsole.devices.budget import budget
 from memconsole.memory.estimate import estimate
 from memconsole.memory.tracers.ahead import prepared
 from memconsole.plan import catalog
-from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from tests.accuracy.results import Latency, Part, write
 
 PRESSES = 3000

@@ -13,8 +13,8 @@ import msgspec
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.optimizations import conflict
 from memconsole.plan.plan import Plan, get, replace
+from memconsole.plan.toggles.optimizations import conflict
 from tests.accuracy.random_plans import of_family
 
 OPTIMIZERS = ("adamw", "adamw", "adamw-8bit", "adafactor", "lion", "muon", "sgd")

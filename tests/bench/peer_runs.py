@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from memconsole.plan import stdlib
+from memconsole.plan.machine import stdlib
 from tests.bench.trained import run
 
 CHARACTERS = 65

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.runs.read.report import Story, read_story
+from memconsole.runs.read.report.report import Story, read_story
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventreader import EventReader

@@ -17,8 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.plan import recipe
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.training import recipe
 from tests.bench.trained import Settings, into_page, machine, markdown, run
 
 RESULTS = Path(__file__).with_name("results") / "recipe.json"

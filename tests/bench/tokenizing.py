@@ -41,7 +41,7 @@ found besides."""
 
 def sources(folder: Path, megabytes: int) -> dict[str, dict[str, Any]]:
     """Write the text in three forms. Returns the settings of each."""
-    from memconsole.plan import stdlib
+    from memconsole.plan.machine import stdlib
 
     text, size = [], 0
     for path in stdlib.files():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memconsole.plan import plan as plans
 from memconsole.runs.act import family, launch
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.directory import RunDirectory, create_run
 
 SUPERVISE = """

@@ -13,7 +13,7 @@ import pytest
 from run_story import SUPERVISE, TRAINER, Story
 
 from memconsole.runs.act import launch
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.liveness import liveness
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.act import launch, restart
 from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.liveness import liveness, settled
-from memconsole.runs.read.report import report
+from memconsole.runs.read.life.liveness import liveness, settled
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.eventreader import EventReader

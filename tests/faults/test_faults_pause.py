@@ -11,7 +11,7 @@ from run_story import TRAINER, Story
 
 from memconsole.runs.act import control
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.liveness import settled
+from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record import requests
 from memconsole.runs.record.directory import RunError
 

@@ -20,7 +20,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.act import restart
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.manifest import step_of

@@ -17,7 +17,7 @@ from run_story import SUPERVISE, TRAINER, Story
 from memconsole.runs.act import control, launch
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.liveness import liveness, settled
+from memconsole.runs.read.life.liveness import liveness, settled
 from memconsole.runs.record import files, locks
 from memconsole.runs.record.directory import RunError
 from memconsole.runs.record.records import ExitRecord, FinalRecord

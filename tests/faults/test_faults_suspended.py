@@ -16,7 +16,7 @@ from run_story import Story
 from memconsole.cli.main import cli
 from memconsole.runs.act import control, launch
 from memconsole.runs.act.delete import delete_run
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunError
 from memconsole.runs.record.records import ExitRecord

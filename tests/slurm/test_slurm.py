@@ -17,8 +17,8 @@ from cluster import NODES, Cluster
 
 from memconsole.runs.act import control, family, launch
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.liveness import Liveness, liveness
-from memconsole.runs.read.report import report
+from memconsole.runs.read.life.liveness import Liveness, liveness
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.requests import replies
 

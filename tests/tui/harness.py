@@ -8,8 +8,9 @@ from typing import Any
 from memconsole.devices.reading import DeviceReading, Devices, Missing, Process
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.facts import RunFacts
-from memconsole.runs.read.snapshot import Curve, GaugeCurves, RunSnapshot
+from memconsole.runs.read.curves.curve import Curve, GaugeCurves
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp

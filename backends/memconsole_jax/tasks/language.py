@@ -11,7 +11,7 @@ from jax import Array
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
-from memconsole.plan.trained import adapter_scale
+from memconsole.plan.training.trained import adapter_scale
 from memconsole_jax.models import dropout
 from memconsole_jax.models.decoder import assemble
 from memconsole_jax.tasks.sampling import TokenSampler

@@ -18,8 +18,8 @@ from jax import lax
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole.plan.recipe import weight_decay
-from memconsole.plan.sections import EIGHT_BIT
+from memconsole.plan.sections.optimize import EIGHT_BIT
+from memconsole.plan.training.recipe import weight_decay
 from memconsole_jax.stacking import stacked
 from memconsole_jax.techniques.compressed import Place, compressed
 from memconsole_jax.techniques.muon import scale_by_muon

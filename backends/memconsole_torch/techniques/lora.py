@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import BaseStorage, Plan
-from memconsole.plan.trained import adapter_scale, has_adapter
+from memconsole.plan.training.trained import adapter_scale, has_adapter
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.techniques.precision import COMPUTE

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import OptimizerName, Plan
-from memconsole.plan.recipe import weight_decay
+from memconsole.plan.training.recipe import weight_decay
 from memconsole_torch.techniques import offload
 from memconsole_torch.techniques.compressed import Compressed
 from memconsole_torch.techniques.muon import Muon

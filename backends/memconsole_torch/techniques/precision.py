@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from memconsole.plan.machine.processor import missing_instructions, vectors_alone
 from memconsole.plan.plan import Precision
-from memconsole.plan.processor import missing_instructions, vectors_alone
 from memconsole_torch.techniques import optimizers
 from memconsole_trainer.techniques import loss_scale
 

@@ -22,8 +22,8 @@ from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, Trac
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
-from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_torch.tracing import trace_step
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_torch.tracing.trace_timeline import (

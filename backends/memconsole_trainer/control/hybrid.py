@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 
 from memconsole import typed_json
-from memconsole.plan.hybrid import LEAST_MOVEMENTS
 from memconsole.plan.plan import Plan
-from memconsole.plan.recipe import peak_learning_rate
+from memconsole.plan.sections.hybrid import LEAST_MOVEMENTS
+from memconsole.plan.training.recipe import peak_learning_rate
 from memconsole.runs.record import events
 from memconsole_trainer.control.bandit import Bandit
 from memconsole_trainer.control.confirm import is_confirmed

@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from memconsole.plan.hybrid import HybridChoice
+from memconsole.plan.sections.hybrid import HybridChoice
 
 DECAY = 0.95
 """Decay of the running means."""

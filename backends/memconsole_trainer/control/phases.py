@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memconsole.plan.hybrid import HybridChoice, PhaseName
+from memconsole.plan.sections.hybrid import HybridChoice, PhaseName
 
 WEIGHT = 0.25
 """Share of a jump's score in the confidence after it."""

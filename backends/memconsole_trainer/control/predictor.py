@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.hybrid import Predictor as Kind
+from memconsole.plan.sections.hybrid import Predictor as Kind
 
 Matrix = NDArray[np.float64]
 LAGS = 3

@@ -9,7 +9,7 @@ import numpy as np
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import ROWS, TABLES, folder, plain_suffix
-from memconsole.plan.lengths import Lengths
+from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data.ratings.reading import COLUMNS, looks_like_ratings, read_ratings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

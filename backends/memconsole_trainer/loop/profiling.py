@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.read.reduce import PROFILING
+from memconsole.runs.read.state.reduce import PROFILING
 from memconsole.runs.record import events
 from memconsole.runs.record.requests import Request
 from memconsole_trainer.engine import Engine, Recording

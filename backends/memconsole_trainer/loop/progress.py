@@ -10,8 +10,8 @@ import msgspec
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, replace
-from memconsole.plan.resuming import CHANGEABLE
 from memconsole.plan.tasks.judging import Score
+from memconsole.plan.training.resuming import CHANGEABLE
 
 
 class Progress(msgspec.Struct, kw_only=True):

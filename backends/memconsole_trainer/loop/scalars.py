@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.plan.hybrid import PHASES
+from memconsole.plan.sections.hybrid import PHASES
 from memconsole.runs.record import events
 
 Scalar = tuple[str, float]

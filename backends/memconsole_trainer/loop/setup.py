@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memconsole.plan import catalog, recipe
+from memconsole.plan import catalog
 from memconsole.plan.check import check
+from memconsole.plan.jobs.on_node import on_node
+from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
-from memconsole.plan.on_node import on_node
-from memconsole.plan.origin import check_start, origin, shortly
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.processor import slower_than_fp32
-from memconsole.plan.resuming import ELSEWHERE, without_lost_source
+from memconsole.plan.training import recipe
+from memconsole.plan.training.origin import check_start, origin, shortly
+from memconsole.plan.training.resuming import ELSEWHERE, without_lost_source
 from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.read.ladder import present_plan, rungs
+from memconsole.runs.read.life.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
 from memconsole.runs.record import events, verified
 from memconsole.runs.record.directory import RunDirectory

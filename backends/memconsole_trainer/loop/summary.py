@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memconsole.plan.tasks import Task
-from memconsole.runs.read.figures import figures
+from memconsole.runs.read.state.figures import figures
 from memconsole.runs.record.events import Ended, Epoch, Evaluation, Step
 
 WIDTH = 80

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from memconsole.plan.hybrid import PHASES, RESTORE
+from memconsole.plan.sections.hybrid import PHASES, RESTORE
 from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.read.reduce import PROFILING
+from memconsole.runs.read.state.reduce import PROFILING
 from memconsole.runs.record import events
 from memconsole_trainer.control.controller import Controller
 from memconsole_trainer.engine import Engine

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan
-from memconsole.plan.sections import LoraTargets
+from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.tasks import task_of_model
-from memconsole.plan.trained import adapter_scale, frozen_names, has_adapter
+from memconsole.plan.training.trained import adapter_scale, frozen_names, has_adapter
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.randomness import drawn
 from memconsole_trainer.techniques import base_storage

@@ -8,9 +8,9 @@ import threading
 import time
 from pathlib import Path
 
-from memconsole.plan.trackers import KINDS, Kind
+from memconsole.plan.machine.trackers import KINDS, Kind
 from memconsole.runs.act.daemon import detach
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import locks
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.trackers import FOLDER, lock_path

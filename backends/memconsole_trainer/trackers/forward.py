@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from memconsole.plan import plan as plans
+from memconsole.plan.machine.trackers import Kind
 from memconsole.plan.plan import PlanError
-from memconsole.plan.trackers import Kind
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventreader import EventReader

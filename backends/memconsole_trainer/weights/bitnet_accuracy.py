@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from memconsole.plan.optimizations import only_evaluating
 from memconsole.plan.plan import PlanError, replace
+from memconsole.plan.toggles.optimizations import only_evaluating
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape

@@ -14,10 +14,10 @@ from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import parameters
 from memconsole.plan.models.huggingface import CONFIG_BYTES
-from memconsole.plan.origin import RANDOM, origin
 from memconsole.plan.plan import PlanError
-from memconsole.plan.sections import LoraTargets
-from memconsole.plan.trained import adapter_scale, has_adapter
+from memconsole.plan.sections.optimize import LoraTargets
+from memconsole.plan.training.origin import RANDOM, origin
+from memconsole.plan.training.trained import adapter_scale, has_adapter
 from memconsole_trainer.weights import companions
 from memconsole_trainer.weights.export import (
     DTYPES,

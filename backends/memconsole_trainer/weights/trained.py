@@ -15,9 +15,9 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.files import has_weights
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
-from memconsole.plan.origin import RANDOM, checkpoint_of
 from memconsole.plan.plan import Plan
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.training.origin import RANDOM, checkpoint_of
+from memconsole.plan.training.trained import frozen_names
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.manifest import step_of, verify
 from memconsole_trainer.data.text.tokenizer import Tokenizer, file_fingerprint, load

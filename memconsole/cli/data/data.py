@@ -14,7 +14,7 @@ from memconsole.cli.data.make import make_command
 from memconsole.cli.tables import columns
 from memconsole.memory.answers.lengths import keep_lengths
 from memconsole.plan import plan as plans
-from memconsole.plan.lengths import Lengths
+from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan
 from memconsole.sanitize import clean, clean_line
 from memconsole.units import format_bytes, format_count

@@ -17,8 +17,8 @@ from memconsole.memory.answers.lengths import (
 )
 from memconsole.memory.estimate import Lookup
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
-from memconsole.plan.lengths import Lengths
+from memconsole.plan.data.lengths import Lengths
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.units import format_bytes

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from memconsole.cli.tables import columns
-from memconsole.plan.made import KINDS, kind, parse_options, parse_size
+from memconsole.plan.data.made import KINDS, kind, parse_options, parse_size
 from memconsole.plan.plan import PlanError
 from memconsole.sanitize import clean_line
 from memconsole.units import format_bytes

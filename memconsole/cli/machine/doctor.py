@@ -19,8 +19,8 @@ from memconsole.devices.cluster import ask_sinfo
 from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Devices, Missing
 from memconsole.errors import UserError
+from memconsole.plan.machine.processor import missing_instructions
 from memconsole.plan.plan import installed_backends
-from memconsole.plan.processor import missing_instructions
 from memconsole.runs.record.directory import make_runs_root
 from memconsole.sanitize import clean_line
 from memconsole.units import GIB, format_bytes

@@ -9,7 +9,7 @@ from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Tier
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import PACKED
-from memconsole.plan.mixture import parts, validation_plan
+from memconsole.plan.data.mixture import parts, validation_plan
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.units import GIB, format_bytes

@@ -8,7 +8,7 @@ import time
 import click
 
 from memconsole.memory.tracers.exact_book import ExactBook
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.units import format_duration
 

@@ -32,11 +32,11 @@ from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
-from memconsole.plan.optimization import Result
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError, quote
-from memconsole.plan.words import meant
+from memconsole.plan.sections.words import meant
+from memconsole.plan.toggles.optimization import Result
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.units import MIB, parse_bytes
 
 ALLOW = {

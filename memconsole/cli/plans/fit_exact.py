@@ -11,7 +11,7 @@ from memconsole.memory.answers.solve import NOTHING, Allowed, Fit, Price, fit
 from memconsole.memory.estimate import table_of
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.tracers.exact_book import ExactBook
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 
 

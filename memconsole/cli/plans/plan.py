@@ -23,13 +23,14 @@ from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import start_seconds
 from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Estimate, MemoryTable, Tier
-from memconsole.plan import catalog, recipe
+from memconsole.plan import catalog
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
-from memconsole.plan.optimizations import BY_KEY
-from memconsole.plan.origin import origin
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
+from memconsole.plan.toggles.optimizations import BY_KEY
+from memconsole.plan.training import recipe
+from memconsole.plan.training.origin import origin
 from memconsole.units import format_bytes, format_count, format_duration, format_step, value_word
 
 DOES_NOT_FIT = 3

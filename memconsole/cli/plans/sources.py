@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.plan.mixture import parts
+from memconsole.plan.data.mixture import parts
 from memconsole.plan.plan import Plan
 
 

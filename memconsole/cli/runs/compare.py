@@ -10,13 +10,13 @@ import msgspec
 from memconsole.cli.completing import run_names
 from memconsole.cli.tables import columns
 from memconsole.plan.differences import differing
-from memconsole.plan.hybrid import PHASES
+from memconsole.plan.sections.hybrid import PHASES
 from memconsole.plan.tasks import TASKS
-from memconsole.runs.read.figures import figures
 from memconsole.runs.read.follow import status
-from memconsole.runs.read.missing import marked, missing_words
-from memconsole.runs.read.report import Report, report
-from memconsole.runs.read.words import ended_words
+from memconsole.runs.read.report.report import Report, report
+from memconsole.runs.read.shown.missing import marked, missing_words
+from memconsole.runs.read.shown.words import ended_words
+from memconsole.runs.read.state.figures import figures
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.units import format_bytes
 

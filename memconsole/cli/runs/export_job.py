@@ -14,8 +14,8 @@ from memconsole.plan.jobs.document import yaml
 from memconsole.plan.jobs.job import Job, check_device, job_name
 from memconsole.plan.jobs.jobset import IMAGE, jobset
 from memconsole.plan.jobs.skypilot import skypilot
-from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.runs.record.directory import RunError, find_run
 from memconsole.runs.record.files import write_atomic
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from memconsole.cli.completing import run_names
-from memconsole.plan.trackers import NAMES, check_trackers
+from memconsole.plan.machine.trackers import NAMES, check_trackers
 from memconsole.runs.act.delete import begun_from, check_deletable, delete_run
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.record import labels

@@ -14,10 +14,10 @@ from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
 from memconsole.remedies import remedies_of
-from memconsole.runs.read.comparison import Comparison
-from memconsole.runs.read.ladder import present_plan
-from memconsole.runs.read.missing import marked
-from memconsole.runs.read.report import MemoryReport, Report
+from memconsole.runs.read.life.ladder import present_plan
+from memconsole.runs.read.report.comparison import Comparison
+from memconsole.runs.read.report.report import MemoryReport, Report
+from memconsole.runs.read.shown.missing import marked
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.states import OUT_OF_MEMORY
 from memconsole.units import format_bytes

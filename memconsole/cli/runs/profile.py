@@ -8,7 +8,7 @@ import click
 
 from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_profile, wait_accepted
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.runs.record.eventreader import EventReader

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memconsole.plan.hybrid import PHASES
+from memconsole.plan.sections.hybrid import PHASES
 from memconsole.plan.tasks import task_of
-from memconsole.runs.read.figures import best_evaluation, figures
-from memconsole.runs.read.jumps import counts_word, jump_words
-from memconsole.runs.read.missing import marked, missing_words
-from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.read.stages import stage_words
-from memconsole.runs.read.words import ended_words
+from memconsole.runs.read.shown.jumps import counts_word, jump_words
+from memconsole.runs.read.shown.missing import marked, missing_words
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.words import ended_words
+from memconsole.runs.read.state.figures import best_evaluation, figures
+from memconsole.runs.read.state.stages import stage_words
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration
 

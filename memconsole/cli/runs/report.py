@@ -12,9 +12,9 @@ from memconsole.cli.runs.progress import summary
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.missing import MARK
-from memconsole.runs.read.report import report
-from memconsole.runs.read.snapshot import Symptom
+from memconsole.runs.read.report.report import report
+from memconsole.runs.read.shown.missing import MARK
+from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.states import OUT_OF_MEMORY
 

@@ -6,15 +6,15 @@ import click
 
 from memconsole.cli.completing import run_names
 from memconsole.plan import plan as plans
-from memconsole.plan import resuming
 from memconsole.plan.check import check
 from memconsole.plan.models.files import TOKENIZER_JSON
-from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimizations import check_trainable
+from memconsole.plan.training import resuming
 from memconsole.runs.act import launch
 from memconsole.runs.act.control import request_continue
-from memconsole.runs.read.ladder import rungs
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.ladder import rungs
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.identity import user_name
 from memconsole.runs.record.requests import pause_asked

@@ -10,7 +10,7 @@ from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_kill, request_stop
 from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import status
-from memconsole.runs.read.words import state_word
+from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.identity import user_name
 from memconsole.runs.record.states import LIVE

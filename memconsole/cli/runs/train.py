@@ -20,8 +20,8 @@ from memconsole.launching import launch_rows
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request_stop
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.report import report
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.report.report import report
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.manifest import step_of
 from memconsole.runs.record.redaction import REDACTED

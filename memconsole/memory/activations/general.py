@@ -19,7 +19,7 @@ from memconsole.memory.state.gradient_flow import Flow
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.sections import Checkpointing
+from memconsole.plan.sections.optimize import Checkpointing
 from memconsole.plan.tasks import task_of_model
 
 LOW, HIGH = 0.5, 2.0

@@ -13,11 +13,11 @@ from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimization import Optimization, Result
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimization import Optimization, Result
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.units import value_word
 
 SMALLER_MODEL = "model.target_params"

@@ -8,8 +8,8 @@ from memconsole import regular_file, typed_json
 from memconsole.cache import cache_folder, keep
 from memconsole.memory.estimate import Lookup, model_of, table_of
 from memconsole.memory.table import MemoryTable
-from memconsole.plan.budget import Budget
-from memconsole.plan.lengths import Lengths, lengths_key
+from memconsole.plan.data.lengths import Lengths, lengths_key
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 
 FILE_BYTES = 1 << 20

@@ -27,10 +27,10 @@ from memconsole.memory.run_time import seconds_per_unit_of_run
 from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.verdict import Verdict
-from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimization import Result
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimization import Result
 
 Price = Callable[[Plan, Budget], MemoryTable]
 Allowed = frozenset[Result]

@@ -10,10 +10,10 @@ import msgspec
 
 from memconsole.memory.estimate import training_floor
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
-from memconsole.plan.optimization import Optimization, Reach, Result
-from memconsole.plan.optimizations import OPTIMIZATIONS, conflict
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimization import Optimization, Reach, Result
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, conflict
 
 HARM = tuple(result for result in Result if result is not Result.SAME)
 """What a change may do to the training result, the least harmful first."""

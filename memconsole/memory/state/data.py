@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memconsole.plan import catalog
-from memconsole.plan.counted import counted_tokens
-from memconsole.plan.mixture import parts
+from memconsole.plan.data.counted import counted_tokens
+from memconsole.plan.data.mixture import parts
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, Plan, PlanError

@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from memconsole.memory.state.sizes import QUANTIZED_FROM, Group
-from memconsole.plan.sections import EIGHT_BIT
+from memconsole.plan.sections.optimize import EIGHT_BIT
 
 BLOCK = 256
 """Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""

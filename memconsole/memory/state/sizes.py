@@ -8,8 +8,8 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.plan.models.model import TABLES, Model, Parameter, Role
-from memconsole.plan.sections import LoraTargets
-from memconsole.plan.trained import has_adapter
+from memconsole.plan.sections.optimize import LoraTargets
+from memconsole.plan.training.trained import has_adapter
 
 QUANTIZED_FROM = 4096
 """Smaller tensors keep 32-bit optimizer state (bitsandbytes `min_8bit_size`)."""

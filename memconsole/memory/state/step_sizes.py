@@ -21,8 +21,8 @@ from memconsole.memory.state.sizes import (
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan
-from memconsole.plan.sections import LoraTargets
-from memconsole.plan.trained import frozen_names, has_adapter
+from memconsole.plan.sections.optimize import LoraTargets
+from memconsole.plan.training.trained import frozen_names, has_adapter
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of an element in matmuls."""
     shards: int
     frozen: tuple[str, ...]
-    """Names of the weights that are not trained (`plan/trained.py`)."""
+    """Names of the weights that are not trained (`plan/training/trained.py`)."""
     flow: Flow
     rounded: bool
     """Whether weights, except norms and biases, are stored in bf16 only, without an fp32 copy."""

@@ -14,10 +14,10 @@ from memconsole.memory.hybrid import parts
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.memory.tracers.question import neighbours
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 
 
 def prepared(plan: Plan, budget: Budget, first: str = "") -> Iterator[None]:

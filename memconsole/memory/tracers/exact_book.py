@@ -19,7 +19,7 @@ from memconsole.memory.exact.timeline import Exact, Timeline
 from memconsole.memory.tracers.question import TracedPlan, traced_plan
 from memconsole.memory.tracers.thread import ExactRequest, Patience, TracerThread
 from memconsole.memory.tracers.tracer import tracer_modules
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 
 

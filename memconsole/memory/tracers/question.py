@@ -9,12 +9,12 @@ import msgspec
 from memconsole.memory.estimate import model_of
 from memconsole.memory.exact import affine
 from memconsole.memory.hybrid import plain
-from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.model import Model
-from memconsole.plan.optimization import Optimization
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan, PlanError, uncompiled
+from memconsole.plan.toggles.optimization import Optimization
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 
 
 class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):

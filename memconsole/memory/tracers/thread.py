@@ -20,7 +20,7 @@ from memconsole.memory.tracers.question import TracedPlan, traced_plan
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
 from memconsole.memory.tracers.tracer import Ended, Tracer
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 
 TRIES = 2

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from memconsole.plan import stdlib
 from memconsole.plan.catalog.entries import DatasetEntry, DatasetFormat
+from memconsole.plan.machine import stdlib
 from memconsole.plan.plan import PlanError, nearest, quote
 
 TABLES: dict[str, DatasetFormat] = {

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
-from memconsole.plan.mixture import MIX, VALIDATION, parts, validation_plan
-from memconsole.plan.on_node import nodes, on_node
-from memconsole.plan.origin import checkpoint_of
+from memconsole.plan.data.mixture import MIX, VALIDATION, parts, validation_plan
+from memconsole.plan.jobs.on_node import nodes, on_node
 from memconsole.plan.plan import Plan, PlanError, get, quote, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
+from memconsole.plan.training.origin import checkpoint_of
 
 ROOT = "/memconsole"
 """Where a job keeps what it reads and writes."""

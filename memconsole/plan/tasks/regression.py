@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memconsole.plan import catalog
+from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.regressor import Regressor
-from memconsole.plan.sections import Plan, PlanError, quote
+from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.task import Input, Measure
 
 WINDOW_FILES = (".h5", ".hdf5")

@@ -83,7 +83,7 @@ class Task(Protocol):
         ...
 
     def trained(self, plan: Plan, model: Model) -> list[Parameter]:
-        """The weights of the model that the optimizer updates. All others are frozen (`plan/trained.py`)."""
+        """The weights of the model that the optimizer updates. All others are frozen (`plan/training/trained.py`)."""
         ...
 
     def flops_per_row(self, plan: Plan, model: Model) -> float:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from memconsole.plan import plan as plans
-from memconsole.plan.optimization import (
+from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of
+from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     Optimization,
     Reach,
@@ -16,9 +18,7 @@ from memconsole.plan.optimization import (
     fixed,
     switched,
 )
-from memconsole.plan.plan import Plan
-from memconsole.plan.tasks import task_of
-from memconsole.plan.trained import adapter_scale
+from memconsole.plan.training.trained import adapter_scale
 
 RANKS = (8, 16, 64)
 _OF_ADAPTERS = ("optimize.lora_alpha", "optimize.lora_targets", "optimize.lora_dropout")

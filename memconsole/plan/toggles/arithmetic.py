@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memconsole.plan.optimization import (
+from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     Optimization,
     Reach,
@@ -15,7 +16,6 @@ from memconsole.plan.optimization import (
     kept,
     switched,
 )
-from memconsole.plan.plan import Plan
 
 
 def _adapters_need_fp32(plan: Plan) -> str | None:

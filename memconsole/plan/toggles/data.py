@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memconsole.plan.optimization import (
+from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     HOST_MEMORY,
     Optimization,
@@ -15,7 +16,6 @@ from memconsole.plan.optimization import (
     fixed,
     kept,
 )
-from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.sizes import none_or
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memconsole.plan import jemalloc
-from memconsole.plan.optimization import (
+from memconsole.plan.machine import jemalloc
+from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     Optimization,
     Reach,
@@ -15,7 +16,6 @@ from memconsole.plan.optimization import (
     fixed,
     kept,
 )
-from memconsole.plan.plan import Plan
 
 INSTALL = "no libjemalloc.so.2 on this machine (Debian, Ubuntu: apt install libjemalloc2)"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memconsole.plan.check_hybrid import CONFLICTS
-from memconsole.plan.hybrid import MODES, HybridChoice
-from memconsole.plan.optimization import (
+from memconsole.plan.plan import Plan
+from memconsole.plan.sections.hybrid import MODES, HybridChoice
+from memconsole.plan.toggles.check_hybrid import CONFLICTS
+from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     HOST_MEMORY,
     Optimization,
@@ -17,7 +18,6 @@ from memconsole.plan.optimization import (
     fixed,
     switched,
 )
-from memconsole.plan.plan import Plan
 
 _STATE = {
     "none": "kept",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memconsole.plan.optimization import (
+from memconsole.plan.plan import Plan
+from memconsole.plan.sections.optimize import EIGHT_BIT
+from memconsole.plan.toggles.optimization import (
     Optimization,
     Reach,
     Result,
@@ -10,8 +12,6 @@ from memconsole.plan.optimization import (
     fixed,
     switched,
 )
-from memconsole.plan.plan import Plan
-from memconsole.plan.sections import EIGHT_BIT
 
 _WHOLE_MATRICES = {
     "adafactor": "its update takes means over whole matrices, of which a device holds rows",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.optimization import (
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     Optimization,
     Reach,
@@ -14,7 +15,6 @@ from memconsole.plan.optimization import (
     always,
     kept,
 )
-from memconsole.plan.plan import Plan, PlanError
 
 
 def none_or(numbers: set[int], present: int | None) -> tuple[Any, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memconsole.plan.optimization import (
+from memconsole.plan.plan import Plan
+from memconsole.plan.sections.optimize import EIGHT_BIT
+from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     Optimization,
     Reach,
@@ -14,8 +16,6 @@ from memconsole.plan.optimization import (
     fixed,
     switched,
 )
-from memconsole.plan.plan import Plan
-from memconsole.plan.sections import EIGHT_BIT
 
 
 def _optimizer_result(before: Any, after: Any) -> Result:

@@ -7,7 +7,7 @@ import time
 
 from memconsole.runs.act import launch, slurm
 from memconsole.runs.act.family import wake
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import spares
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.requests import Order, Reply, Request, reply_to

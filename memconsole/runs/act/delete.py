@@ -6,11 +6,11 @@ import contextlib
 import os
 import shutil
 
-from memconsole.plan.origin import checkpoint_of
 from memconsole.plan.plan import PlanError
+from memconsole.plan.training.origin import checkpoint_of
 from memconsole.runs.act.family import wake
 from memconsole.runs.act.trackers import end_trackers
-from memconsole.runs.read.liveness import liveness, settled
+from memconsole.runs.read.life.liveness import liveness, settled
 from memconsole.runs.record import locks
 from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 

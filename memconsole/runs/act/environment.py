@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memconsole.cache import cache_folder
-from memconsole.plan import jemalloc
+from memconsole.plan.machine import jemalloc
 from memconsole.plan.plan import Plan
 
 RUN_ID = "MEMCONSOLE_RUN_ID"

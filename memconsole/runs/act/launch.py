@@ -14,13 +14,13 @@ import msgspec
 
 from memconsole import regular_file, typed_json
 from memconsole.plan import plan as plans
+from memconsole.plan.machine.trackers import check_trackers
 from memconsole.plan.plan import Plan, PlanError, quote
-from memconsole.plan.trackers import check_trackers
 from memconsole.runs.act import restart, slurm
 from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.act.family import wake
 from memconsole.runs.act.trackers import start_trackers
-from memconsole.runs.read.liveness import liveness, refusal, settled
+from memconsole.runs.read.life.liveness import liveness, refusal, settled
 from memconsole.runs.record import borrowed, consent
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
 from memconsole.runs.record.files import write_atomic

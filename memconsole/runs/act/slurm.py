@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import msgspec
 
 from memconsole.plan.check import device_kind
-from memconsole.plan.on_node import check_job, nodes, sbatch_options
+from memconsole.plan.jobs.on_node import check_job, nodes, sbatch_options
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.slurm import QUEUE, said
+from memconsole.runs.read.life.slurm import QUEUE, said
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.records import JobPlace, JobRecord

@@ -17,8 +17,8 @@ from memconsole.plan.plan import PlanError
 from memconsole.runs.act import again, daemon, family, spawn
 from memconsole.runs.act.serving import Serving
 from memconsole.runs.act.spawn import TrainerCommand, trainer_command
-from memconsole.runs.read import ladder
-from memconsole.runs.read.verdict import classify, gather
+from memconsole.runs.read.life import ladder
+from memconsole.runs.read.life.verdict import classify, gather
 from memconsole.runs.record import files, identity, locks, requests, spares
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.heartbeat import read_heartbeat
@@ -296,7 +296,7 @@ class Supervisor:
 
     def _receipt(self) -> None:
         """Write the estimate and the measurement side by side to `receipt.json`."""
-        from memconsole.runs.read.receipt import write_receipt
+        from memconsole.runs.read.report.receipt import write_receipt
 
         try:
             write_receipt(self.run)

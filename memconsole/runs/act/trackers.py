@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 
+from memconsole.plan.machine.trackers import KINDS, Kind, wanted
 from memconsole.plan.plan import PlanError
-from memconsole.plan.trackers import KINDS, Kind, wanted
 from memconsole.runs.record import locks
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.trackers import FOLDER, lock_path

@@ -8,29 +8,24 @@ from typing import Any
 
 import msgspec
 
-from memconsole.plan.hybrid import PHASES as STEPPING
-from memconsole.plan.origin import checkpoint_of
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.sections.hybrid import PHASES as STEPPING
 from memconsole.plan.tasks import task_of
-from memconsole.runs.read.facts import facts_of
-from memconsole.runs.read.figures import best_evaluation
-from memconsole.runs.read.ladder import rungs
-from memconsole.runs.read.liveness import Liveness, liveness, refusal
-from memconsole.runs.read.log_tail import LogTail
-from memconsole.runs.read.missing import Missing
-from memconsole.runs.read.pace import eta_seconds, pace_seconds, slow_step_seconds
-from memconsole.runs.read.reduce import (
-    RunState,
-    begin_attempt,
-    forget_memory,
-    reduce,
-)
-from memconsole.runs.read.saved_state import SavedState, read_saved, write_saved
-from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.read.stages import Stage, stages_of
-from memconsole.runs.read.symptoms import symptoms_of
-from memconsole.runs.read.unsaved import unsaved_words
-from memconsole.runs.read.words import units_per_second
+from memconsole.plan.training.origin import checkpoint_of
+from memconsole.runs.read.life.ladder import rungs
+from memconsole.runs.read.life.liveness import Liveness, liveness, refusal
+from memconsole.runs.read.shown.log_tail import LogTail
+from memconsole.runs.read.shown.missing import Missing
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.symptoms import symptoms_of
+from memconsole.runs.read.shown.unsaved import unsaved_words
+from memconsole.runs.read.shown.words import units_per_second
+from memconsole.runs.read.state.facts import facts_of
+from memconsole.runs.read.state.figures import best_evaluation
+from memconsole.runs.read.state.pace import eta_seconds, pace_seconds, slow_step_seconds
+from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
+from memconsole.runs.read.state.saved_state import SavedState, read_saved, write_saved
+from memconsole.runs.read.state.stages import Stage, stages_of
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.heartbeat import Heartbeat, read_heartbeat

@@ -9,9 +9,9 @@ from pathlib import Path
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.models.files import TOKENIZER_JSON
-from memconsole.plan.origin import checkpoint_of
 from memconsole.plan.plan import Plan, replace
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.training.origin import checkpoint_of
+from memconsole.plan.training.trained import frozen_names
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.files import sync_directory, write_atomic
 

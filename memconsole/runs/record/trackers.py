@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from memconsole.plan.trackers import KINDS, NAMES, Kind
+from memconsole.plan.machine.trackers import KINDS, NAMES, Kind
 from memconsole.runs.record import files
 from memconsole.sanitize import clean_line
 

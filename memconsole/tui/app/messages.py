@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textual.message import Message
 
 from memconsole.memory.table import Estimate
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from memconsole.runs.read.words import ended_words
+from memconsole.runs.read.shown.words import ended_words
 from memconsole.sanitize import clean_line
 from memconsole.tui.draw.ink import cleaned
 from memconsole.tui.views.run_view import RunView

@@ -11,10 +11,10 @@ from memconsole.memory.verdict import Verdict
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.runs.read.jumps import counts_word
-from memconsole.runs.read.missing import marked
-from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.read.words import ended_words
+from memconsole.runs.read.shown.jumps import counts_word
+from memconsole.runs.read.shown.missing import marked
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.words import ended_words
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.chart import Series, choose_axes, finite, plot
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule

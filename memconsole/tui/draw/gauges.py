@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from memconsole.devices.reading import Missing
-from memconsole.runs.read.snapshot import Curve
+from memconsole.runs.read.curves.curve import Curve
 from memconsole.tui.draw.bars import FULL, REACHED, TICK, area, bar
 from memconsole.tui.draw.ink import Line, Span, fit, width_of
 from memconsole.units import GIB, KIB, MIB, format_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memconsole.devices.reading import Missing
 from memconsole.memory.verdict import Verdict
-from memconsole.runs.read.words import Shown, state_word
+from memconsole.runs.read.shown.words import Shown, state_word
 from memconsole.units import format_bytes, format_duration, format_step
 
 STATES: dict[str, tuple[str, str]] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.keys.names import printed
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from memconsole.units import format_bytes
 
 if TYPE_CHECKING:
     from memconsole.memory.answers.lengths import LengthPrice
-    from memconsole.plan.lengths import Lengths
+    from memconsole.plan.data.lengths import Lengths
 
 _NAMES = {"p50": "p50", "p99": "p99", "longest": "max"}
 _UNKNOWN = "documents' lengths are not known: memconsole plan --lengths measures them"

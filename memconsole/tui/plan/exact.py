@@ -13,7 +13,7 @@ from memconsole.tui.views.plan_view import ExactState, PlanView
 
 if TYPE_CHECKING:
     from memconsole.memory.estimate import Lookup
-    from memconsole.plan.budget import Budget
+    from memconsole.plan.machine.budget import Budget
 
 REST_SECONDS = 0.7
 """The tracer is asked once no key has been pressed for this long."""

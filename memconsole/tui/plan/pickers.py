@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memconsole.plan import plan as plans
-from memconsole.plan import recipe
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.words import known_as
+from memconsole.plan.sections.words import known_as
+from memconsole.plan.training import recipe
 from memconsole.tui.plan.owner import PlanOwner
 from memconsole.units import value_word
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from memconsole.plan import catalog
-from memconsole.plan.mixture import parts
-from memconsole.plan.origin import NOT_HERE, origin, shortly
+from memconsole.plan.data.mixture import parts
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.recipe import learning_rate
 from memconsole.plan.tasks import task_of
+from memconsole.plan.training.origin import NOT_HERE, origin, shortly
+from memconsole.plan.training.recipe import learning_rate
 from memconsole.tui.draw.ink import Line, Span, left, wrap
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.grown import Grown

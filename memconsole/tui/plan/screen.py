@@ -15,10 +15,10 @@ from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
-from memconsole.plan.optimization import Optimization
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.runs.read.words import state_word
+from memconsole.plan.toggles.optimization import Optimization
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, press
+from memconsole.runs.read.shown.words import state_word
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.ahead import LookAhead

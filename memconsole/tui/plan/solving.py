@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memconsole.memory.answers.solve import Faster
     from memconsole.memory.estimate import Lookup
     from memconsole.memory.table import MemoryTable
-    from memconsole.plan.budget import Budget
+    from memconsole.plan.machine.budget import Budget
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memconsole.memory.table import Saving
 from memconsole.memory.verdict import Verdict, verdict_of
-from memconsole.plan.optimization import Optimization
-from memconsole.plan.optimizations import BY_KEY
+from memconsole.plan.toggles.optimization import Optimization
+from memconsole.plan.toggles.optimizations import BY_KEY
 from memconsole.tui.draw.ink import Line, Span, left, right, rule, wrap
 from memconsole.tui.draw.words import VERDICTS, signed_bytes, verdict_mark
 from memconsole.tui.plan.document_lengths import brief, whole

@@ -7,8 +7,8 @@ from textual.geometry import Size
 from textual.message import Message
 
 from memconsole.memory.table import Saving
-from memconsole.plan.optimization import Optimization
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.toggles.optimization import Optimization
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.draw.ink import Line, Span, left, right, rule
 from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.views.plan_view import PlanView

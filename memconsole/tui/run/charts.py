@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memconsole.plan.tasks import Measure, task_of
-from memconsole.runs.read.figures import baseline_of
-from memconsole.runs.read.snapshot import Curve, RunSnapshot
+from memconsole.runs.read.curves.curve import Curve
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.state.figures import baseline_of
 from memconsole.tui.draw.chart import Series
 from memconsole.tui.draw.words import measure_word, rate_word
 from memconsole.tui.views.run_view import RunView

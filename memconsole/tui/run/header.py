@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.read.stages import TIMED, stage_words
-from memconsole.runs.read.words import ended_why, paused, state_word
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.words import ended_why, paused, state_word
+from memconsole.runs.read.state.stages import TIMED, stage_words
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.ink import Line, Span, fit, width_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from textual import events
 
 from memconsole.plan.tasks import task_of
-from memconsole.runs.read.figures import baseline_of, figures
-from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.read.stages import stage_words
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.state.figures import baseline_of, figures
+from memconsole.runs.read.state.stages import stage_words
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.chart import choose_axes, plot
 from memconsole.tui.draw.ink import Line, Span, columns, fit, left, right, rule, width_of

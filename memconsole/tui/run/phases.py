@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memconsole.plan.hybrid import PHASES
-from memconsole.runs.read.comparison import measured_phases
+from memconsole.plan.sections.hybrid import PHASES
+from memconsole.runs.read.report.comparison import measured_phases
 from memconsole.tui.views.run_view import RunView
 from memconsole.units import format_bytes
 

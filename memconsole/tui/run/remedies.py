@@ -9,7 +9,7 @@ from memconsole.memory.answers.advice import Remedy
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.remedies import remedies_of
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record.directory import RunError, find_run
 from memconsole.tui.draw.words import verdict_mark
 from memconsole.tui.screens.pick import Choice

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from memconsole.plan.tasks import task_of
-from memconsole.runs.read.comparison import Comparison, EstimatedTable, MemoryLine, compare
-from memconsole.runs.read.figures import best_evaluation, figures
-from memconsole.runs.read.jumps import jump_words
-from memconsole.runs.read.missing import marked, missing_words
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.report.comparison import Comparison, EstimatedTable, MemoryLine, compare
+from memconsole.runs.read.shown.jumps import jump_words
+from memconsole.runs.read.shown.missing import marked, missing_words
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.record.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
 from memconsole.tui.draw.words import loss_word, measure_word, minutes_word, rate_word

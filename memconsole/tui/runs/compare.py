@@ -12,7 +12,7 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from memconsole.plan.plan import PlanError
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.comparing import MOST_RUNS, chart_lines, run_rows

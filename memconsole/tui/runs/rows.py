@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from memconsole.plan.tasks import TASKS
 from memconsole.runs.read.follow import RunStatus
-from memconsole.runs.read.missing import MARK
-from memconsole.runs.read.words import ended_why, state_word
+from memconsole.runs.read.shown.missing import MARK
+from memconsole.runs.read.shown.words import ended_why, state_word
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, width_of
 from memconsole.tui.draw.words import age_word, measure_word, rate_word, state_mark

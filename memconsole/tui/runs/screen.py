@@ -16,8 +16,8 @@ from textual.widgets import Input
 from textual.worker import get_current_worker
 
 from memconsole.errors import UserError
-from memconsole.runs.read.missing import MARK
-from memconsole.runs.read.words import state_word
+from memconsole.runs.read.shown.missing import MARK
+from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import labels
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.states import LIVE

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate, MemoryTable, Saving
-from memconsole.plan.optimization import Optimization
-from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimization import Optimization
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.keys.table import KeyTable
 
 if TYPE_CHECKING:
     from memconsole.memory.answers.lengths import LengthPrice
-    from memconsole.plan.lengths import Lengths
+    from memconsole.plan.data.lengths import Lengths
 
 HISTORY = 200
 """The number of undo steps kept."""

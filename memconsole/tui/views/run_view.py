@@ -7,7 +7,7 @@ from typing import Literal
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
-from memconsole.runs.read.snapshot import RunSnapshot, Symptom
+from memconsole.runs.read.shown.snapshot import RunSnapshot, Symptom
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.keys.table import KeyTable
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from tests.training.harness.runs import attempt, plan, state_hashes, told

@@ -17,7 +17,7 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import LANGUAGE, task_of_model
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.training.trained import frozen_names
 from memconsole_jax.programs import Programs
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.techniques import optimizers

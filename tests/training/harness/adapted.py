@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
 from memconsole_trainer.data.text.batches import language_batch

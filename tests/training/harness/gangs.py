@@ -13,10 +13,10 @@ import numpy as np
 
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import task_of
 from memconsole.plan.tasks.language import MASKED
+from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.initialize import InitialWeights
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import check_trainable
 from tests.training.harness import adapted
 from tests.training.harness.adapted import BASE, batch, built
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import BY_KEY, check_trainable, conflict
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimizations import BY_KEY, check_trainable, conflict
 from memconsole_trainer.data.text.batches import language_batch
 from memconsole_trainer.engine import Batch
 from tests.training.harness import adapted

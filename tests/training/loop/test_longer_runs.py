@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from memconsole.cli.runs.train import weights_of
-from memconsole.plan import catalog, resuming
+from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
-from memconsole.plan.origin import check_start, origin, shortly
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.training import resuming
+from memconsole.plan.training.origin import check_start, origin, shortly
 from memconsole.runs.act.launch import resume
 from memconsole.runs.record import borrowed, events
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run

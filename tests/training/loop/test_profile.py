@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.runs.act import control, launch
-from memconsole.runs.read.liveness import liveness
-from memconsole.runs.read.report import report
+from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events, files, requests
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
 from tests.training.harness.runs import attempt, plan, state_hashes, told

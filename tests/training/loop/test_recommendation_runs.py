@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.made import Size
+from memconsole.plan.data.made import Size
 from memconsole.plan.plan import Plan, replace
-from memconsole.plan.trained import frozen_names
-from memconsole.runs.read.report import BestLine, report
+from memconsole.plan.training.trained import frozen_names
+from memconsole.runs.read.report.report import BestLine, report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole_trainer.data.make.__main__ import make

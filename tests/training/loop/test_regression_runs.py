@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 import pytest
 
-from memconsole.plan.made import Size, kind, parse_options
+from memconsole.plan.data.made import Size, kind, parse_options
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole_trainer.data.make.__main__ import make

@@ -19,10 +19,10 @@ import pytest
 
 from memconsole.memory.run_time import run_steps
 from memconsole.plan import catalog
+from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.plan import replace
-from memconsole.plan.processor import slower_than_fp32
 from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.manifest import step_of

@@ -13,7 +13,7 @@ from memconsole.memory.activations import general
 from memconsole.memory.activations.block_programs import is_traced, stored
 from memconsole.memory.activations.kernels import Kernels, Mask, Part, program_name, structure
 from memconsole.memory.formula import memory_table
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 

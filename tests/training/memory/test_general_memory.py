@@ -17,7 +17,7 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import Tier
 from memconsole.memory.tracers.exact_book import ExactCache
 from memconsole.memory.tracers.question import traced_plan
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, dumps, replace
 
 torch = pytest.importorskip("torch")

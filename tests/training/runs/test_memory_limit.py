@@ -16,9 +16,9 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act import launch as launching
 from memconsole.runs.act.control import request_kill
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.ladder import present_plan, rungs
-from memconsole.runs.read.liveness import liveness
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.life.ladder import present_plan, rungs
+from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.states import LIVE
 from memconsole_trainer.host import memory_limit

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.made import Size, kind, parse_options
+from memconsole.plan.data.made import Size, kind, parse_options
 from memconsole.plan.plan import replace
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run

@@ -15,9 +15,9 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act.control import request_kill
 from memconsole.runs.act.launch import resume
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.liveness import liveness
-from memconsole.runs.read.receipt import Receipt
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.read.report.receipt import Receipt
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.states import LIVE

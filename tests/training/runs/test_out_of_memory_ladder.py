@@ -11,9 +11,9 @@ import pytest
 
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.ladder import half, next_rung, present_plan, rungs, stepped
-from memconsole.runs.read.report import report
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.life.ladder import half, next_rung, present_plan, rungs, stepped
+from memconsole.runs.read.report.report import report
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.states import LIVE
 from memconsole.start import start
@@ -154,7 +154,7 @@ def test_only_what_ran_out_is_halved() -> None:
 
 
 def test_a_ladder_and_an_optimizer_in_the_backward_pass_exclude_each_other() -> None:
-    from memconsole.plan.optimizations import check_conflicts
+    from memconsole.plan.toggles.optimizations import check_conflicts
 
     changes = {
         "train.on_out_of_memory": "halve",

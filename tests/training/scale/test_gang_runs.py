@@ -12,7 +12,7 @@ import pytest
 
 from memconsole.runs.act import launch
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.liveness import settled
+from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory
 from memconsole_trainer.weights.checkpoint import LoadedCheckpoint

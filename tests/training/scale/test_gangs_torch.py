@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import OPTIMIZATIONS, check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, check_trainable
 from tests.training.harness import gangs
 from tests.training.harness.gangs import Trained, plan_of, steps_of, together
 from tests.training.harness.pairs import ADAPTERS

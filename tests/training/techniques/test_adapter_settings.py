@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan.optimizations import check_conflicts
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.sections import LoraTargets
-from memconsole.plan.trained import adapter_scale
+from memconsole.plan.sections.optimize import LoraTargets
+from memconsole.plan.toggles.optimizations import check_conflicts
+from memconsole.plan.training.trained import adapter_scale
 from memconsole_trainer.techniques.adapters import Merged, adapters_of
 from memconsole_trainer.weights.export_run import _places
 from tests.training.harness.adapted import MODELS, RANK, Base, State, batch, built, plan_with

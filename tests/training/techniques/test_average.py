@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memconsole.memory.formula import memory_table
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.directory import create_run
 from memconsole_jax.tracing import trace as jax_trace

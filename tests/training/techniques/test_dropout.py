@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import check_conflicts
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.toggles.optimizations import check_conflicts
 from memconsole_jax.models import dropout as jax_dropout
 from memconsole_torch.models.capped_attention import _kept, capped_attention
 from memconsole_torch.techniques.dropout import dropped, kept

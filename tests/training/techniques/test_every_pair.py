@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from memconsole.plan.models.architecture import parameters
-from memconsole.plan.optimization import Reach
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.toggles.optimization import Reach
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
 from memconsole_trainer.randomness import generator

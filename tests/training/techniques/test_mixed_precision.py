@@ -19,15 +19,15 @@ from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
-from memconsole.plan.models.architecture import Architecture, parameters
-from memconsole.plan.plan import Plan
-from memconsole.plan.processor import (
+from memconsole.plan.machine.budget import Budget
+from memconsole.plan.machine.processor import (
     missing_instructions,
     slower_than_fp32,
     vectors_alone,
     wide_vectors,
 )
+from memconsole.plan.models.architecture import Architecture, parameters
+from memconsole.plan.plan import Plan
 from memconsole_jax.programs import Programs
 from memconsole_jax.techniques import precision as jax_precision
 from memconsole_jax.techniques.rounding import Rounding

@@ -13,8 +13,8 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.models.architecture import Architecture, parameters
-from memconsole.plan.optimizations import BY_KEY, press
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimizations import BY_KEY, press
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.weights.initialize import InitialWeights

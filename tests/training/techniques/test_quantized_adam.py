@@ -22,9 +22,9 @@ from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import QUANTIZED_FROM, sizes
 from memconsole.plan import plan as plans
 from memconsole.plan.models.architecture import Architecture, parameters
-from memconsole.plan.optimizations import check_trainable
 from memconsole.plan.plan import Plan
-from memconsole.plan.sections import EIGHT_BIT
+from memconsole.plan.sections.optimize import EIGHT_BIT
+from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.techniques import quantized_adam as in_jax
 from memconsole_torch import engine as torch_engine

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from memconsole.devices.reading import Missing
-from memconsole.runs.read.snapshot import Curve
+from memconsole.runs.read.curves.curve import Curve
 from memconsole.tui.draw.bars import area, bar, stacked
 from memconsole.tui.draw.gauges import (
     Gauge,

@@ -13,7 +13,7 @@ import pytest
 from memconsole.devices.reading import Devices, Missing, Process
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived

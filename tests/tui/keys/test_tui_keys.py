@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from memconsole.plan.optimizations import OPTIMIZATIONS
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.app.console import ConsoleApp
 from memconsole.tui.draw.ink import plain, width_of
 from memconsole.tui.keys.groups import _GROUP_OF, all_groups

@@ -9,8 +9,8 @@ from memconsole.memory.answers.solve import fit, smallest_device_fitted
 from memconsole.memory.estimate import table_of
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.screens.pick import choices_for
 from tests.tui.harness import GIB, Console, screen_lines, screen_text, settle
 

@@ -11,8 +11,8 @@ import pytest
 from memconsole.memory.estimate import estimate, table_of
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.draw.comparing import PricedPlan, plan_rows
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.budget_bar import budget_lines

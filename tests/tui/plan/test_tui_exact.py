@@ -15,8 +15,8 @@ from memconsole.memory.table import Tier
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.runs.record import events
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.exact import REST_SECONDS
@@ -166,7 +166,7 @@ async def test_the_plan_is_asked_first_then_what_one_key_press_would_make_of_it(
 
 
 def _row(key: str) -> Any:
-    from memconsole.plan.optimizations import BY_KEY
+    from memconsole.plan.toggles.optimizations import BY_KEY
 
     return BY_KEY[key]
 

@@ -11,9 +11,9 @@ from memconsole.devices.budget import budget
 from memconsole.memory.answers import lengths as remembered
 from memconsole.memory.answers.lengths import keep_lengths, priced_lengths
 from memconsole.plan import plan as plans
-from memconsole.plan.lengths import Lengths
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.draw.ink import width_of
 from memconsole.tui.plan.document_lengths import brief, whole
 from memconsole.tui.views.plan_view import RowLengths

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from memconsole.plan import plan as plans
-from memconsole.plan.optimizations import OPTIMIZATIONS, press
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, press
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.command import command_of
 from memconsole.tui.screens.pick import Choice, PickScreen, matching

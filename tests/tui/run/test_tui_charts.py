@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.read.reduce import MAX_SAMPLES, SAMPLE_CHARACTERS, RunState, reduce
-from memconsole.runs.read.snapshot import Curve, RunSnapshot, SeriesCurves
+from memconsole.runs.read.curves.curve import Curve, SeriesCurves
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.state.reduce import MAX_SAMPLES, SAMPLE_CHARACTERS, RunState, reduce
 from memconsole.runs.record import events
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic

@@ -10,7 +10,8 @@ from textual.geometry import Region
 
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.snapshot import Curve, GaugeCurves, RunSnapshot
+from memconsole.runs.read.curves.curve import Curve, GaugeCurves
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.pricing import price

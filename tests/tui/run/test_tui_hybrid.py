@@ -9,7 +9,7 @@ import msgspec
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record import events
 from memconsole.tui.draw.comparing import run_rows
 from memconsole.tui.draw.ink import Line

@@ -12,8 +12,8 @@ import pytest
 
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.snapshot import Help, RunSnapshot, Symptom
-from memconsole.runs.read.stages import Stage
+from memconsole.runs.read.shown.snapshot import Help, RunSnapshot, Symptom
+from memconsole.runs.read.state.stages import Stage
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.states import Verdict

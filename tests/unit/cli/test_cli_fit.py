@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from memconsole.cli.main import cli
 from memconsole.cli.plans import fit as fit_command
 from memconsole.memory.answers.solve import fit
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, loads, replace
 
 LARGE = ("--set", "model.name=llama-3.2-1b", "--set", "device.name=rtx-4090", "--set",

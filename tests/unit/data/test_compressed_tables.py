@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.check_records import check_records
+from memconsole.plan.data.check_records import check_records
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.inspect import inspect

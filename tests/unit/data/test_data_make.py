@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from memconsole.plan.made import Kind, Option, Size, parse_options, parse_size
+from memconsole.plan.data.made import Kind, Option, Size, parse_options, parse_size
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.data.make.bar import Bar
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from memconsole.cli.main import cli
-from memconsole.plan.made import Size, kind, parse_options
+from memconsole.plan.data.made import Size, kind, parse_options
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request

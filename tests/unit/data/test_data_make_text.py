@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.made import Size, kind, parse_size
+from memconsole.plan.data.made import Size, kind, parse_size
 from memconsole.plan.plan import DataChoice
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Facts, Request

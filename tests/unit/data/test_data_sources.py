@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from memconsole.plan import stdlib
+from memconsole.plan.machine import stdlib
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources.documents import (

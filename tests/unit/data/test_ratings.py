@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.made import Size
+from memconsole.plan.data.made import Size
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.make.__main__ import make

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.made import Size, kind, parse_options
+from memconsole.plan.data.made import Size, kind, parse_options
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.make.__main__ import make

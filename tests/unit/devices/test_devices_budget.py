@@ -8,7 +8,7 @@ from memconsole.devices.budget import budget
 from memconsole.devices.frameworks import Framework, framework_of, jax_of, torch_of
 from memconsole.devices.reading import Bytes, DeviceReading, Devices, Missing
 from memconsole.plan import catalog
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError, apply_settings
 
 GIB = 1 << 30

@@ -19,10 +19,10 @@ from memconsole.cli.main import cli
 from memconsole.cli.runs.logs import CHUNK, LONGEST, texts
 from memconsole.memory.answers.lengths import keep_lengths
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer
-from memconsole.plan.lengths import Lengths
+from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record.directory import (
     RunDirectory,
     create_run,

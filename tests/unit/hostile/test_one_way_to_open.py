@@ -11,7 +11,7 @@ ROOT = Path(memconsole.__file__).parents[1]
 READING = re.compile(r"\.read_bytes\(|\.read_text\(|(?<![\w.])(?<!def )open\((?![^\n]*\"[xw]b?\")")
 OF_THE_SYSTEM = {
     "memconsole/available_memory.py", "memconsole/devices/amd.py", "memconsole/devices/host.py",
-    "memconsole/devices/tpu.py", "memconsole/memory/seconds.py", "memconsole/plan/processor.py",
+    "memconsole/devices/tpu.py", "memconsole/memory/seconds.py", "memconsole/plan/machine/processor.py",
     "memconsole/runs/act/family.py", "memconsole/runs/record/identity.py",
     "memconsole/runs/record/oom.py", "backends/memconsole_trainer/host/memory_limit.py",
     "backends/memconsole_trainer/host/host_memory.py", "backends/memconsole_jax/devices.py",

@@ -9,11 +9,11 @@ import pytest
 
 from memconsole.cli.runs.progress import ProgressLines, step_line, summary
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.facts import RunFacts
-from memconsole.runs.read.jumps import jump_words
-from memconsole.runs.read.reduce import RunState, reduce
-from memconsole.runs.read.report import report
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.report.report import report
+from memconsole.runs.read.shown.jumps import jump_words
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.state.facts import RunFacts
+from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.eventlog import EventWriter

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from memconsole.plan.hybrid import HybridChoice
+from memconsole.plan.sections.hybrid import HybridChoice
 from memconsole_trainer.control.bandit import EXPLORATION, Bandit
 from memconsole_trainer.control.monitor import LEAST, WARNINGS, WINDOW, Monitor, Verdict
 from memconsole_trainer.control.phases import Confidence, Phases

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 
 
 def card(usable: int, kind: str = "gpu") -> Budget:

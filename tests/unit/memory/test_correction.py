@@ -9,7 +9,7 @@ from memconsole.memory.answers.correction import OutOfMemoryRun, correction
 from memconsole.memory.estimate import table_of
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.remedies import died
 from memconsole.runs.record.shortfall import shortfall

@@ -10,7 +10,7 @@ from memconsole.cache import cache_folder
 from memconsole.memory.run_time import run_steps
 from memconsole.memory.state.data import training_tokens
 from memconsole.plan import catalog
-from memconsole.plan.counted import counted_tokens, keep_counted
+from memconsole.plan.data.counted import counted_tokens, keep_counted
 from memconsole.plan.plan import Plan, replace
 
 

@@ -20,9 +20,9 @@ from memconsole.memory.tracers.question import neighbours, traced_plan
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
 from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, press
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, press
 
 GIB = 2**30
 DEVICE = Budget(

@@ -15,7 +15,7 @@ from memconsole.memory.exact.sharpen import KnownExact
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.tracers.exact_book import ExactBook, Progress
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from tests.unit.memory.cards import card
 

@@ -29,11 +29,11 @@ from memconsole.memory.table import Tier
 from memconsole.memory.tracers.ahead import prepared
 from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import BY_KEY
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
+from memconsole.plan.toggles.optimizations import BY_KEY
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Batch
 

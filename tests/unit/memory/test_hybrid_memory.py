@@ -13,8 +13,8 @@ from memconsole.memory.estimate import architecture_of, estimate, table_of
 from memconsole.memory.hybrid import MOST, plain
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.table import SNAPSHOTS, MemoryTable, Tier
-from memconsole.plan.budget import Budget
 from memconsole.plan.check import check
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError, replace
 from tests.unit.memory.cards import card
 

@@ -19,7 +19,7 @@ from memconsole.devices.budget import budget
 from memconsole.memory.answers.lengths import keep_lengths, known_lengths, priced_lengths
 from memconsole.memory.estimate import table_of
 from memconsole.plan import plan as plans
-from memconsole.plan.lengths import Lengths, lengths_key, percentile
+from memconsole.plan.data.lengths import Lengths, lengths_key, percentile
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.opening import open_source

@@ -15,10 +15,10 @@ from memconsole.memory.formula import PHASES
 from memconsole.memory.seconds import forward_flops_per_token, peak_flops, step_flops, step_seconds
 from memconsole.memory.table import Saving
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import parameter_count
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, conflict
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, conflict
 
 GIB = 2**30
 LLAMA_8B = {"model.name": "llama-3.1-8b", "data.sequence_length": 2048, "train.batch_size": 1}

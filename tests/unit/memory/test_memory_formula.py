@@ -18,7 +18,7 @@ from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import COMPONENTS, MemoryTable
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data import stream

@@ -9,7 +9,7 @@ import pytest
 from memconsole.memory.formula import memory_table
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import catalog
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, replace
 
 GIB = 2**30

@@ -17,7 +17,7 @@ from memconsole.memory.formula import PHASES
 from memconsole.memory.table import COMPONENTS, MemoryTable, Tier
 from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, replace
 from memconsole.units import MIB
 

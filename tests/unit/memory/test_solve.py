@@ -30,10 +30,10 @@ from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.run_time import seconds_per_unit_of_run
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
-from memconsole.plan.budget import Budget
-from memconsole.plan.optimization import Reach, Result
-from memconsole.plan.optimizations import BY_KEY, OPTIMIZATIONS, conflict
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimization import Reach, Result
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, conflict
 
 MANY = frozenset({"optimize.precision", "optimize.optimizer", "optimize.optimizer_offload"})
 """Pinned where the product of all toggles would take long and prove no more."""

@@ -11,9 +11,9 @@ from memconsole.memory.estimate import architecture_of
 from memconsole.memory.exact import affine
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.step_key import NAMED_OTHERWISE, OUTSIDE_THE_STEP, SWITCHES, step_settings
-from memconsole.plan.optimization import Reach
-from memconsole.plan.optimizations import OPTIMIZATIONS
 from memconsole.plan.plan import SETTINGS, Plan, get, replace
+from memconsole.plan.toggles.optimization import Reach
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 
 OWNERS = {setting: row for row in OPTIMIZATIONS for setting in row.settings}
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from memconsole.plan import catalog, stdlib
+from memconsole.plan import catalog
 from memconsole.plan.catalog import sources
 from memconsole.plan.check import check, device_kind
+from memconsole.plan.machine import stdlib
 from memconsole.plan.models.architecture import parameter_count
-from memconsole.plan.optimizations import OPTIMIZATIONS, conflict
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, replace
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, conflict
 
 PUBLISHED_PARAMETERS = {
     "gearhead": 34_083_904,

@@ -12,7 +12,7 @@ from memconsole.cli.plans.sources import source_lines
 from memconsole.memory.state.data import dataset_tokens, training_tokens
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.mixture import parts, validation_plan
+from memconsole.plan.data.mixture import parts, validation_plan
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.tui.plan.plan_summary import summary_lines
 from memconsole.tui.views.plan_view import PlanView

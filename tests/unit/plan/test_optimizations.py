@@ -11,10 +11,11 @@ import pytest
 from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import COMPONENTS
-from memconsole.plan import jemalloc
-from memconsole.plan.budget import Budget
-from memconsole.plan.optimization import HOST_MEMORY, Optimization, Reach, Result
-from memconsole.plan.optimizations import (
+from memconsole.plan.machine import jemalloc
+from memconsole.plan.machine.budget import Budget
+from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, replace
+from memconsole.plan.toggles.optimization import HOST_MEMORY, Optimization, Reach, Result
+from memconsole.plan.toggles.optimizations import (
     BY_KEY,
     OPTIMIZATIONS,
     check_conflicts,
@@ -22,7 +23,6 @@ from memconsole.plan.optimizations import (
     conflict,
     only_evaluating,
 )
-from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, replace
 
 CLASSIFYING = {
     "key", "keyboard", "label", "short", "help", "costs", "values", "trains", "conflicts", "result",

@@ -8,9 +8,10 @@ from typing import get_args
 
 import pytest
 
-from memconsole.plan import catalog, recipe
+from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.plan import OptimizerName, Plan, PlanError, dumps, loads, replace
+from memconsole.plan.training import recipe
 
 DEFAULT = catalog.default_plan()
 

@@ -12,7 +12,7 @@ from memconsole.plan.check import check
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks import RECOMMENDATION, task_of
-from memconsole.plan.trained import frozen_names
+from memconsole.plan.training.trained import frozen_names
 from memconsole.start import check_launch
 from memconsole_trainer.data.ratings.numbering import places
 

@@ -6,7 +6,7 @@ import pytest
 
 from memconsole.cli.plans.fit import kept_key
 from memconsole.plan.plan import SETTINGS, PlanError, parse_value
-from memconsole.plan.words import WORDS, known_as
+from memconsole.plan.sections.words import WORDS, known_as
 from memconsole.tui.screens.pick import Choice, matching
 
 CHOICES = [Choice(k, k, s.help, also="\n".join(known_as(k))) for k, s in SETTINGS.items()]

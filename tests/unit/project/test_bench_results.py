@@ -7,8 +7,8 @@ import json
 import pytest
 
 from memconsole.plan.check import check
-from memconsole.plan.optimizations import check_conflicts, check_trainable
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.toggles.optimizations import check_conflicts, check_trainable
 from tests.bench import (
     agreement,
     bitnet,

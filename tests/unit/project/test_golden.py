@@ -17,7 +17,7 @@ from memconsole.cli.main import cli
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.receipt import Receipt
+from memconsole.runs.read.report.receipt import Receipt
 from memconsole.runs.record.directory import RunDirectory, find_run, make_runs_root
 from memconsole.tui.run.predictions import kept_estimate
 

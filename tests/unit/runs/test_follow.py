@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from memconsole.plan.plan import Plan, apply_settings
 from memconsole.runs.read import follow
+from memconsole.runs.read.curves.curve import Curve
 from memconsole.runs.read.follow import Follower, stall_limit_seconds, status
-from memconsole.runs.read.liveness import Liveness
-from memconsole.runs.read.pace import eta_seconds, seconds_per_step
-from memconsole.runs.read.reduce import RunState, reduce
-from memconsole.runs.read.saved_state import SavedState
-from memconsole.runs.read.snapshot import Curve
-from memconsole.runs.read.stages import stage_words
+from memconsole.runs.read.life.liveness import Liveness
+from memconsole.runs.read.state.pace import eta_seconds, seconds_per_step
+from memconsole.runs.read.state.reduce import RunState, reduce
+from memconsole.runs.read.state.saved_state import SavedState
+from memconsole.runs.read.state.stages import stage_words
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.eventlog import EventWriter

@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.runs.read.gauge_history import BUCKETS
-from memconsole.runs.read.history import RECENT_POINTS, History
-from memconsole.runs.read.reduce import PROFILING, RunState, forget_memory, reduce
-from memconsole.runs.read.snapshot import Curve, GaugeCurves
+from memconsole.runs.read.curves.curve import Curve, GaugeCurves
+from memconsole.runs.read.curves.gauge_history import BUCKETS
+from memconsole.runs.read.curves.history import RECENT_POINTS, History
+from memconsole.runs.read.state.reduce import PROFILING, RunState, forget_memory, reduce
 from memconsole.runs.record import events
 
 STARTED = events.Started(

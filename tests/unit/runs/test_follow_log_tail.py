@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memconsole.runs.read.log_tail import LogTail
+from memconsole.runs.read.shown.log_tail import LogTail
 
 
 def test_progress_bars_show_their_last_state(tmp_path: Path) -> None:

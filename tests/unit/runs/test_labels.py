@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.follow import Follower, status
-from memconsole.runs.read.report import report
-from memconsole.runs.read.words import ended_why, ended_words, state_word
+from memconsole.runs.read.report.report import report
+from memconsole.runs.read.shown.words import ended_why, ended_words, state_word
 from memconsole.runs.record import events, files, labels, locks
 from memconsole.runs.record.directory import RunDirectory, create_run, find_run, list_runs
 from memconsole.runs.record.eventlog import EventWriter

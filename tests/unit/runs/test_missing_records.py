@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from memconsole.cli.main import cli
 from memconsole.cli.runs.progress import ProgressLines
 from memconsole.runs.read.follow import Follower, status
-from memconsole.runs.read.receipt import write_receipt
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.receipt import write_receipt
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, find_run, runs_root
 from memconsole.runs.record.eventlog import EventWriter

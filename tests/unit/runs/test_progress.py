@@ -5,8 +5,8 @@ import msgspec
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.cli.runs.train import exit_code
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.facts import RunFacts
-from memconsole.runs.read.snapshot import RunSnapshot
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.record.events import Ended, Epoch, Evaluation
 from memconsole.runs.record.states import Verdict
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from memconsole.memory.estimate import estimate
-from memconsole.plan.budget import Budget
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, apply_settings
-from memconsole.runs.read.comparison import EstimatedTable, MemoryLine, compare
-from memconsole.runs.read.receipt import Receipt, driver_version, write_receipt
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.comparison import EstimatedTable, MemoryLine, compare
+from memconsole.runs.read.report.receipt import Receipt, driver_version, write_receipt
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events, files
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.eventlog import EventWriter

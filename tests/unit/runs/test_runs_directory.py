@@ -14,7 +14,7 @@ import pytest
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.delete import delete_run
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files, locks
 from memconsole.runs.record.directory import (
     RUN_ID,

@@ -14,10 +14,10 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.act.control import request_stop
 from memconsole.runs.act.serving import Serving
 from memconsole.runs.act.stop_deadline import LONGEST_SECONDS, SHORTEST_SECONDS, StopDeadline
-from memconsole.runs.read.liveness import Liveness
-from memconsole.runs.read.snapshot import RunSnapshot
-from memconsole.runs.read.unsaved import unsaved_words
-from memconsole.runs.read.words import state_word
+from memconsole.runs.read.life.liveness import Liveness
+from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.unsaved import unsaved_words
+from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import files, requests, spares
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.heartbeat import Heartbeat

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.plan import jemalloc
 from memconsole.plan import plan as plans
+from memconsole.plan.machine import jemalloc
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act.environment import device_kind, trainer_environment
 from memconsole.runs.act.stop_deadline import LONGEST_SECONDS, SeenDurations, StopDeadline
-from memconsole.runs.read.verdict import Evidence, classify
+from memconsole.runs.read.life.verdict import Evidence, classify
 from memconsole.runs.record.failure import ExitCode, cause_of, exit_code_of, words_of_memory
 from memconsole.runs.record.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
 from memconsole.runs.record.oom import oom_kills

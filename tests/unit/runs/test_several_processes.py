@@ -11,7 +11,7 @@ import pytest
 
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.resuming import changed, words
+from memconsole.plan.training.resuming import changed, words
 from memconsole.runs.act import again
 from memconsole.runs.act.attempt import STOPPING, Attempt
 from memconsole.runs.act.member import Member

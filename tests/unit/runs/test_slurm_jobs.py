@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.read import slurm
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.liveness import Liveness, liveness
+from memconsole.runs.read.life import slurm
+from memconsole.runs.read.life.liveness import Liveness, liveness
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.heartbeat import HeartbeatWriter

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.plan.on_node import check_job, nodes, on_node
+from memconsole.plan.jobs.on_node import check_job, nodes, on_node
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.act import control, launch
 from memconsole.runs.act.slurm import place, script, submission_environment, submit
-from memconsole.runs.read import slurm
-from memconsole.runs.read.liveness import liveness
+from memconsole.runs.read.life import slurm
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
 from memconsole.runs.record.records import ExitRecord, JobPlace

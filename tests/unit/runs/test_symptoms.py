@@ -9,10 +9,10 @@ import pytest
 
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, replace
-from memconsole.plan.recipe import learning_rate
-from memconsole.runs.read.reduce import RunState, reduce
-from memconsole.runs.read.snapshot import Symptom
-from memconsole.runs.read.symptoms import symptoms_of
+from memconsole.plan.training.recipe import learning_rate
+from memconsole.runs.read.shown.snapshot import Symptom
+from memconsole.runs.read.shown.symptoms import symptoms_of
+from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.record import events
 
 PLAN = replace(Plan(), {"train.warmup_steps": 20})

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from memconsole.plan.machine.trackers import Kind, check_trackers, wanted
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.trackers import Kind, check_trackers, wanted
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.follow import Follower

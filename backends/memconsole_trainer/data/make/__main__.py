@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from memconsole.plan.made import kind
+from memconsole.plan.data.made import kind
 from memconsole.plan.plan import PlanError
 from memconsole.runs.record.failure import ExitCode
 from memconsole_trainer.data.make.bar import Bar

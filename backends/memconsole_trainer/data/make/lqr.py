@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memconsole.plan.errors import quote
 from memconsole.plan.plan import PlanError
-from memconsole.plan.sections import quote
 from memconsole.units import format_bytes
 from memconsole_trainer.data.make.bar import Bar
 from memconsole_trainer.data.make.maker import Facts, Request

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from memconsole.plan.made import Size
+from memconsole.plan.data.made import Size
 from memconsole_trainer.data.make.bar import Bar
 
 

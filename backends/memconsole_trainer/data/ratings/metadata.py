@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole import regular_file
-from memconsole.plan.sections import printable
+from memconsole.plan.errors import printable
 from memconsole_trainer.data.sources.documents import DataError
 
 MOST_BYTES = 1 << 30

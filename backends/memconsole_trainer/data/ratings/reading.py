@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.sections import printable
+from memconsole.plan.errors import printable
 from memconsole.plan.tasks.recommendation import RATING_FILES
 from memconsole.regular_file import open_regular
 from memconsole_trainer.data.sources.documents import DataError

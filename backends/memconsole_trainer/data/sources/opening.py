@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memconsole.plan import catalog, stdlib
+from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.sources import ROWS, TABLES, folder, not_made, plain_suffix
-from memconsole.plan.check_records import advice
+from memconsole.plan.data.check_records import advice
+from memconsole.plan.machine import stdlib
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
 from memconsole.plan.templates.choice import template_of
 from memconsole.regular_file import check_regular, open_regular

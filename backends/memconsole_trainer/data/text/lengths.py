@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from memconsole.plan import catalog
-from memconsole.plan.lengths import Lengths, percentile
+from memconsole.plan.data.lengths import Lengths, percentile
 from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.documents import (

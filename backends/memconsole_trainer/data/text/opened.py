@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
 
-from memconsole.plan.mixture import parts, validation_plan
+from memconsole.plan.data.mixture import parts, validation_plan
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole_trainer.data.sources.documents import DataError, Documents
 from memconsole_trainer.data.sources.hashes import DataHashes, text_hash

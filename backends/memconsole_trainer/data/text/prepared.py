@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.counted import keep_counted
+from memconsole.plan.data.counted import keep_counted
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.hashes import DataHashes

@@ -1,0 +1,59 @@
+"""How many tokens a run counted in its training data, kept so that later plans need not guess."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import msgspec
+
+from memconsole import regular_file, typed_json
+from memconsole.cache import cache_folder, keep
+from memconsole.plan.data.lengths import lengths_key
+from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError
+
+FILE_BYTES = 1 << 10
+KNOWN_SECONDS = 5.0
+"""How long an answer is used before the file is looked for again."""
+_known: dict[tuple[DataChoice, ModelChoice], tuple[float, int | None]] = {}
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run counted."""
+
+    train_tokens: int
+
+
+def counted_tokens(plan: Plan) -> int | None:
+    """The train tokens of `data.source` in its present state, as a run with the same tokenizer counted them; None if
+    there was none. Damaged files are ignored."""
+    key, now = (plan.data, plan.model), time.monotonic()
+    found = _known.get(key)
+    if found is None or now - found[0] > KNOWN_SECONDS:
+        if len(_known) > 256:
+            _known.clear()
+        found = _known[key] = (now, _read(plan))
+    return found[1]
+
+
+def keep_counted(plan: Plan, train_tokens: int) -> None:
+    """Keep a count. If the cache cannot be written, later plans go on guessing."""
+    try:
+        keep(_file(plan), msgspec.json.encode(Counted(train_tokens=train_tokens)))
+    except (OSError, PlanError):
+        return
+    _known.clear()
+
+
+def _read(plan: Plan) -> int | None:
+    try:
+        stored = typed_json.decode(regular_file.read(_file(plan), FILE_BYTES), Counted)
+    except (OSError, PlanError, ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+    return stored.train_tokens if stored.train_tokens > 0 else None
+
+
+def _file(plan: Plan) -> Path:
+    words = (lengths_key(plan), plan.data.validation, plan.data.validation_fraction)
+    return cache_folder() / "counted" / f"{hashlib.sha256(repr(words).encode()).hexdigest()}.json"

@@ -1,0 +1,40 @@
+"""Experiment trackers that a run's figures are sent to: which a plan asks for, and what they need."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Literal
+
+from memconsole.plan.errors import PlanError
+from memconsole.plan.sections import Plan
+
+Kind = Literal["wandb", "mlflow"]
+KINDS: tuple[Kind, ...] = ("wandb", "mlflow")
+NAMES: dict[Kind, str] = {"wandb": "W&B", "mlflow": "MLflow"}
+
+
+def wanted(plan: Plan) -> tuple[Kind, ...]:
+    """The trackers of a plan."""
+    asked = {"wandb": plan.train.wandb != "none", "mlflow": plan.train.mlflow}
+    return tuple(kind for kind in KINDS if asked[kind])
+
+
+def installed(package: str) -> bool:
+    """Whether a package can be imported here; it is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def check_trackers(plan: Plan, found: Callable[[str], bool] = installed) -> None:
+    """Raise `PlanError` if the package of a tracker is missing."""
+    for kind in wanted(plan):
+        if not found(kind):
+            value = plan.train.wandb if kind == "wandb" else "true"
+            raise PlanError(
+                f"train.{kind} = {value}: the package {kind} is not installed here; "
+                f'pip install "memconsole[{kind}]"',
+                f"train.{kind}",
+            )

@@ -1,0 +1,52 @@
+"""The plan: its sections, and what follows from several of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from memconsole.plan.sections.data import DataChoice
+from memconsole.plan.sections.device import DeviceChoice
+from memconsole.plan.sections.hybrid import HybridChoice
+from memconsole.plan.sections.launching import LaunchChoice
+from memconsole.plan.sections.model import ModelChoice
+from memconsole.plan.sections.optimize import OptimizeChoice
+from memconsole.plan.sections.section import Section, about
+from memconsole.plan.sections.train import TrainChoice
+
+BACKENDS = ("torch", "jax")
+
+
+class Plan(Section, frozen=True, kw_only=True):
+    """Everything picked for one run. `Plan()` is the default plan."""
+
+    backend: Annotated[str, about("torch, jax, or an installed backend")] = "torch"
+    model: ModelChoice = ModelChoice()
+    data: DataChoice = DataChoice()
+    device: DeviceChoice = DeviceChoice()
+    train: TrainChoice = TrainChoice()
+    optimize: OptimizeChoice = OptimizeChoice()
+    hybrid: HybridChoice = HybridChoice()
+    launch: LaunchChoice = LaunchChoice()
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens one device holds at a time."""
+        return self.train.batch_size * self.data.sequence_length
+
+    @property
+    def effective_batch(self) -> int:
+        """Rows per optimizer step over all devices."""
+        return self.train.batch_size * self.optimize.accumulation_steps * self.device.count
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Rows one device holds at a time while it evaluates."""
+        return self.train.evaluation_batch_size or self.train.batch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.effective_batch * self.data.sequence_length
+
+    @property
+    def stride(self) -> int:
+        return self.data.stride or self.data.sequence_length

@@ -1,0 +1,74 @@
+"""The plan's section on data: sources, rows, tokenizer and what is held out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from memconsole.plan.sections.section import MOST, Section, about
+
+LossOn = Literal["all", "answers"]
+
+
+class DataChoice(Section, frozen=True, kw_only=True):
+    source: Annotated[str, about("catalog name, path, hf://owner/name, or *.h5")] = "python-stdlib"
+    sequence_length: Annotated[int, about("tokens per row", ge=8, le=1_048_576)] = 128
+    stride: Annotated[
+        Annotated[int, Meta(ge=1, le=1_048_576)] | None,
+        about("tokens between row starts; none means sequence_length"),
+    ] = None
+    isolate_documents: Annotated[
+        bool, about("documents packed into one row do not see one another")
+    ] = False
+    streaming: Annotated[bool, about("tokenize on the fly instead of holding every token")] = True
+    shuffle_buffer: Annotated[
+        int, about("rows shuffled together when streaming", ge=0, le=MOST)
+    ] = 10_000
+    max_examples: Annotated[
+        Annotated[int, Meta(ge=1, le=MOST)] | None, about("use only the first documents")
+    ] = None
+    text_column: Annotated[str, about("column holding the text")] = "text"
+    template: Annotated[
+        str | None,
+        about(
+            "how a record or a chat becomes text: a template's name, a file, a text with {{ fields }}; none: text_column"
+        ),
+    ] = None
+    loss_on: Annotated[LossOn, about("learn every token, or only the answers of a template")] = (
+        "all"
+    )
+    split: Annotated[str, about("split of a hub dataset")] = "train"
+    tokenizer: Annotated[str | None, about("path of a tokenizer.json; none trains one")] = None
+    tokenizer_examples: Annotated[
+        int, about("documents the tokenizer is trained on", ge=1, le=MOST)
+    ] = 1_000
+    vocab_size: Annotated[
+        Annotated[int, Meta(ge=257, le=16_777_216)] | None,
+        about("entries of the trained tokenizer; none takes the model's"),
+    ] = None
+    characters: Annotated[
+        bool, about("the trained tokenizer has a token for each character, in place of BPE pieces")
+    ] = False
+    lowercase: Annotated[bool, about("the trained tokenizer writes everything in lower case")] = (
+        False
+    )
+    code_field: Annotated[
+        str | None,
+        about("field of records whose values the trained tokenizer keeps whole, a token each"),
+    ] = None
+    validation_fraction: Annotated[float, about("share of documents held out", ge=0.0, le=0.5)] = (
+        0.05
+    )
+    validation: Annotated[
+        str | None,
+        about("what to validate on: a path, catalog name, hub dataset, or a split of a hub source"),
+    ] = None
+    mix: Annotated[
+        str | None,
+        about("other sources and their shares of the rows: code.jsonl=0.2, hf://owner/name=0.1"),
+    ] = None
+    cache_gib: Annotated[
+        int,
+        about("GiB of disk for tokens kept between epochs and runs; 0: none", ge=0, le=1_000_000),
+    ] = 20

@@ -1,0 +1,35 @@
+"""The plan's section on the model: which one, how large, and where its weights come from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from memconsole.plan.sections.section import Section, about
+
+
+class ModelChoice(Section, frozen=True, kw_only=True):
+    name: Annotated[
+        str, about("catalog name, or a directory / hub id with a Hugging Face config.json")
+    ] = "stories"
+    target_params: Annotated[
+        Annotated[int, Meta(ge=100_000, le=2_000_000_000)] | None,
+        about("parameters to aim for, for sized families"),
+    ] = None
+    weights: Annotated[
+        str | None,
+        about("random: from scratch; a run's checkpoint; none: those in the model's directory"),
+    ] = None
+    decoder: Annotated[
+        str | None,
+        about("a recommender's decoder: catalog name, directory or hub id; none: its own"),
+    ] = None
+    items: Annotated[
+        Annotated[int, Meta(ge=2, le=100_000_000)] | None,
+        about("items that a recommender can hold; none: its own number"),
+    ] = None
+    clusters: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        about("clusters of a recommender's items; none: its own number"),
+    ] = None

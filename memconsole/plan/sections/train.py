@@ -1,0 +1,134 @@
+"""The plan's section on training: length, rates, evaluation, checkpoints and what is reported."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from memconsole.plan.sections.section import MOST, Section, about
+
+Schedule = Literal["constant", "linear", "cosine", "wsd"]
+OnOutOfMemory = Literal["stop", "halve"]
+LearningRateScale = Literal["none", "sqrt", "linear"]
+
+
+class TrainChoice(Section, frozen=True, kw_only=True):
+    epochs: Annotated[int, about("passes over the data", ge=1, le=1_000_000)] = 3
+    max_steps: Annotated[
+        Annotated[int, Meta(ge=1, le=MOST)] | None, about("stop after this many optimizer steps")
+    ] = None
+    batch_size: Annotated[int, about("rows per micro-batch and device", ge=1, le=1_048_576)] = 16
+    learning_rate: Annotated[
+        Annotated[float, Meta(gt=0.0, le=10.0)] | None,
+        about("peak learning rate; none: follows model size, optimizer and adapters"),
+    ] = None
+    scale_learning_rate: Annotated[
+        LearningRateScale,
+        about("multiply the rate by (effective batch / reference_batch), or its root"),
+    ] = "none"
+    reference_batch: Annotated[
+        int, about("effective batch in rows that learning_rate is meant for", ge=1, le=MOST)
+    ] = 16
+    seed: Annotated[int, about("of weights, order and sampling", ge=0, lt=2**32)] = 42
+    warmup_steps: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST)] | None,
+        about("steps of linear warm-up; none: by warmup_ratio"),
+    ] = None
+    warmup_ratio: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1.0)] | None,
+        about(
+            "share of all steps in which the rate rises; none: a tenth, less for trained weights"
+        ),
+    ] = None
+    schedule: Annotated[
+        Schedule, about("after the warm-up; wsd stays at the peak, then decays at the end")
+    ] = "cosine"
+    decay_share: Annotated[
+        float, about("share of all steps in which wsd decays, the last ones", gt=0.0, le=1.0)
+    ] = 0.2
+    minimum_learning_rate: Annotated[
+        float, about("end of the schedule, as a share of the peak", ge=0.0, le=1.0)
+    ] = 0.1
+    weight_decay: Annotated[
+        Annotated[float, Meta(ge=0.0)] | None,
+        about("on matrices and embeddings; none: follows optimizer and adapters"),
+    ] = None
+    grad_clip: Annotated[float, about("global gradient norm; 0 turns clipping off", ge=0.0)] = 1.0
+    beta1: Annotated[float, about("decay of the first moment", ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[float, about("decay of the second moment", ge=0.0, lt=1.0)] = 0.95
+    epsilon: Annotated[float, about("added to the denominator", gt=0.0)] = 1e-8
+    dropout: Annotated[
+        float,
+        about("of embeddings and of what attention and MLP add, while training", ge=0.0, lt=1.0),
+    ] = 0.0
+    attention_dropout: Annotated[
+        float, about("of the shares with which a query reads the keys", ge=0.0, lt=1.0)
+    ] = 0.0
+    ema_decay: Annotated[
+        float,
+        about(
+            "moving average of the weights, evaluated, sampled and exported in their place; 0: off",
+            ge=0.0,
+            lt=1.0,
+        ),
+    ] = 0.0
+    log_every: Annotated[int, about("steps between reported losses", ge=1, le=MOST)] = 10
+    tensorboard: Annotated[bool, about("write TensorBoard event files into the run's folder")] = (
+        False
+    )
+    wandb: Annotated[
+        Literal["none", "online", "offline"],
+        about("send the figures to Weights & Biases, or keep them for wandb sync"),
+    ] = "none"
+    mlflow: Annotated[
+        bool, about("send the figures to MLFLOW_TRACKING_URI, or into a folder for mlflow ui")
+    ] = False
+    deterministic: Annotated[
+        bool, about("the same bits from the same seed on GPUs too; slower kernels")
+    ] = False
+    evaluate_every: Annotated[
+        int, about("steps between evaluations; 0 means at each epoch's end", ge=0, le=MOST)
+    ] = 0
+    evaluation_batches: Annotated[
+        int, about("most validation batches per evaluation; 0 means all", ge=0, le=MOST)
+    ] = 0
+    early_stopping_patience: Annotated[
+        int,
+        about(
+            "evaluations without a better validation loss that end the run; 0: off", ge=0, le=MOST
+        ),
+    ] = 0
+    early_stopping_minimum: Annotated[
+        float, about("nats by which a validation loss must be better to count", ge=0.0)
+    ] = 0.0
+    evaluation_batch_size: Annotated[
+        Annotated[int, Meta(ge=1, le=1_048_576)] | None,
+        about("rows per evaluation batch and device; none means batch_size"),
+    ] = None
+    checkpoint_every: Annotated[
+        int, about("steps between checkpoints; 0 means at each epoch's end", ge=0, le=MOST)
+    ] = 0
+    checkpoint_minutes: Annotated[
+        float, about("most minutes that a crash can cost; 0: only as checkpoint_every says", ge=0.0)
+    ] = 10.0
+    keep_checkpoints: Annotated[
+        int, about("newest checkpoints kept, the best besides", ge=1, le=MOST)
+    ] = 2
+    preflight: Annotated[
+        bool,
+        about("first rehearse one checkpoint, one evaluation and one step, without trace"),
+    ] = True
+    on_out_of_memory: Annotated[
+        OnOutOfMemory,
+        about(
+            "halve: go on with half the micro-batch, twice the accumulation, the same effective batch"
+        ),
+    ] = "stop"
+    answered_records: Annotated[
+        int,
+        about("held-out records answered and scored at each evaluation; 0: none", ge=0, le=MOST),
+    ] = 16
+    sample_tokens: Annotated[
+        int, about("tokens sampled at each evaluation; 0: none", ge=0, le=1_048_576)
+    ] = 64

@@ -1,0 +1,1 @@
+"""What settings mean for training: first weights, trained weights, learning rate, resuming."""

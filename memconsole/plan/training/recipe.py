@@ -1,0 +1,147 @@
+"""Learning rate, warm-up and weight decay of plans that do not set them.
+
+They follow the model's size, where its weights come from, the optimizer and adapters. A value that a plan sets is
+never changed.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from memconsole.plan import catalog
+from memconsole.plan.models.model import Model
+from memconsole.plan.plan import OptimizerName, Plan, replace
+from memconsole.plan.training.origin import FINE_TUNES, FROM_RUN, shortly
+from memconsole.units import format_count
+
+RATE, SIZE, POWER = 2e-3, 1e6, -0.25
+"""AdamW's rate of a model of `SIZE` parameters from scratch, and how it falls with the size: 6e-4 at 125 M, 3.3e-4 at
+1.3 B, 2.2e-4 at 7 B and 1.2e-4 at 70 B. Published runs took 6e-4, 2e-4 (Brown et al. 2020, table 2.1), 3e-4 and 1.5e-4
+(Touvron et al. 2023, §2.2)."""
+OF_OPTIMIZER: dict[OptimizerName, float] = {
+    "adamw": 1.0,
+    "adamw-8bit": 1.0,
+    "adamw8-all": 1.0,
+    "muon": 1.0,  # its updates have the size of AdamW's (Liu et al. 2025, §2.2)
+    "lion": 0.3,  # 3 to 10 times smaller (Chen et al. 2023, §5)
+    "adafactor": 10.0,  # its rate is a share of each weight's size (Shazeer and Stern 2018, §8)
+    "sgd": 200.0,
+}
+"""Each optimizer's rate, as a multiple of AdamW's. `tests/bench/recipe.py` trains a model with each."""
+FINE_TUNING = 0.1
+"""Share of the rate for weights that were trained before. Adapters take the whole rate: a tenth of it trains them too
+slowly (Dettmers et al. 2023, §4: 2e-4 for 7 B, 1e-4 for 65 B)."""
+DECAY, FINE_TUNING_DECAY = 0.1, 0.01
+"""AdamW's weight decay, from scratch and of trained weights; adapters have none. Rate times decay, what a step takes
+off a weight, is the same for every optimizer (Chen et al. 2023, §5)."""
+WARMUP, FINE_TUNING_WARMUP, MOST_WARMUP = 0.1, 0.03, 2_000
+"""Shares of a run's steps, and the most steps."""
+
+
+def learning_rate(plan: Plan) -> float:
+    """The plan's peak learning rate before it is scaled with the batch. Raises `PlanError` if the model is not found."""
+    given = plan.train.learning_rate
+    if given is not None:
+        return given
+    return _rounded(_adamw_rate(plan) * OF_OPTIMIZER[plan.optimize.optimizer])
+
+
+def peak_learning_rate(plan: Plan) -> float:
+    """The rate at the end of the warm-up, scaled with the effective batch where the plan says so: linearly
+    (Goyal et al. 2017, §2.1) or by its root (Krizhevsky 2014, §3)."""
+    t = plan.train
+    power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[t.scale_learning_rate]
+    return learning_rate(plan) * math.pow(plan.effective_batch / t.reference_batch, power)
+
+
+def weight_decay(plan: Plan) -> float:
+    """The plan's decay of matrices and embeddings."""
+    given = plan.train.weight_decay
+    if given is not None:
+        return given
+    if plan.optimize.lora_rank:
+        return 0.0
+    adamw = FINE_TUNING_DECAY if _trained_before(plan) else DECAY
+    return _rounded(adamw / OF_OPTIMIZER[plan.optimize.optimizer])
+
+
+def decays(plan: Plan) -> bool:
+    """Whether the plan has any weight decay."""
+    given = plan.train.weight_decay
+    return not plan.optimize.lora_rank if given is None else given > 0
+
+
+def warmup_steps(plan: Plan, total_steps: int) -> int:
+    """Steps of linear warm-up in a run of `total_steps`.
+
+    A number of steps that is more than half of the run becomes a tenth of it.
+    """
+    t = plan.train
+    if t.warmup_steps is not None:
+        wanted = t.warmup_steps
+        return wanted if 2 * wanted <= total_steps else total_steps // 10
+    if t.warmup_ratio is not None:
+        return round(t.warmup_ratio * total_steps)
+    return min(round(_warmup_share(plan) * total_steps), MOST_WARMUP)
+
+
+def settled(plan: Plan) -> Plan:
+    """`plan` with its rate and decay as numbers, so that a run keeps them. Raises `PlanError`."""
+    numbers = {"train.learning_rate": learning_rate(plan), "train.weight_decay": weight_decay(plan)}
+    return replace(plan, numbers)
+
+
+def words(plan: Plan) -> str:
+    """The three settings, and what those that are not set follow. Raises `PlanError`."""
+    t = plan.train
+    if t.warmup_steps is not None:
+        warmup = f"{t.warmup_steps:,} steps"
+    elif t.warmup_ratio is not None:
+        warmup = f"{t.warmup_ratio:.3g} of the steps"
+    else:
+        warmup = f"{_warmup_share(plan):.0%} of the steps, {MOST_WARMUP:,} at most"
+    open_warmup = t.warmup_steps is None and t.warmup_ratio is None
+    rows = (
+        (f"learning rate {learning_rate(plan):g}", t.learning_rate is None),
+        (f"weight decay {weight_decay(plan):g}", t.weight_decay is None),
+        (f"warm-up {warmup}", open_warmup),
+    )
+    follow = [text for text, follows in rows if follows]
+    given = [text for text, follows in rows if not follows]
+    if not follow:
+        return "; ".join(given)
+    optimizer = plan.optimize.optimizer
+    adapters = f", LoRA rank {plan.optimize.lora_rank}" if plan.optimize.lora_rank else ""
+    start = "trained before" if _trained_before(plan) else "from scratch"
+    why = (
+        f"for {format_count(_size(catalog.model(plan)))} parameters {start}, {optimizer}{adapters}"
+    )
+    tail = f"; as set: {'; '.join(given)}" if given else ""
+    return f"{'; '.join(follow)}: {why}{tail}"
+
+
+def _adamw_rate(plan: Plan) -> float:
+    """AdamW's rate for the plan's model. No model below `SIZE` takes more than `RATE`."""
+    size = max(_size(catalog.model(plan)), SIZE)
+    whole = RATE * math.pow(size / SIZE, POWER)
+    return whole * (FINE_TUNING if _trained_before(plan) and not plan.optimize.lora_rank else 1.0)
+
+
+def _warmup_share(plan: Plan) -> float:
+    return FINE_TUNING_WARMUP if plan.optimize.lora_rank or _trained_before(plan) else WARMUP
+
+
+def _trained_before(plan: Plan) -> bool:
+    """Whether training starts from trained weights. A model that is not found counts as new."""
+    return shortly(plan) in (FINE_TUNES, FROM_RUN)
+
+
+@lru_cache(maxsize=256)
+def _size(model: Model) -> int:
+    return sum(p.size for p in model.parameters())
+
+
+def _rounded(number: float) -> float:
+    """Two digits, as a person would write it."""
+    return float(f"{number:.1e}")

@@ -1,0 +1,111 @@
+"""Which settings of a run may change when it is resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memconsole.plan import catalog
+from memconsole.plan.plan import Plan, PlanError, get, quote, replace
+from memconsole.plan.training.origin import RANDOM, checkpoint_of
+from memconsole.plan.training.trained import frozen_names
+
+ELSEWHERE = frozenset(
+    {
+        "train.preflight",
+        "train.on_out_of_memory",
+        "train.log_every",
+        "train.tensorboard",
+        "train.wandb",
+        "train.mlflow",
+        "train.evaluate_every",
+        "train.evaluation_batches",
+        "train.evaluation_batch_size",
+        "train.early_stopping_patience",
+        "train.early_stopping_minimum",
+        "train.checkpoint_every",
+        "train.checkpoint_minutes",
+        "train.keep_checkpoints",
+        "train.sample_tokens",
+        "launch.on",
+        "launch.partition",
+        "launch.time_limit",
+        "launch.devices_per_node",
+        "launch.save_seconds",
+        "launch.options",
+    }
+)
+"""Settings that change nothing of what is trained."""
+CHANGEABLE = ELSEWHERE | {
+    "train.epochs",
+    "train.max_steps",
+    "train.learning_rate",
+    "train.warmup_steps",
+    "train.warmup_ratio",
+    "train.schedule",
+    "train.decay_share",
+    "train.minimum_learning_rate",
+}
+"""Settings that a resumed run may have other values of. Weights, optimizer state and the place in
+the data fit any value of them."""
+
+
+DEVICES = frozenset({"device.count", "optimize.sharding"})
+"""How many devices a resumed run has, and what each holds. Its rows of a step stay the same."""
+
+
+def changed(plan: Plan, changes: dict[str, object]) -> Plan:
+    """`plan` with `changes`. Raises `PlanError` for a setting that a resumed run cannot change."""
+    for key, value in changes.items():
+        if key not in CHANGEABLE | DEVICES and get(plan, key) != value:
+            raise PlanError(
+                f"{key} = {quote(value)}: a resumed run keeps its {quote(get(plan, key))}; it may change "
+                f"{', '.join(sorted(CHANGEABLE | DEVICES))}. memconsole train --from RUN --set {key}=… begins a "
+                "new run with the weights of this one",
+                key,
+            )
+    if changes.get("device.count") == 1:
+        changes = {"optimize.sharding": "none", **changes}
+    return with_rows_of(plan, replace(plan, changes))
+
+
+def with_rows_of(before: Plan, after: Plan) -> Plan:
+    """`after`, another number of devices, with as many rows of a step as `before`: micro-batches of the
+    same size or smaller, and as many of them as it takes. Raises `PlanError`."""
+    if before.device.count == after.device.count:
+        return after
+    rows, count = before.effective_batch, after.device.count
+    if rows % count:
+        raise PlanError(
+            f"device.count = {count:,}: a step of this run has {rows:,} rows, which {count:,} devices cannot "
+            "share equally",
+            "device.count",
+        )
+    sizes = range(before.train.batch_size, 0, -1)
+    batch = next(size for size in sizes if rows // count % size == 0)
+    steps = rows // count // batch
+    return replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
+
+
+def without_lost_source(plan: Plan, own_tokenizer: Path) -> Plan:
+    """`plan` for a run that has a checkpoint of its own, and maybe a tokenizer in `own_tokenizer`.
+
+    The other run that it started from may have deleted that checkpoint by then, or may be gone.
+    Only frozen weights are read from it again.
+    """
+    source = checkpoint_of(plan)
+    if source is None or (source / "MANIFEST.json").is_file():
+        return plan
+    if frozen_names(plan, catalog.model(plan)):
+        return plan
+    changes: dict[str, object] = {"model.weights": RANDOM}
+    tokenizer = plan.data.tokenizer
+    if tokenizer is not None and not Path(tokenizer).expanduser().exists():
+        changes["data.tokenizer"] = str(own_tokenizer)
+    return replace(plan, changes)
+
+
+def words(before: Plan, after: Plan) -> str:
+    """The settings that differ, with both values."""
+    named = CHANGEABLE | DEVICES | {"train.batch_size", "optimize.accumulation_steps"}
+    keys = [key for key in sorted(named) if get(before, key) != get(after, key)]
+    return ", ".join(f"{k} {quote(get(before, k))} → {quote(get(after, k))}" for k in keys)

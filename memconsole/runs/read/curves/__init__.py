@@ -1,0 +1,1 @@
+"""Curves of bounded size over a whole run."""

@@ -1,0 +1,1 @@
+"""Whether a run lives, and why an attempt ended."""

@@ -1,0 +1,217 @@
+"""Decides the state of a run from its locks and last records, and from Slurm for a job that they do not show."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from memconsole.runs.read.life import slurm
+from memconsole.runs.read.life.job_verdict import before_it_began, without_record
+from memconsole.runs.read.life.verdict import verdict
+from memconsole.runs.record import files, identity, locks
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.records import ExitRecord, Identity, JobRecord
+from memconsole.runs.record.states import LIVE, State, Verdict
+
+SUBMITTED_SECONDS = 15.0
+"""How long an answer of Slurm may be older than the newest job."""
+RECORD_SECONDS = 1.5
+"""How long a living supervisor may take to record the end of a trainer that has died."""
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """A run's state at one moment."""
+
+    state: State
+    attempt: int | None
+    supervisor_pid: int | None = None
+    trainer_pid: int | None = None
+    """0: the lock is held in a process namespace that is not visible from here."""
+    gang_held: bool = False
+    verdict: Verdict | None = None
+    """Why the newest attempt ended; None while it is alive."""
+    elsewhere: bool = False
+    """Whether it is alive on another machine: no process and no clock of it can be seen here."""
+    job: str = ""
+    """What is to say of its Slurm job while it lives; "" for a run of this machine."""
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+
+def liveness(run: RunDirectory) -> Liveness:
+    """The current state of a run. Never raises. A finished run takes some tens of microseconds.
+
+    If the trainer has just died, waits up to `RECORD_SECONDS` for its supervisor to record it. Asks
+    Slurm only about a job whose end or life the run's own files do not show.
+    """
+    job, here = run.job(), _here(run)
+    return here if job is None else _of_job(run, job, here)
+
+
+def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
+    """The state of a run that a Slurm job trains. `here` is what files and locks show."""
+    attempt = here.attempt
+    record = run.attempt_record(attempt) if attempt and attempt > job.attempts_before else None
+    begun = attempt is not None and attempt > job.attempts_before
+    place = record.job if record else None
+    on = f"{job.words}{f' on {place.nodes}' if place and place.nodes else ''}"
+    if begun and here.live:
+        away = record is not None and not identity.is_visible(record.supervisor)
+        return replace(here, elsewhere=away, job=on)
+    ended = begun and here.verdict is not None and _recorded(run, attempt or 0)
+    if begun and (here.state in ("finished", "orphaned") or (ended and job.cancelled_by)):
+        return here
+    if job.cancelled_by and not begun:
+        return Liveness("stopped", attempt, verdict=before_it_began(run, job, None))
+    answer = slurm.QUEUE.answer()
+    found = answer.job(job.id)
+    requeues = ended and _recorded(run, attempt or 0, requeues=True)
+    if found is None:
+        unknown = f"{on}: {answer.trouble}"
+        if not begun or requeues:
+            return Liveness("queued", attempt, 0, job=unknown)
+        return here if ended else _away(run, attempt or 0, unknown)
+    if found.waits:
+        return Liveness("queued", attempt, 0, job=f"{job.words} {slurm.waiting_words(found)}")
+    again = begun and found.restarts > (place.restarts if place else 0)
+    if found.active and (again or not begun):
+        return Liveness("starting", attempt, 0, job=f"{job.words} begins on {found.nodes}")
+    if found.active and not ended:
+        return _away(run, attempt or 0, on)
+    if found.active and requeues:
+        return Liveness("queued", attempt, 0, job=f"{job.words} goes back to the queue")
+    if ended:
+        return here
+    if begun:
+        why = without_record(run, attempt or 0, job, found)
+        return Liveness(ended_state(why), attempt, verdict=why)
+    if found is slurm.GONE and time.time() - job.submitted_wall < SUBMITTED_SECONDS:
+        return Liveness("queued", attempt, 0, job=f"{job.words} was submitted")
+    why = before_it_began(run, job, found)
+    return Liveness(ended_state(why), attempt, verdict=why)
+
+
+def _away(run: RunDirectory, attempt: int, words: str) -> Liveness:
+    """A run that trains on another machine, whose processes cannot be seen from here."""
+    unseen = locks.Held(supervisor=0, trainer=0, gang=True)
+    return Liveness(
+        _running_state(run, attempt, unseen), attempt, 0, 0, True, elsewhere=True, job=words
+    )
+
+
+def _recorded(run: RunDirectory, attempt: int, *, requeues: bool = False) -> bool:
+    """Whether an attempt's end is recorded; with `requeues`, as one that the queue continues."""
+    found = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
+    return found is not None and (found.requeues or not requeues)
+
+
+def _here(run: RunDirectory) -> Liveness:
+    """What locks and records show on this machine."""
+    attempt = run.newest_attempt()
+    recorded = None
+    if attempt is not None:
+        recorded = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
+    if recorded is not None and recorded.continues:
+        supervisor = locks.holder(run.supervisor_lock)
+        if supervisor is not None:
+            return Liveness("starting", attempt, supervisor, None, locks.gang_held(run.gang_lock))
+    if recorded is not None and attempt is not None:
+        gang = locks.gang_held(run.gang_lock)
+        state = "orphaned" if gang else ended_state(recorded.verdict)
+        supervisor = locks.holder(run.supervisor_lock)
+        return Liveness(state, attempt, supervisor, None, gang, recorded.verdict)
+    held = locks.held(run.path)
+    if attempt is None:
+        state = "starting" if held.supervisor is not None else "lost"
+        return Liveness(state, None, held.supervisor, held.trainer, held.gang)
+    if held.trainer is not None:
+        return Liveness(
+            _running_state(run, attempt, held), attempt, held.supervisor, held.trainer, held.gang
+        )
+    record = run.attempt_record(attempt)
+    process = record.trainer if record else None
+    alive = process is not None and identity.is_alive(process)
+    if held.supervisor is not None:
+        # Without a trainer lock the trainer is importing, is about to end, or has died.
+        begun = files.exists(run.attempt_path(attempt) / "heartbeat")
+        unseen = process is not None and not identity.is_visible(process)
+        if alive or unseen or (process is None and not begun):
+            state = _running_state(run, attempt, held, process) if begun else "starting"
+            pid = process.pid if alive and process else None
+            return Liveness(state, attempt, held.supervisor, pid, held.gang)
+        return _unrecorded(run, attempt, held)
+    if alive and process is not None:
+        state = _running_state(run, attempt, held, process)
+        return Liveness(state, attempt, None, process.pid, held.gang)
+    why = verdict(run, attempt)
+    if held.gang:
+        return Liveness("orphaned", attempt, None, None, True, why)
+    if files.exists(run.attempt_path(attempt) / "exit.json"):
+        # The supervisor wrote its verdict and exited between the two checks.
+        return Liveness(ended_state(why), attempt, verdict=why)
+    known = files.exists(run.attempt_path(attempt) / "final.json")
+    return Liveness(ended_state(why) if known else "lost", attempt, verdict=why)
+
+
+def _unrecorded(run: RunDirectory, attempt: int, held: locks.Held) -> Liveness:
+    """The state of a run whose trainer is dead while its supervisor, which lives, has not said so.
+
+    A supervisor records an end within milliseconds, unless it is suspended or its disk is full.
+    """
+    path, supervisor = run.attempt_path(attempt), held.supervisor
+    deadline = time.monotonic() + RECORD_SECONDS
+    while (
+        supervisor
+        and not files.exists(path / "exit.json")
+        and not identity.is_suspended(supervisor)
+        and locks.holder(run.supervisor_lock) == supervisor
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.01)
+    recorded = files.read_struct(path / "exit.json", ExitRecord)
+    if recorded is not None and recorded.continues:
+        return Liveness("starting", attempt, supervisor, None, held.gang)
+    why = verdict(run, attempt, supervisor or None)
+    gang = locks.gang_held(run.gang_lock)
+    return Liveness("orphaned" if gang else ended_state(why), attempt, supervisor, None, gang, why)
+
+
+def settled(run: RunDirectory, seconds: float = 5.0) -> Liveness:
+    """The state of a run. If the end is recorded, gives the supervisor a moment to exit."""
+    deadline = time.monotonic() + seconds
+    while True:
+        now = liveness(run)
+        leaving = not now.live and not now.gang_held and now.supervisor_pid is not None
+        if not leaving or time.monotonic() >= deadline:
+            return now
+        time.sleep(0.02)
+
+
+def ended_state(why: Verdict) -> State:
+    """The state of a run whose newest attempt ended with this verdict."""
+    if why.reason in ("finished", "stopped"):
+        return why.reason  # type: ignore[return-value]
+    return "lost" if why.reason in ("rebooted", "unknown") else "failed"
+
+
+def _running_state(
+    run: RunDirectory, attempt: int, held: locks.Held, process: Identity | None = None
+) -> State:
+    from memconsole.runs.record.requests import stop_requests
+
+    trainer = held.trainer or (process.pid if process else None)
+    if trainer and identity.is_suspended(trainer):
+        return "suspended"
+    if held.supervisor is None or (held.supervisor and identity.is_suspended(held.supervisor)):
+        return "unsupervised"
+    return "stopping" if stop_requests(run, attempt) else "running"
+
+
+def refusal(run: RunDirectory, verdict: Verdict | None) -> str:
+    """Why a run trained nothing: the reason its plan was refused. Empty if it was not refused."""
+    if verdict is None or verdict.reason != "bad_plan" or run.committed_checkpoints():
+        return ""
+    return verdict.evidence

@@ -1,0 +1,118 @@
+"""Writes the receipt of a run: estimate, measurement, and what could explain a difference."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memconsole.runs.read.life.ladder import Rung
+from memconsole.runs.read.life.verdict import verdict
+from memconsole.runs.read.report.comparison import Comparison, MeasuredLine
+from memconsole.runs.read.report.report import (
+    UNENDED,
+    StepLine,
+    StoredEstimate,
+    VerdictLine,
+    read_story,
+    report_of,
+    stored_estimate,
+    verdict_line,
+)
+from memconsole.runs.record import files
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.shortfall import Shortfall
+from memconsole.sanitize import clean_line
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `receipt.json`."""
+
+    version: int = 2
+    run: str
+    backend: str
+    device_id: str
+    device_name: str
+    device_kind: str
+    device_total_bytes: int | None
+    driver: str | None
+    versions: dict[str, str]
+    plan: dict[str, Any]
+    parameters: int | None
+    trainable_parameters: int | None
+    verdict: VerdictLine
+    steps: int
+    attempts: int
+    estimate: StoredEstimate | None
+    measured: MeasuredLine
+    by_phase: dict[str, int]
+    comparison: tuple[Comparison, ...] = ()
+    shortfall: Shortfall | None = None
+    """The least memory that a run that ran out of memory would have needed."""
+    ladder: tuple[Rung, ...] = ()
+    """Steps down the out-of-memory ladder. `plan` and `measured` belong to the last one.
+
+    The last step has no estimate.
+    """
+    tokens_per_second: float | None
+    average_epoch_minutes: float | None
+    written_wall: float
+    missing_records: int = 0
+    """Records of the event log that could not be read. The measured peaks may be too low then."""
+
+
+def write_receipt(run: RunDirectory) -> Receipt:
+    """Write `receipt.json` of a run that has ended. Its supervisor calls this. Raises `OSError`.
+
+    It checks no lock: the supervisor would lose its own lock by opening and closing the lock file.
+    """
+    story, attempt = read_story(run), run.newest_attempt()
+    ended = verdict_line(verdict(run, attempt)) if attempt is not None else UNENDED
+    made, state = report_of(run, story, ended), story.state
+    started = state.started
+    kind = started.device_kind if started else ""
+    receipt = Receipt(
+        run=made.run,
+        backend=made.backend,
+        device_id=started.device_id if started else "",
+        device_name=made.device,
+        device_kind=kind,
+        device_total_bytes=state.memory.device_total_bytes if state.memory else None,
+        driver=driver_version(kind),
+        versions=started.versions if started else {},
+        plan=made.plan,
+        parameters=state.parameters,
+        trainable_parameters=state.trainable_parameters,
+        verdict=made.verdict,
+        steps=state.step,
+        attempts=made.attempts,
+        estimate=stored_estimate(run),
+        measured=made.memory.measured,
+        by_phase=made.memory.by_phase,
+        comparison=made.memory.comparison,
+        shortfall=made.memory.shortfall,
+        ladder=made.ladder,
+        tokens_per_second=_typical_speed(story.steps),
+        average_epoch_minutes=made.average_epoch_minutes,
+        written_wall=time.time(),
+        missing_records=made.missing_records,
+    )
+    files.write_struct(run.receipt_path, receipt)
+    return receipt
+
+
+def driver_version(kind: str, root: Path = Path("/")) -> str | None:
+    """The GPU driver's version, from its kernel module; None if there is none."""
+    module = {"gpu": "nvidia", "rocm": "amdgpu"}.get(kind)
+    if module is None:
+        return None
+    content = files.read_regular(root / "sys/module" / module / "version", 4096)
+    return clean_line(content.decode("utf-8", "replace").strip(), 80) or None if content else None
+
+
+def _typical_speed(steps: list[StepLine]) -> float | None:
+    """The median of the reported speeds; a slow first step, which compiles, does not change it."""
+    speeds = sorted(step.tokens_per_second for step in steps)
+    return speeds[len(speeds) // 2] if speeds else None

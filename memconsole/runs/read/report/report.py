@@ -1,0 +1,393 @@
+"""Builds the report of a run from its records: the document of `report --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import PlanError
+from memconsole.plan.tasks import TASKS, Task, task_of
+from memconsole.runs.read.follow import READ_BYTES, clean_texts
+from memconsole.runs.read.life.ladder import Rung, present_plan, rungs
+from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.read.report.comparison import (
+    Comparison,
+    EstimatedTable,
+    MeasuredLine,
+    MemoryLine,
+    compare,
+)
+from memconsole.runs.read.shown.missing import Missing, uncertain_figures
+from memconsole.runs.read.shown.snapshot import Symptom
+from memconsole.runs.read.shown.symptoms import symptoms_of
+from memconsole.runs.read.shown.unsaved import unsaved_words
+from memconsole.runs.read.shown.words import total_minutes
+from memconsole.runs.read.state.figures import best_evaluation
+from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
+from memconsole.runs.record import events, files
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.eventreader import EventReader
+from memconsole.runs.record.heartbeat import read_heartbeat
+from memconsole.runs.record.labels import read_labels
+from memconsole.runs.record.shortfall import Shortfall, shortfall
+from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
+from memconsole.sanitize import clean_line
+
+_EVERYTHING = 1 << 60
+
+
+class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the run ended, or the state of a live run."""
+
+    reason: str
+    evidence: str
+
+
+UNENDED = VerdictLine(reason="starting", evidence="the run has not ended")
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    loss: float | None
+    tokens_per_second: float
+
+
+class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    loss: float | None
+    bits_per_byte: float | None
+    metrics: dict[str, float]
+
+
+class EpochLine(msgspec.Struct, frozen=True, kw_only=True):
+    epoch: int
+    train_loss: float | None
+    validation_loss: float | None
+    minutes: float
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The estimate made at launch and the trainer's measurement."""
+
+    estimated: MemoryLine
+    measured: MeasuredLine
+    by_phase: dict[str, int]
+    """Measured peak of live tensor bytes in each phase."""
+    comparison: tuple[Comparison, ...] = ()
+    band_from: str = ""
+    """Where the estimate's band comes from, as one phrase."""
+    shortfall: Shortfall | None = None
+    """What was missing, if the run ran out of memory."""
+
+
+class JumpsLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The jumps of a hybrid run: those of `tried` that moved the weights for good, those that were taken back later,
+    and the gradient steps that they stand for."""
+
+    tried: int
+    kept: int
+    undone: int
+    steps_saved: float
+    confidence: float
+
+
+class BestLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The best evaluation, whose checkpoint `sample` and `export` take."""
+
+    measure: str
+    """Its key in `evaluations`; loss, where the task has no measure or none was taken."""
+    value: float
+    step: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Encodes to the document of `memconsole report --json`."""
+
+    run: str
+    name: str
+    backend: str
+    device: str
+    verdict: VerdictLine
+    plan: dict[str, Any]
+    steps: tuple[StepLine, ...]
+    evaluations: tuple[EvaluationLine, ...]
+    epochs: tuple[EpochLine, ...]
+    memory: MemoryReport
+    best_validation_loss: float | None
+    final_train_loss: float | None
+    """Mean over the last log window; `epochs` hold the means of whole epochs."""
+    unigram_loss: float | None
+    """Loss on the validation tokens of a unigram model of the training tokens: a baseline."""
+    total_minutes: float
+    average_epoch_minutes: float | None
+    attempts: int
+    average_units_per_second: float | None = None
+    """The speed of all steps together, without those that compiled; see `unit`."""
+    best: BestLine | None = None
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    ladder: tuple[Rung, ...] = ()
+    """Steps down the out-of-memory ladder. `plan` and the measurement belong to the last one."""
+    task: str = "language"
+    """What is learned: the name of a task in `plan.tasks`."""
+    unit: str = "token"
+    """What `tokens_per_second` counts."""
+    weights: str = ""
+    """Where the model's first weights came from, and how many were read."""
+    symptoms: tuple[Symptom, ...] = ()
+    """What went wrong, with the settings that act on it."""
+    jumps: JumpsLine | None = None
+    """Only of a hybrid run that has jumped."""
+    missing_records: int = 0
+    """Records of the event log that could not be read or are not there."""
+    uncertain: tuple[str, ...] = ()
+    """The figures of this document that may be wrong because of them."""
+
+
+class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """The compared fields of `estimate.json`; the launcher stores a whole memory estimate there."""
+
+    table: EstimatedTable
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    epoch_minutes: float | None = None
+
+
+class Story(msgspec.Struct):
+    """The state of a run after all its events, and all its step records."""
+
+    state: RunState
+    steps: list[StepLine]
+    missing: int = 0
+    """Records that could not be read or are not there."""
+
+
+def report(run: RunDirectory) -> Report:
+    """The report of a live or ended run. Never raises, whatever its files contain."""
+    return report_of(run, read_story(run), _verdict(run))
+
+
+def read_story(run: RunDirectory) -> Story:
+    """Read every attempt's events. Steps repeated after a resume replace the earlier ones."""
+    state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
+    steps: list[StepLine] = []
+    left = {rung.attempt for rung in rungs(run)}
+    missing, reader = Missing(), None
+    for number in run.attempt_numbers():
+        state = begin_attempt(state, number)
+        if number - 1 in left:
+            forget_memory(state)
+        missing.leave(reader)
+        reader, before = EventReader(run.attempt_path(number)), None
+        while reader.position != before:
+            before = reader.position
+            for record in reader.read(READ_BYTES):
+                odd = state.odd
+                state = reduce(state, record)
+                if isinstance(record, events.Started):
+                    _truncate(steps, state.step)
+                elif isinstance(record, events.Step) and state.odd == odd:
+                    _truncate(steps, record.step - 1)
+                    steps.append(
+                        StepLine(
+                            step=record.step,
+                            loss=record.loss,
+                            tokens_per_second=record.tokens_per_second,
+                        )
+                    )
+    return Story(state, steps, missing.records(reader) + state.odd)
+
+
+def _truncate(steps: list[StepLine], last: int) -> None:
+    while steps and steps[-1].step > last:
+        steps.pop()
+
+
+def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
+    """The report of a run from its events and its verdict."""
+    state, started, ended = story.state, story.state.started, story.state.ended
+    evaluations = tuple(
+        EvaluationLine(step=e.step, loss=e.loss, bits_per_byte=e.bits_per_byte, metrics=e.metrics)
+        for e in state.evaluations
+    )
+    epochs = tuple(
+        EpochLine(
+            epoch=e.epoch,
+            train_loss=e.train_loss,
+            validation_loss=e.validation_loss,
+            minutes=e.minutes,
+        )
+        for e in (mark.event for mark in state.epochs)
+    )
+    plan, task = _plan(run), _task(run)
+    elapsed, labels = state.earlier_seconds + state.attempt_seconds, read_labels(run.path)
+    average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
+    losses = [e.loss for e in evaluations if e.loss is not None]
+    losses += [e.validation_loss for e in epochs if e.validation_loss is not None]
+    if ended and ended.best_validation_loss is not None:
+        losses.append(ended.best_validation_loss)  # its evaluation may be among the missing records
+    stored = stored_estimate(run)
+    return Report(
+        run=clean_line(run.id, 80),
+        name=run.name,
+        task=task.name,
+        unit=task.unit,
+        backend=started.backend if started else str(plan.get("backend", "")),
+        device=started.device_name if started else str(plan.get("device", {}).get("name", "")),
+        verdict=why,
+        weights=state.weights,
+        plan=plan,
+        steps=tuple(story.steps),
+        evaluations=evaluations,
+        epochs=epochs,
+        memory=_memory(state, stored.table if stored else None, why),
+        best_validation_loss=min(losses, default=None),
+        final_train_loss=_final_train_loss(story),
+        unigram_loss=next(
+            (
+                e.metrics["unigram_loss"]
+                for e in reversed(evaluations)
+                if "unigram_loss" in e.metrics
+            ),
+            None,
+        ),
+        total_minutes=total_minutes(state, elapsed),
+        average_epoch_minutes=ended.average_epoch_minutes
+        if ended and ended.average_epoch_minutes is not None
+        else average,
+        attempts=len(run.attempt_numbers()),
+        average_units_per_second=state.average_units_per_second or state.tokens_per_second,
+        best=_best(task, evaluations),
+        tags=labels.tags,
+        note=labels.note,
+        ladder=rungs(run),
+        symptoms=_symptoms(run, state),
+        jumps=_jumps(state),
+        missing_records=story.missing,
+        uncertain=uncertain_figures(story.missing, ended is not None),
+    )
+
+
+def _best(task: Task, evaluations: tuple[EvaluationLine, ...]) -> BestLine | None:
+    found = best_evaluation(task, evaluations)
+    if found is None:
+        return None
+    return BestLine(measure=found.measure.key, value=found.value, step=found.step)
+
+
+def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> MemoryReport:
+    measured = _measured(state)
+    died = why.reason in OUT_OF_MEMORY
+    error = state.error
+    lacked = None
+    if died:
+        lacked = shortfall(
+            state.phase,
+            state.peak_bytes,
+            error.held_bytes if error else None,
+            error.requested_bytes if error else None,
+            # On a CPU, freed heap pages may not be returned yet, so after a whole step the held
+            # bytes do not count as evidence.
+            counts_held=_kind(state) != "cpu" or state.step == 0,
+        )
+    return MemoryReport(
+        estimated=MemoryLine(
+            peak_bytes=table.peak_bytes,
+            device_bytes=table.device_bytes,
+            host_bytes=table.host_bytes,
+            reserved_bytes=table.reserved_bytes,
+        )
+        if table
+        else MemoryLine(),
+        measured=measured,
+        by_phase=dict(state.peaks_by_phase),
+        comparison=compare(table, measured, state.peaks_by_phase, died),
+        band_from=table.band_from if table else "",
+        shortfall=lacked,
+    )
+
+
+def _kind(state: RunState) -> str:
+    return state.started.device_kind if state.started else ""
+
+
+def _measured(state: RunState) -> MeasuredLine:
+    """The run's peaks, and the reason for each missing one."""
+    if state.memory is None:
+        return MeasuredLine()
+    on_cpu = _kind(state) == "cpu"
+    silent = "not reported by this device"
+    found = {
+        "peak_bytes": state.peak_bytes,
+        # On a CPU, only the trainer's own allocations are charged to it.
+        "device_bytes": state.peak_bytes if on_cpu else state.peak_device_bytes,
+        "host_bytes": state.peak_host_bytes,
+        "reserved_bytes": None if on_cpu else state.peak_reserved_bytes,
+        "host_anonymous_bytes": state.peak_host_anonymous_bytes,
+        "host_shared_bytes": state.peak_host_shared_bytes,
+    }
+    missing = {name: silent for name, value in found.items() if value is None}
+    if on_cpu:
+        missing["reserved_bytes"] = "the C library keeps tensors in its heap and tells no reserve"
+    return MeasuredLine(**found, missing=missing)
+
+
+def _jumps(state: RunState) -> JumpsLine | None:
+    if state.jump is None:
+        return None
+    return JumpsLine(**{name: getattr(state.jump, name) for name in JumpsLine.__struct_fields__})
+
+
+def _final_train_loss(story: Story) -> float | None:
+    """The loss of the last log window; the last step record has it too."""
+    ended = story.state.ended
+    if ended is not None and ended.final_train_loss is not None:
+        return ended.final_train_loss
+    return next((step.loss for step in reversed(story.steps) if step.loss is not None), None)
+
+
+def _verdict(run: RunDirectory) -> VerdictLine:
+    now = liveness(run)
+    if now.verdict is not None and not now.live:
+        return verdict_line(now.verdict)
+    beat = read_heartbeat(run.attempt_path(now.attempt)) if now.live and now.attempt else None
+    unsaved = unsaved_words(run, beat)
+    words = f"the run has not ended: it {unsaved}" if unsaved else UNENDED.evidence
+    return VerdictLine(reason=now.state, evidence=clean_line(words, 500))
+
+
+def verdict_line(why: Verdict) -> VerdictLine:
+    return VerdictLine(reason=clean_line(why.reason, 80), evidence=clean_line(why.evidence, 500))
+
+
+def _plan(run: RunDirectory) -> dict[str, Any]:
+    try:
+        document = plans.to_document(clean_texts(present_plan(run)), full=True)
+    except PlanError:
+        return {}
+    return document
+
+
+def _symptoms(run: RunDirectory, state: RunState) -> tuple[Symptom, ...]:
+    try:
+        return symptoms_of(present_plan(run), state)
+    except PlanError:
+        return ()
+
+
+def _task(run: RunDirectory) -> Task:
+    """The task of the run's plan; language if the plan cannot be read."""
+    try:
+        return task_of(run.read_plan())
+    except PlanError:
+        return TASKS["language"]
+
+
+def stored_estimate(run: RunDirectory) -> StoredEstimate | None:
+    """The launch estimate; None if the run went on with smaller micro-batches than estimated."""
+    if rungs(run):
+        return None
+    stored = files.read_struct(run.path / "estimate.json", StoredEstimate)
+    return None if stored is None else clean_texts(stored)

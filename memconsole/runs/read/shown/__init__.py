@@ -1,0 +1,1 @@
+"""What screens and commands show of a run, in words and figures."""

@@ -1,0 +1,132 @@
+"""The state of a run at one moment, for screens and commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memconsole.plan.plan import Plan
+from memconsole.runs.read.curves.curve import Curve, GaugeCurves, SeriesCurves
+from memconsole.runs.read.shown.missing import uncertain_figures
+from memconsole.runs.read.shown.words import total_minutes, units_per_second
+from memconsole.runs.read.state.facts import RunFacts
+from memconsole.runs.read.state.stages import Stage
+from memconsole.runs.record import events
+from memconsole.runs.record.states import LIVE, State, Verdict
+
+
+class Help(msgspec.Struct, frozen=True):
+    """Settings to change, and what the change does."""
+
+    changes: dict[str, Any]
+    words: str
+
+    @property
+    def label(self) -> str:
+        """The settings as a plan file writes them."""
+        return ", ".join(f"{key} = {_spelled(value)}" for key, value in self.changes.items())
+
+    @property
+    def options(self) -> str:
+        """The settings as options of the command line."""
+        return " ".join(f"--set {key}={_spelled(value)}" for key, value in self.changes.items())
+
+
+class Symptom(msgspec.Struct, frozen=True):
+    """One thing that goes wrong."""
+
+    name: str
+    """waits_for_data | not_learning | overfitting"""
+    words: str
+    helps: tuple[Help, ...] = ()
+    """Only settings that the plan accepts."""
+
+
+class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a screen or a command shows of a run. Text fields have no control characters."""
+
+    id: str
+    name: str
+    state: State
+    plan: Plan
+    attempt: int
+    created_wall: float
+    facts: RunFacts = RunFacts()
+    """What the events say. The fields below come from other files or from the reader's clock."""
+    verdict: Verdict | None = None
+    stalled_seconds: float | None = None
+    """Seconds without progress, if longer than the phase allows."""
+    eta_seconds: float | None = None
+    """The steps left at `pace_seconds` each, with evaluating and saving; excludes compilation."""
+    pace_seconds: float | None = None
+    """Recent seconds of a step alone."""
+    steps_done: float = 0.0
+    """Steps, with the fraction of the one being taken as the clock tells it."""
+    phase_seconds: float | None = None
+    """How long the present phase has lasted."""
+    stages: tuple[Stage, ...] = ()
+    """What this attempt did before its first step."""
+    elapsed_seconds: float = 0.0
+    recent_train: Curve = Curve()
+    train: Curve = Curve()
+    validation: Curve = Curve()
+    series: SeriesCurves = SeriesCurves()
+    recent_series: SeriesCurves = SeriesCurves()
+    samples: tuple[events.Sample, ...] = ()
+    """The newest sampled texts, the last one newest; long texts are cut."""
+    epochs: tuple[events.Epoch, ...] = ()
+    evaluations: tuple[events.Evaluation, ...] = ()
+    gauges: GaugeCurves = GaugeCurves()
+    warnings: tuple[str, ...] = ()
+    log_tail: tuple[str, ...] = ()
+    """Last lines of the trainer's output, with progress bars resolved."""
+    unsaved: str = ""
+    """What it cannot save and keeps in memory, because its disk is full or fails; usually empty."""
+    job: str = ""
+    """Its Slurm job and where it runs or why it waits, while it lives; "" for a run of this machine."""
+    stop_requested_by: str | None = None
+    pause_requested: bool = False
+    """A pause was requested; the run is paused once `phase` is paused."""
+    refused: str = ""
+    """Why the trainer refused the plan, if nothing was trained."""
+    damaged: str = ""
+    """Which of the run's files cannot be read, and why."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    tracked: tuple[tuple[str, str], ...] = ()
+    """Trackers that show the run: name, and address or command."""
+    symptoms: tuple[Symptom, ...] = ()
+    """What goes wrong, with the settings that act on it."""
+    missing_records: int = 0
+    """Records that could not be read or are not there."""
+
+    @property
+    def current_phase(self) -> str:
+        return self.facts.phase
+
+    @property
+    def ended_by(self) -> str:
+        """The reason of the verdict; empty while the run lives."""
+        return self.verdict.reason if self.verdict is not None else ""
+
+    @property
+    def minutes(self) -> float:
+        """Of all attempts."""
+        return total_minutes(self.facts, self.elapsed_seconds)
+
+    @property
+    def units_per_second(self) -> float | None:
+        """The speed: of the newest steps while the run lives, and then of all its steps."""
+        return units_per_second(self.facts, self.state in LIVE)
+
+    @property
+    def uncertain(self) -> tuple[str, ...]:
+        """The figures that may be wrong because of them."""
+        return uncertain_figures(self.missing_records, self.facts.ended is not None)
+
+
+def _spelled(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
