@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan
 from memconsole.sanitize import clean_line
+from memconsole.slurm_command import SlurmError, output_of
 
 SINFO = ("sinfo", "--noheader", "--format=%R|%G|%c|%m|%l|%D")
 TIMEOUT_SECONDS = 10.0
@@ -88,19 +87,10 @@ def _numbered(name: str) -> set[str]:
 
 def ask_sinfo(command: Sequence[str] = SINFO) -> tuple[Partition, ...]:
     """The cluster's partitions; none if there is no cluster or it does not answer."""
-    if shutil.which(command[0]) is None:
-        return ()
     try:
-        given = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return parse(output_of(command, TIMEOUT_SECONDS))
+    except SlurmError:
         return ()
-    return parse(given.stdout.decode("utf-8", "replace")) if given.returncode == 0 else ()
 
 
 class Partitions:

@@ -14,6 +14,7 @@ from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.record import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp
+from memconsole.tui.app.messages import SnapshotArrived
 
 GIB = 2**30
 
@@ -195,6 +196,15 @@ async def settle(pilot: Any) -> None:
             break
         await pilot.pause(0.02)
     await pilot.pause()
+
+
+async def show_run(app: ConsoleApp, pilot: Any, run: RunSnapshot) -> None:
+    """Put a snapshot on the run screen as the follower does."""
+    app.run_id = run.id
+    app.post_message(SnapshotArrived(run))
+    await settle(pilot)
+    await app.action_show_run()
+    await settle(pilot)
 
 
 async def paste(pilot: Any, text: str) -> None:

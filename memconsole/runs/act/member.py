@@ -4,7 +4,6 @@ files but the reason of its own failure."""
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 import msgspec
 
@@ -33,17 +32,6 @@ class Member(Attempt):
             self._refuse(f"run {self.run.id}: {error}")
         self._prepare()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if exception is not None and not isinstance(exception, SystemExit):
-            self.report(exception)
-        self._restore()
-        self._release()
 
     def emit(self, event: Event, durable: bool = False) -> None:
         """The leader writes the event log."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -14,10 +14,11 @@ import msgspec
 from memconsole.plan.check import device_kind
 from memconsole.plan.jobs.on_node import check_job, nodes, sbatch_options
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.life.slurm import QUEUE, said
+from memconsole.runs.read.life.slurm import QUEUE
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.records import JobPlace, JobRecord
+from memconsole.slurm_command import NotInstalled, Refused, SlurmError, output_of
 
 SCRIPT = "job.sh"
 TIMEOUT_SECONDS = 60.0
@@ -56,7 +57,7 @@ def script(run: RunDirectory, plan: Plan, python: str = sys.executable) -> str:
     options += sbatch_options(plan)
     lines = [f"#SBATCH {_word(option)}" for option in options]
     command = " ".join(
-        map(_shell, (python, "-P", "-m", "memconsole.runs.act.in_job", str(run.path)))
+        map(shlex.quote, (python, "-P", "-m", "memconsole.runs.act.in_job", str(run.path)))
     )
     return "\n".join(
         [
@@ -133,29 +134,15 @@ def submission_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 def _ask(run: RunDirectory, *command: str) -> str:
     """What a command of Slurm prints. Raises `RunError` with its last words."""
     try:
-        given = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-            env=submission_environment(os.environ),
-        )
-    except FileNotFoundError:
+        return output_of(command, TIMEOUT_SECONDS, submission_environment(os.environ))
+    except NotInstalled as error:
         raise RunError(
-            f"run {run.id}: there is no {command[0]} here; launch.on = slurm works on a machine that "
-            "submits to a Slurm cluster"
+            f"run {run.id}: {error}; launch.on = slurm works on a machine that submits to a Slurm cluster"
         ) from None
-    except subprocess.TimeoutExpired:
-        raise RunError(
-            f"run {run.id}: {command[0]} does not answer within {TIMEOUT_SECONDS:.0f} seconds"
-        ) from None
-    except OSError as error:
-        raise RunError(f"run {run.id}: {command[0]}: {error.strerror}") from None
-    if given.returncode != 0:
-        words = said(given.stderr) or f"exit code {given.returncode}"
-        raise RunError(f"run {run.id}: {command[0]} refuses: {words}")
-    return given.stdout.decode("utf-8", "replace")
+    except Refused as error:
+        raise RunError(f"run {run.id}: {command[0]} refuses: {error}") from None
+    except SlurmError as error:
+        raise RunError(f"run {run.id}: {error}") from None
 
 
 def _named(job: JobRecord) -> list[str]:
@@ -175,9 +162,3 @@ def _word(option: str) -> str:
         return option
     quoted = option.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{quoted}"'
-
-
-def _shell(word: str) -> str:
-    import shlex
-
-    return shlex.quote(word)

@@ -32,7 +32,7 @@ from memconsole.tui.screens.help import HelpScreen
 from memconsole.tui.screens.pick import PickScreen
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.views.run_view import RunView
-from tests.tui.harness import Console, screen_text, settle, snapshot
+from tests.tui.harness import Console, screen_text, settle, show_run, snapshot
 
 Make = Callable[..., Console]
 
@@ -306,10 +306,7 @@ async def test_rows_that_shared_a_key_keep_it_when_one_of_them_is_moved(make_con
     app = make_console(keymap=keymap('[run]\npause = "P"\npane = "k"\nglyphs = "o"\n'))
     async with app.run_test(size=(80, 24)) as pilot:
         run = snapshot()
-        app.run_id = run.id
-        app.post_message(SnapshotArrived(run))
-        await settle(pilot)
-        await app.action_show_run()
+        await show_run(app, pilot, run)
         assert isinstance(app.screen, RunScreen)
         glyphs, pane = app.run_view.glyphs, app.run_view.pane
         await pilot.press("space", "k")

@@ -11,13 +11,12 @@ from textual.drivers.linux_driver import LinuxDriver
 from memconsole.plan.plan import Plan
 from memconsole.runs.record.directory import create_run
 from memconsole.tui.app.clicks import ClickDriver
-from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.keys.rows import for_screen
 from memconsole.tui.run.charts import chosen
 from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.widgets.key_bar import key_at, key_line, shown_keys
-from tests.tui.harness import Console, screen_lines, screen_text, settle
+from tests.tui.harness import Console, screen_lines, screen_text, settle, show_run
 from tests.tui.run.test_tui_charts import lqr
 
 Make = Callable[..., Console]
@@ -123,11 +122,7 @@ async def test_an_answer_can_be_clicked(make_console: Make, words: str, answer: 
 async def test_a_click_on_a_small_chart_makes_it_the_large_one(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(160, 48)) as pilot:
-        app.run_id = lqr().id
-        app.post_message(SnapshotArrived(lqr()))
-        await settle(pilot)
-        await app.action_show_run()
-        await settle(pilot)
+        await show_run(app, pilot, lqr())
         await click(app, pilot, "gradient norm 0.8")
         large = chosen(app.run_view)
         assert large is not None

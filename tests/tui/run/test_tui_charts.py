@@ -13,11 +13,10 @@ from memconsole.runs.read.curves.curve import Curve, SeriesCurves
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.reduce import MAX_SAMPLES, SAMPLE_CHARACTERS, RunState, reduce
 from memconsole.runs.record import events
-from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
 from memconsole.tui.run.line_chart import small_charts
 from memconsole.tui.views.run_view import RunView
-from tests.tui.harness import Console, screen_text, settle, snapshot
+from tests.tui.harness import Console, screen_text, settle, show_run, snapshot
 
 Make = Callable[..., Console]
 STEPS = tuple(range(10, 821, 10))
@@ -77,18 +76,10 @@ def test_as_many_charts_stand_side_by_side_as_fit(size: tuple[int, int], count: 
     assert size[1] - rows >= 11
 
 
-async def shown(app: Console, pilot: Any, run: RunSnapshot) -> None:
-    app.run_id = run.id
-    app.post_message(SnapshotArrived(run))
-    await settle(pilot)
-    await app.action_show_run()
-    await settle(pilot)
-
-
 async def test_a_key_brings_each_series_and_the_axis_can_be_changed(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(160, 48)) as pilot:
-        await shown(app, pilot, lqr())
+        await show_run(app, pilot, lqr())
         text = screen_text(app)
         for words in ("MAE 0.121", "x optimal cost 1.113", "gradient norm 0.8", "windows/s 5,230"):
             assert words in text, words
@@ -111,7 +102,7 @@ async def test_a_key_brings_each_series_and_the_axis_can_be_changed(make_console
 async def test_samples_of_earlier_evaluations_can_be_stepped_through(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot, lqr())
+        await show_run(app, pilot, lqr())
         assert "← older" not in screen_text(app)
         await pilot.press("o")
         await settle(pilot)

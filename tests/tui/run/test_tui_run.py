@@ -28,24 +28,23 @@ from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.views.run_view import RunView
-from tests.tui.harness import Console, finished, screen_lines, screen_text, settle, snapshot
+from tests.tui.harness import (
+    Console,
+    finished,
+    screen_lines,
+    screen_text,
+    settle,
+    show_run,
+    snapshot,
+)
 
 Make = Callable[..., Console]
-
-
-async def show(app: Console, pilot: Any, run: RunSnapshot) -> None:
-    """Put a snapshot on the run screen the way the follower does."""
-    app.run_id = run.id
-    app.post_message(SnapshotArrived(run))
-    await settle(pilot)
-    await app.action_show_run()
-    await settle(pilot)
 
 
 async def test_a_live_run_shows_everything_one_watches(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(120, 40)) as pilot:
-        await show(app, pilot, snapshot(step=820))
+        await show_run(app, pilot, snapshot(step=820))
         text = screen_text(app)
     for words in ("running", "my stories", "train", "step 820/1,200", "68 %", "5 min 25 s left",
                   "validation 3.2", "unigram 5.712", "◆", "epochs", "1.25", "host RAM", "┃",
@@ -58,7 +57,7 @@ async def test_a_live_run_shows_everything_one_watches(make_console: Make) -> No
 async def test_the_predicted_peak_is_priced_from_the_runs_own_plan(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         expected = price(Plan(), app.devices).estimate
         found = app.run_view.prediction
     assert expected is not None
@@ -82,7 +81,7 @@ def test_the_estimate_kept_at_launch_is_the_prediction() -> None:
 async def test_a_finished_run_shows_its_summary(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, finished())
+        await show_run(app, pilot, finished())
         text = screen_text(app)
     for words in ("finished", "best 3.351", "final 3.362", "unigram 5.712", "3.214",
                   "1.25 min/epoch", "4.10 minutes in all", "Test CPU",
@@ -98,7 +97,7 @@ async def test_a_run_that_ends_turns_to_its_summary_and_back_when_resumed(
     first = "closed" if slow_link else "output"
     app = make_console(slow_link=slow_link)
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         assert app.run_view.pane == first
         app.post_message(SnapshotArrived(finished()))
         await settle(pilot)
@@ -120,7 +119,7 @@ async def test_a_failed_run_says_why_and_can_be_resumed(make_console: Make) -> N
     resumed: list[str] = []
     app.resume = resumed.append  # type: ignore[assignment, method-assign]
     async with app.run_test(size=(120, 30)) as pilot:
-        await show(app, pilot, run)
+        await show_run(app, pilot, run)
         text = screen_text(app)
         assert "out of memory: the log says so" in text
         assert "no room for 2 GiB" in text
@@ -133,7 +132,7 @@ async def test_a_failed_run_says_why_and_can_be_resumed(make_console: Make) -> N
 async def test_stopping_asks_first(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         await pilot.press("s")
         await settle(pilot)
         assert isinstance(app.screen, ConfirmScreen)
@@ -155,7 +154,7 @@ async def test_stopping_asks_first(make_console: Make) -> None:
 async def test_read_only_offers_nothing_that_changes_a_run(make_console: Make) -> None:
     app = make_console(readonly=True)
     async with app.run_test(size=(120, 40)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         await pilot.press("s")
         await settle(pilot)
         assert isinstance(app.screen, RunScreen)
@@ -179,7 +178,7 @@ async def test_the_lower_pane_switches_between_output_sample_and_summary(
 ) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         assert "step 340 loss" in screen_text(app)
         await pilot.press("o")
         await settle(pilot)
@@ -194,7 +193,7 @@ async def test_a_slow_link_begins_with_the_log_closed_and_sends_none_of_it(
 ) -> None:
     app = make_console(slow_link=True)
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot(warnings=("the disk is slow",)))
+        await show_run(app, pilot, snapshot(warnings=("the disk is slow",)))
         text = screen_text(app)
         assert "closed: o shows the output" in text
         assert "1 warning" in text
@@ -218,7 +217,7 @@ async def test_a_slow_link_begins_with_the_log_closed_and_sends_none_of_it(
 async def test_the_log_scrolls_back_and_says_how_much_is_below(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         await pilot.press("pageup")
         await settle(pilot)
         text = screen_text(app)
@@ -229,7 +228,7 @@ async def test_the_log_scrolls_back_and_says_how_much_is_below(make_console: Mak
 async def test_scales_glyphs_and_zoom_switch(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         plain = screen_text(app)
         await pilot.press("z")
         await settle(pilot)
@@ -257,7 +256,7 @@ async def test_a_further_step_repaints_only_changed_rows(make_console: Make) -> 
 
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot(step=600))
+        await show_run(app, pilot, snapshot(step=600))
         regions: list[Any] = []
         original = Painted.refresh
 
@@ -292,7 +291,7 @@ async def test_the_plan_of_a_run_can_be_taken_up_and_changed(make_console: Make)
     other = plans.apply_settings(Plan(), ["train.batch_size=4"])
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot(plan=other))
+        await show_run(app, pilot, snapshot(plan=other))
         await pilot.press("e")
         await settle(pilot)
         assert isinstance(app.screen, PlanScreen)
@@ -346,7 +345,7 @@ async def test_the_list_says_when_there_are_no_runs(make_console: Make) -> None:
 async def test_leaving_is_one_key_from_the_run(make_console: Make, key: str) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         await pilot.press(key)
         await pilot.pause()
     assert app.return_code == 0
@@ -385,7 +384,7 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
 async def test_space_pauses_a_live_run_and_lets_a_paused_one_go_on(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(120, 40)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         assert "space pause" in screen_text(app)
         await pilot.press("space")
         app.post_message(SnapshotArrived(snapshot(pause_requested=True)))
@@ -403,7 +402,7 @@ async def test_space_pauses_a_live_run_and_lets_a_paused_one_go_on(make_console:
 async def test_a_read_only_console_pauses_nothing(make_console: Make) -> None:
     app = make_console(readonly=True)
     async with app.run_test(size=(120, 40)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         await pilot.press("space")
         await settle(pilot)
         assert "space pause" not in screen_text(app)
@@ -417,9 +416,9 @@ async def test_what_goes_wrong_is_shown_with_the_key_that_lists_what_helps(
     symptom = Symptom("waits_for_data", "34 % of a step is spent waiting for data", helps)
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, snapshot())
+        await show_run(app, pilot, snapshot())
         assert "waiting for data" not in screen_text(app)
-        await show(app, pilot, snapshot(symptoms=(symptom,)))
+        await show_run(app, pilot, snapshot(symptoms=(symptom,)))
         assert "34 % of a step is spent waiting for data — f: what helps" in screen_text(app)
         await pilot.press("f")
         await settle(pilot)
@@ -451,7 +450,7 @@ async def test_before_the_first_step_the_screen_tells_stages_instead_of_an_empty
     )  # fmt: skip
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show(app, pilot, run)
+        await show_run(app, pilot, run)
         text = screen_text(app)
         assert re.search(r"✓ importing PyTorch +2\.2 s", text)
         assert re.search(r"● building the model.* 12 s", text)

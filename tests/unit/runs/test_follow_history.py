@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.runs.read.curves.curve import Curve, GaugeCurves
-from memconsole.runs.read.curves.gauge_history import BUCKETS
 from memconsole.runs.read.curves.history import RECENT_POINTS, History
+from memconsole.runs.read.curves.series import BUCKETS
 from memconsole.runs.read.state.reduce import PROFILING, RunState, forget_memory, reduce
 from memconsole.runs.record import events
 

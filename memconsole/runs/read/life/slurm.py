@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memconsole.sanitize import clean_line
+from memconsole.slurm_command import SlurmError, output_of
 
 ASK_SECONDS = 5.0
 """How long an answer is used."""
@@ -108,30 +107,11 @@ class Queue:
 
 def ask_squeue(command: Sequence[str] = SQUEUE) -> Answer:
     """What `squeue` says of this user's jobs."""
-    if shutil.which(command[0]) is None:
-        return Answer({}, f"there is no {command[0]} here")
+    environment = os.environ | {"SLURM_TIME_FORMAT": "%Y-%m-%d %H:%M"}
     try:
-        given = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-            env=os.environ | {"SLURM_TIME_FORMAT": "%Y-%m-%d %H:%M"},
-        )
-    except subprocess.TimeoutExpired:
-        return Answer({}, f"Slurm does not answer within {TIMEOUT_SECONDS:.0f} seconds")
-    except OSError as error:
-        return Answer({}, f"{command[0]}: {error.strerror}")
-    if given.returncode != 0:
-        return Answer({}, said(given.stderr) or f"{command[0]} failed")
-    return Answer(parse(given.stdout.decode("utf-8", "replace")))
-
-
-def said(output: bytes) -> str:
-    """The last line that a command of Slurm printed, for people."""
-    lines = output.decode("utf-8", "replace").strip().splitlines()
-    return clean_line(lines[-1], 200) if lines else ""
+        return Answer(parse(output_of(command, TIMEOUT_SECONDS, environment)))
+    except SlurmError as error:
+        return Answer({}, str(error))
 
 
 def parse(output: str) -> dict[str, Job]:

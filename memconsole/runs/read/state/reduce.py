@@ -6,9 +6,8 @@ import math
 
 import msgspec
 
-from memconsole.runs.read.curves.gauge_history import GaugeHistory
 from memconsole.runs.read.curves.history import History
-from memconsole.runs.read.curves.series import StepSeries
+from memconsole.runs.read.curves.series import GaugeHistory, StepSeries
 from memconsole.runs.read.state.facts import FactsSoFar
 from memconsole.runs.read.state.stages import StageMark, marked
 from memconsole.runs.record import events
