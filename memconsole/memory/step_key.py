@@ -63,6 +63,7 @@ OUTSIDE_THE_STEP = frozenset(
         "train.mlflow",
         "train.evaluate_every",
         "train.evaluation_batches",
+        "train.evaluation_train_batches",
         "train.early_stopping_patience",
         "train.early_stopping_minimum",
         "train.checkpoint_every",

@@ -21,7 +21,11 @@ def scalars(event: events.Event) -> tuple[int, list[Scalar]]:
             ("train/tokens", event.tokens),
         ]
     elif isinstance(event, events.Evaluation):
-        found = [("validation/loss", event.loss), ("validation/bits_per_byte", event.bits_per_byte)]
+        found = [
+            ("validation/loss", event.loss),
+            ("validation/train_loss", event.train_loss),
+            ("validation/bits_per_byte", event.bits_per_byte),
+        ]
         found += [(f"validation/{name}", value) for name, value in event.metrics.items()]
     elif isinstance(event, events.Jump):
         found = [

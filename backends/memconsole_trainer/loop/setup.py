@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import contextlib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
+from memconsole_trainer.loop.trained_rows import TrainedRows, evaluation_shape, trained_rows
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
@@ -65,12 +66,13 @@ class Job:
     progress: Progress
     fingerprints: dict[str, str]
     last_saved: Path | None
+    trained: TrainedRows | None = None
+    """Training rows that are measured at each evaluation."""
 
     @property
     def evaluation_shape(self) -> BatchShape:
         """The shape of one evaluation batch."""
-        rows = self.plan.evaluation_batch * self.plan.device.count
-        return replace(self.shape, micro_batches=1, micro_batch=rows)
+        return evaluation_shape(self.plan, self.shape)
 
 
 def set_up(attempt: Attempt) -> Job:
@@ -137,6 +139,7 @@ def set_up(attempt: Attempt) -> Job:
     control = controller_of(plan, state.total_steps)
     if stored is not None:
         control.load_state(stored.part("control", dict[str, Any] | None) or {})
+    trained = trained_rows(plan, data, shape, say.tick)
     stream = BatchStream(data.rows(), shape, state.data or None)
     try:
         # Fill before the model is built, so that memory of the data is not counted as the model's.
@@ -166,7 +169,18 @@ def set_up(attempt: Attempt) -> Job:
         raise
     path = stored.path if stored else None
     return Job(
-        plan, model, engine, data, shape, stream, checkpoints, control, state, fingerprints, path
+        plan,
+        model,
+        engine,
+        data,
+        shape,
+        stream,
+        checkpoints,
+        control,
+        state,
+        fingerprints,
+        path,
+        trained,
     )
 
 

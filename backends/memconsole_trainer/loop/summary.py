@@ -27,8 +27,11 @@ def step_line(step: Step, total_steps: int, units: str) -> str:
 
 def evaluation_line(evaluation: Evaluation, task: Task) -> str:
     """The log line of an evaluation: the loss, the task's measures and baselines."""
-    more = "".join(f"  {figure.words}" for figure in figures(task, evaluation))
-    return f"step {evaluation.step:,}  validation loss {_loss(evaluation.loss)}{more}"
+    more = [figure.words for figure in figures(task, evaluation)]
+    if evaluation.train_loss is not None:
+        more.insert(0, f"{_loss(evaluation.train_loss)} on training rows")
+    words = [f"step {evaluation.step:,}", f"validation loss {_loss(evaluation.loss)}", *more]
+    return "  ".join(words)
 
 
 def epoch_block(epoch: Epoch, epochs: int | None, elapsed_minutes: float) -> str:

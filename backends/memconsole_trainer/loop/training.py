@@ -298,6 +298,7 @@ class Trainer:
             started = time.monotonic()
             shape = job.evaluation_shape
             total = self._engine.evaluate(self._polled(job.data.validation(shape, limit)))
+            train_loss = self._train_loss()
             seconds = time.monotonic() - started
             judged = job.data.judged(total, shape, limit, self._engine)
         answered: dict[str, float] = {}
@@ -325,10 +326,20 @@ class Trainer:
             seconds=seconds,
             metrics=metrics,
             best=best,
+            train_loss=train_loss,
         )
         self._attempt.emit(said, durable=True)
         print(summary.evaluation_line(said, self._task), flush=True)
         self._sample()
+
+    def _train_loss(self) -> float | None:
+        """The loss of some training rows, measured as that of held-out rows; None if there are none,
+        or it is not finite."""
+        rows = self._job.trained
+        if rows is None:
+            return None
+        loss = self._engine.evaluate(self._polled(rows.batches())).mean
+        return loss if math.isfinite(loss) else None
 
     def _sample(self) -> None:
         data, step = self._job.data, self._progress.step

@@ -99,11 +99,13 @@ class LanguageData:
         self.hashes = prepared.hashes
         self.validation_rows = len(prepared.validation)
 
-    def rows(self) -> TextRows:
+    def rows(self, shuffle_buffer: int | None = None) -> TextRows:
         plan = self._plan
         first, *others = self._prepared.portions
         mixed = [Other(Source(portion.blocks, portion.held), portion.share) for portion in others]
-        buffer, seed = plan.data.shuffle_buffer, plan.train.seed
+        buffer, seed = shuffle_buffer, plan.train.seed
+        if buffer is None:
+            buffer = plan.data.shuffle_buffer
         return TextRows(first.blocks, seed, buffer, first.held, self._boundary, mixed)
 
     def steps_per_epoch(self, shape: BatchShape) -> int:

@@ -104,7 +104,8 @@ class RatingData:
         self.validation_rows = len(self._held)
         self.answered_records = 0
 
-    def rows(self) -> HistoryRows:
+    def rows(self, shuffle_buffer: int | None = None) -> HistoryRows:
+        """The training rows. They are in memory, so that no window is needed."""
         return HistoryRows(self._plan, self._histories)
 
     def steps_per_epoch(self, shape: BatchShape) -> int:

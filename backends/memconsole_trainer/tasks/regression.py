@@ -73,8 +73,8 @@ class WindowData:
         self.hashes = file.hashes
         self.answered_records = 0
 
-    def rows(self) -> WindowRows:
-        return WindowRows(self._plan, self._file, self._split)
+    def rows(self, shuffle_buffer: int | None = None) -> WindowRows:
+        return WindowRows(self._plan, self._file, self._split, shuffle_buffer)
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
         return max(1, -(-self._split.train_rows // shape.rows))
@@ -172,9 +172,11 @@ class WindowData:
 class WindowRows:
     """The training rows of a window file."""
 
-    def __init__(self, plan: Plan, file: WindowFile, split: WindowSplit) -> None:
+    def __init__(
+        self, plan: Plan, file: WindowFile, split: WindowSplit, shuffle_buffer: int | None = None
+    ) -> None:
         self._file, self._split, self._seed = file, split, plan.train.seed
-        self.shuffle_buffer = plan.data.shuffle_buffer
+        self.shuffle_buffer = plan.data.shuffle_buffer if shuffle_buffer is None else shuffle_buffer
         self.row_bytes = file.row_bytes
 
     def epoch(self, epoch: int) -> WindowOrder:

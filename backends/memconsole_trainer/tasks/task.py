@@ -51,8 +51,9 @@ class TaskData(Protocol):
     answered_records: int
     """How many held-out records `answered` looks at."""
 
-    def rows(self) -> Rows:
-        """The training rows."""
+    def rows(self, shuffle_buffer: int | None = None) -> Rows:
+        """The training rows, shuffled in windows of `shuffle_buffer` rows; None: of as many as the
+        plan says."""
         ...
 
     def steps_per_epoch(self, shape: BatchShape) -> int:

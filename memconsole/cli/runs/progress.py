@@ -78,8 +78,11 @@ class ProgressLines:
             if evaluation.step <= self._evaluated:
                 continue
             self._evaluated = evaluation.step
-            more = "".join(f"  {f.words}" for f in figures(task_of(run.plan), evaluation))
-            yield f"step {evaluation.step:,}  validation loss {_loss(evaluation.loss)}{more}"
+            more = [f.words for f in figures(task_of(run.plan), evaluation)]
+            if evaluation.train_loss is not None:
+                more.insert(0, f"{evaluation.train_loss:.4f} on training rows")
+            words = [f"step {evaluation.step:,}", f"validation loss {_loss(evaluation.loss)}"]
+            yield "  ".join([*words, *more])
         for epoch in run.epochs:
             if epoch.epoch <= self._epoch:
                 continue
@@ -145,6 +148,8 @@ def summary(run: RunSnapshot) -> str:
         rows.append(
             ("Final validation loss", marked(_loss(last.loss), "evaluations", run.uncertain))
         )
+        if last.train_loss is not None:
+            rows.append(("Same, on training rows", f"{last.train_loss:.4f}"))
         for found in figures(task_of(run.plan), last):
             label = found.measure.label
             title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"

@@ -93,6 +93,14 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     evaluation_batches: Annotated[
         int, about("most validation batches per evaluation; 0 means all", ge=0, le=MOST)
     ] = 0
+    evaluation_train_batches: Annotated[
+        int,
+        about(
+            "batches of training rows evaluated beside the validation batches; 0: none",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 4
     early_stopping_patience: Annotated[
         int,
         about(

@@ -50,6 +50,7 @@ WORDS: dict[str, str] = {
     "train.deterministic": "reproducible cudnn",
     "train.evaluate_every": "eval_steps eval_interval eval_every validation",
     "train.evaluation_batches": "eval_iters limit_val_batches",
+    "train.evaluation_train_batches": "train_loss estimate_loss eval_train_batches",
     "train.evaluation_batch_size": "per_device_eval_batch_size eval_batch_size",
     "train.early_stopping_patience": "patience",
     "train.early_stopping_minimum": "min_delta threshold",

@@ -19,6 +19,7 @@ ELSEWHERE = frozenset(
         "train.mlflow",
         "train.evaluate_every",
         "train.evaluation_batches",
+        "train.evaluation_train_batches",
         "train.evaluation_batch_size",
         "train.early_stopping_patience",
         "train.early_stopping_minimum",

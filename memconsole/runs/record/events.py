@@ -110,6 +110,9 @@ class Evaluation(Event, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     """unigram_loss: nats per token of the training tokens' unigram model on the same tokens, …"""
     best: bool = False
+    train_loss: float | None = None
+    """Mean loss over some training rows, the same ones each time, measured in the same way; None if
+    not measured or not finite."""
 
 
 class Memory(Event, frozen=True, kw_only=True):

@@ -69,10 +69,15 @@ def is_logarithmic(chart: Chart, view: RunView) -> bool:
 
 
 def loss_chart(run: RunSnapshot, recent: bool) -> Chart:
-    """Training as a line, validation as marks, the best baseline."""
+    """Training as a line, evaluations of training rows and of validation rows as marks, the best
+    baseline."""
     train = run.recent_train if recent and run.recent_train.steps else run.train
+    beside = tuple(
+        (float(e.step), e.train_loss) for e in run.evaluations if e.train_loss is not None
+    )
     series = (
         Series(train.points, "train"),
+        *([Series(beside, "train", marker="◇")] if beside else []),
         Series(run.validation.points, "validation", marker="◆"),
     )
     baseline = baseline_of(task_of(run.plan), run.evaluations)

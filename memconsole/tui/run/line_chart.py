@@ -58,6 +58,11 @@ def _legend(
         line.append(Span(text, "baseline"))
     if logarithmic:
         line.append(Span("  log", "dim"))
+    beside = run.evaluations[-1].train_loss if run.evaluations else None
+    if beside is not None:
+        word = f"  ◇ train rows {loss_word(beside)}"
+        if len(word) <= width - width_of(line):
+            line.append(Span(word, "train"))
     for found in figures(task, run.evaluations[-1]) if run.evaluations else ():
         word = f"  {measure_word(found.value)} {found.measure.name}"
         if not found.baseline and len(word) <= width - width_of(line):  # never cut

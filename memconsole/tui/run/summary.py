@@ -50,6 +50,9 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
         final_figure = "" if ended else "evaluations"
         text = f"best {marked(_loss(best), 'best_validation_loss', sure)} · "
         text += f"final {marked(_loss(final), final_figure, sure)}"
+        beside = run.evaluations[-1].train_loss if run.evaluations else None
+        if beside is not None:
+            text += f" · {loss_word(beside)} on training rows"
         for found in figures(task_of(run.plan), run.evaluations[-1]) if run.evaluations else ():
             words = (measure_word(found.value), found.measure.name)
             text += f" · {' '.join(reversed(words) if found.baseline else words)}"

@@ -65,6 +65,7 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     assert state_hashes(broken) == state_hashes(whole)
     last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]
     assert (last.loss, last.metrics) == (expected.loss, expected.metrics)
+    assert last.train_loss == expected.train_loss is not None
     shown = report(whole)
     assert shown.evaluations[-1].metrics == expected.metrics
     assert (shown.task, shown.unit) == ("recommendation", "interaction")

@@ -108,6 +108,7 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     assert state_hashes(broken) == state_hashes(whole)
     last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]
     assert (last.loss, last.metrics) == (expected.loss, expected.metrics)
+    assert last.train_loss == expected.train_loss is not None
 
 
 def test_both_backends_learn_the_same_and_measure_control_of_unseen_families(

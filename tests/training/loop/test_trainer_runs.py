@@ -62,6 +62,7 @@ def test_stopping_and_resuming_at_several_steps_ends_bitwise_where_an_uninterrup
     last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]
     assert last.loss == expected.loss
     assert last.metrics == expected.metrics
+    assert last.train_loss == expected.train_loss is not None
     ended = told(broken, events.Ended)
     assert len(ended) == 1
     assert ended[0].epochs == 2

@@ -59,6 +59,8 @@ class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     bits_per_byte: float | None
     metrics: dict[str, float]
+    train_loss: float | None = None
+    """Loss of some training rows, measured in the same way."""
 
 
 class EpochLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +211,13 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
     """The report of a run from its events and its verdict."""
     state, started, ended = story.state, story.state.started, story.state.ended
     evaluations = tuple(
-        EvaluationLine(step=e.step, loss=e.loss, bits_per_byte=e.bits_per_byte, metrics=e.metrics)
+        EvaluationLine(
+            step=e.step,
+            loss=e.loss,
+            bits_per_byte=e.bits_per_byte,
+            metrics=e.metrics,
+            train_loss=e.train_loss,
+        )
         for e in state.evaluations
     )
     epochs = tuple(
