@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from memconsole.plan.plan import Plan, replace
@@ -14,7 +15,8 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.reduce import MAX_SAMPLES, SAMPLE_CHARACTERS, RunState, reduce
 from memconsole.runs.record import events
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
-from memconsole.tui.run.line_chart import small_charts
+from memconsole.tui.run.line_chart import legend, small_charts
+from memconsole.tui.run.summary import summary_rows
 from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import Console, screen_text, settle, show_run, snapshot
 
@@ -157,3 +159,16 @@ def test_norm_rate_and_speed_are_kept_by_step_and_repeated_steps_replace_them() 
     state.series.truncate(20)
     reduce(state, step(30, 3.0))
     assert state.series.curves().units_per_second == Curve((10, 20, 30), (100.0, 200.0, 300.0))
+
+
+def test_the_loss_of_training_rows_stands_beside_that_of_held_out_rows() -> None:
+    evaluations = tuple(msgspec.structs.replace(one, train_loss=0.021) for one in lqr().evaluations)
+    run = lqr(evaluations=evaluations)
+    marks = [one for one in charts_of(RunView(run))[0].series if one.marker == "◇"]
+    assert [one.points for one in marks] == [tuple((float(s), 0.021) for s in range(100, 801, 100))]
+    wide, narrow = ("".join(span.text for span in legend(run, False, width)) for width in (100, 60))
+    assert "◆ validation 0.03  ┄" in wide
+    assert "◇ train rows 0.021 " in wide
+    assert "◇" not in narrow, "it is left out before anything is cut"
+    rows = {name: text for name, text, _ in summary_rows(RunView(run))}
+    assert " · 0.021 on training rows" in rows["validation loss"]

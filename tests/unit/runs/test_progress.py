@@ -41,6 +41,17 @@ def test_each_evaluation_and_epoch_is_told_once_though_the_lists_are_capped() ->
     assert sum(line.startswith("epoch ") for line in told) == 299
 
 
+def test_the_loss_of_training_rows_is_told_beside_the_validation_loss() -> None:
+    measured = msgspec.structs.replace(evaluation(7), train_loss=4.25)
+    told = "step 7  validation loss 5.0000  4.2500 on training rows  2.0000 bits/byte"
+    assert any(
+        line.startswith(told) for line in ProgressLines().new(changed(evaluations=(measured,)))
+    )
+    assert "Same, on training rows: 4.2500" in " ".join(
+        summary(changed(evaluations=(measured,))).split()
+    )
+
+
 def test_a_warning_is_told_once() -> None:
     lines = ProgressLines()
     assert "warning: a" in list(lines.new(changed(warnings=("a",))))

@@ -162,7 +162,8 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
     ]
     assert document["verdict"] == {"reason": "finished", "evidence": "exit code 0"}
     assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second"}
-    assert set(document["evaluations"][0]) == {"step", "loss", "bits_per_byte", "metrics"}
+    measured = {"step", "loss", "bits_per_byte", "metrics", "train_loss"}
+    assert set(document["evaluations"][0]) == measured
     assert set(document["epochs"][0]) == {"epoch", "train_loss", "validation_loss", "minutes"}
     assert set(document["memory"]) >= {"estimated", "measured", "by_phase"}
     names = {"peak_bytes", "device_bytes", "host_bytes"}
