@@ -51,7 +51,8 @@ def trained_rows(
     if not wanted:
         return None
     rows = data.rows(min(plan.data.shuffle_buffer, SPREAD * wanted * one.rows))
-    iterator, found, ended = rows.epoch(1), [], False
+    iterator, ended = rows.epoch(1), False
+    found: list[Any] = []
     while len(found) < wanted and not ended:
         tick()
         part: list[Any] = []
