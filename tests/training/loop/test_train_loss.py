@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memconsole.plan.made import Size
 
 from memconsole.plan import catalog
+from memconsole.plan.data.made import Size
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.report import report
 from memconsole.runs.record import events
