@@ -10,7 +10,7 @@ import pytest
 from memconsole.plan import catalog
 from memconsole.plan.data.made import Size
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.read.report import report
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
 from memconsole_trainer.data.make.__main__ import make
