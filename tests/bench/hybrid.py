@@ -227,12 +227,14 @@ def table(found: Mapping[str, Any]) -> str:
                 [name, variant, loss, f"{v['gradient_steps']:.0f}", f"{v['cpu_seconds']:.1f}"]
             )
         j = result["jumps"]
-        lines.append(
-            f"- {name}, {result['steps']} steps, {result['seeds']} seeds: {j['tried']} jumps tried, {j['kept']} kept; "
-            f"{j['kept_and_better']} of these lowered the loss of other held-out rows, by {j['mean_decrease']:.4f} "
-            f"nats on average over all that were kept, at worst {j['worst'][0]:+.4f} ± {j['worst'][1]:.4f} "
-            f"(the standard error); {j['worse_than_noise']} raised it by more than two standard errors"
-        )
+        line = f"- {name}, {result['steps']} steps, {result['seeds']} seeds: {j['tried']} jumps tried, {j['kept']} kept"
+        if j["kept"]:
+            line += (
+                f"; {j['kept_and_better']} of these lowered the loss of other held-out rows, by {j['mean_decrease']:.4f} "
+                f"nats on average over all that were kept, at worst {j['worst'][0]:+.4f} ± {j['worst'][1]:.4f} "
+                f"(the standard error); {j['worse_than_noise']} raised it by more than two standard errors"
+            )
+        lines.append(line)
     return "\n".join([markdown(rows, 2), "", *lines])
 
 
