@@ -91,7 +91,7 @@ class Rows:
         """Give the rows the gradients that the backward pass left at the shards."""
         for name, shard in self._shards.items():
             own, gradient = self._own[name], shard.grad
-            if shard.to_local().data_ptr() != own.data_ptr():
+            if shard.to_local().untyped_storage()._cdata != own.untyped_storage()._cdata:
                 raise RuntimeError(f"the rows of {name} have moved")
             own.grad = None if gradient is None else gradient.to_local()
             shard.grad = None

@@ -45,6 +45,7 @@ _CAVEATS = {
     "rocm": "ROCm's kernels were taken to allocate as CUDA's do",
     "apple": "MPS was traced by PyTorch's operators: what its graphs allocate inside is not seen",
 }
+_COLLECTIVES = "buffers of the library that connects the devices are not counted"
 _KEPT = 32
 """Number of structures whose recordings are cached."""
 
@@ -79,8 +80,6 @@ class Tracer:
             plan = loads(question.plan)
             check(plan)
             check_trainable(plan)
-            if plan.device.count > 1:
-                raise PlanError("device.count: a step of one device is traced")
             model = catalog.model(plan)
             recording = self.recording(plan, model, question.kind, interrupt)
             exact = _exact(recording, plan, question.kind, interrupt)
@@ -157,10 +156,16 @@ def _recording(
         phases=moments(live, found),
         only=None if sizes else own,
         source=f"torch {torch.__version__.partition('+')[0]}, traced",
-        caveat=_CAVEATS[kind],
+        caveat=_caveat(plan, kind),
     )
     phases = [storage.phase for storage in live.storages]
     return Recording(timeline, _several_steps(live), found, phases)
+
+
+def _caveat(plan: Plan, kind: str) -> str:
+    """What may differ on the real devices."""
+    several = kind != "cpu" and plan.device.count > 1
+    return "; ".join(filter(None, (_CAVEATS[kind], _COLLECTIVES if several else "")))
 
 
 def _several_steps(live: Liveness) -> list[int]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -105,6 +106,8 @@ class Liveness(TorchDispatchMode):
     ) -> Any:
         if self._check is not None:
             self._check()
+        if DTensor in types:  # it calls operators on its part
+            return NotImplemented
         override = self._overrides.get(func)
         if override is not None:
             result = override(*args, **(kwargs or {}))
@@ -163,6 +166,22 @@ class Liveness(TorchDispatchMode):
         record = self.storage(tensor)
         self.live -= record.nbytes
         record.nbytes = 0
+
+    def resized(self, change: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        """`change`, which may free or refill the storage of a tensor, with the storage counted anew."""
+
+        def run(tensor: torch.Tensor) -> None:
+            storage = tensor.untyped_storage()
+            before = storage.nbytes()
+            change(tensor)
+            if storage.nbytes() == before:
+                return
+            known = self._seen.get(storage._cdata)
+            if known is not None:
+                known[0]()
+            self.count(tensor)
+
+        return run
 
     def start(self) -> None:
         """Reset the peaks. Live bytes stay counted."""

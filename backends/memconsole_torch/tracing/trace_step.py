@@ -22,8 +22,8 @@ from memconsole_torch import devices
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
 from memconsole_torch.techniques import fused_loss, lora, offload
-from memconsole_torch.tracing import trace_devices
-from memconsole_torch.tracing.trace_liveness import Liveness
+from memconsole_torch.tracing import trace_devices, trace_gang
+from memconsole_torch.tracing.trace_liveness import Liveness, Override, Workspace
 from memconsole_torch.tracing.trace_remembered import Remembered
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import adapters
@@ -68,8 +68,8 @@ def trace(
     live = Liveness(
         hidden=hidden,
         vocabulary=vocabulary,
-        overrides=trace_devices.overrides() | trace_devices.device_overrides(kind),
-        workspaces=trace_devices.workspaces(kind, few) if hidden else {},
+        overrides=_overrides(kind),
+        workspaces=_workspaces(kind, few) if hidden else {},
         check=check,
         run=Remembered(fake) if remember else None,
     )
@@ -84,18 +84,19 @@ def trace(
     plan = replace(plan, changes)
     aligned = length % MASK_ALIGNMENT == 0
     gc.collect()
-    with trace_devices.emulated(kind, aligned=aligned), without_data(sizes), fake:
-        engine = torch_engine.TorchEngine(plan, torch.device("cpu"))
+    emulated = trace_devices.emulated(kind, aligned=aligned)
+    with trace_gang.imagined(plan) as gang, emulated, without_data(sizes), fake:
+        engine = torch_engine.TorchEngine(plan, torch.device("cpu"), None, gang)
         engine._memory = NoMemory()
         with live:
             engine.build(plan, model, 10, NoWeights())
             _declare(live, engine, plan)
             live.start()
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
-            held = micro_batches if kind == "cpu" else 0
+            held = micro_batches * gang.size if kind == "cpu" else 0
             engine._to_device = partial(_row, live, held == 0)  # type: ignore[method-assign]
             inputs = task_of_model(model).inputs(plan, model)
-            with _phases(engine, live):
+            with _phases(engine, live), trace_gang.declared(live):
                 for _ in range(steps):
                     _train(engine, live, plan, inputs, held)
                 live.phase = "evaluation"
@@ -105,10 +106,9 @@ def trace(
                     _held(live, inputs, held * evaluated.batch),
                     patch.object(chunked, "__defaults__", (evaluated.chunk,)),
                 ):
-                    engine.evaluate([_batch(inputs, EVALUATED, evaluated.batch)])
+                    engine.evaluate([_batch(inputs, EVALUATED, gang.size * evaluated.batch)])
             live.phase = "checkpoint"
-            # Tensors are copied to the host one at a time; device memory does not change.
-            sum(1 for _ in engine._named_state())
+            trace_gang.save(engine, kind)
             live.phase = "end"
     live.peaks.pop("end", None)
     return live
@@ -118,6 +118,7 @@ def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], h
     live.phase = "forward"
     start, rows = len(live.events), plan.train.batch_size
     with _held(live, inputs, held * rows):
+        rows *= plan.device.count  # each process is given the rows of all
         engine.train_step(_batch(inputs, plan.optimize.accumulation_steps, rows))
     engine._metrics.clear()
     live.steps.append((start, len(live.events)))
@@ -151,10 +152,19 @@ def _row(live: Liveness, counted: bool, array: Any) -> torch.Tensor:
     return tensor
 
 
+def _overrides(kind: str) -> dict[Any, Override]:
+    own = trace_devices.overrides() | trace_devices.device_overrides(kind)
+    return own | trace_gang.OVERRIDES
+
+
+def _workspaces(kind: str, few: bool) -> dict[Any, Workspace]:
+    return trace_devices.workspaces(kind, few) | trace_gang.workspaces(kind)
+
+
 def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
     away = plan.optimize.optimizer_offload != "none" and not offload.same_memory(engine._device)
     for weight in (*engine.module.parameters(), *engine.module.buffers()):
-        live.declare(weight, "weights")
+        live.declare(trace_gang.held(weight), "weights")
     for _, tensor in engine._average.named() if engine._average is not None else ():
         live.declare(tensor, "optimizer state")
     for state in engine._optimizer.state.values():
@@ -202,6 +212,9 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
     with ExitStack() as stack:
         change = stack.enter_context
         change(patch.object(engine.module, "forward", named("forward", forward, "forward")))
+        if engine.gang.size > 1:  # weights are gathered before the module is called
+            begun = named("forward", engine.task.loss, "loss")
+            change(patch.object(engine.task, "loss", begun))
         run = named("backward", backward_and_declare, "optimizer step")
         change(patch.object(torch.Tensor, "backward", run))
         change(
@@ -232,7 +245,7 @@ def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
-                empty = torch.empty(p.shape, dtype=p.dtype, device=device)
+                empty = trace_gang.empty_like(p, device)
                 part._parameters[name] = torch.nn.Parameter(empty, requires_grad=p.requires_grad)
         for name, b in part._buffers.items():
             if b is not None:

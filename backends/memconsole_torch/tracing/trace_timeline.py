@@ -181,7 +181,8 @@ def coefficients(
         constant = sizes is None or (
             storage.phase in ("build", "optimizer step") and storage.component != "data"
         )
-        if constant or storage.component in ("weights", "gradients", "optimizer state"):
+        own = storage.component or storage.within
+        if constant or own in ("weights", "gradients", "optimizer state"):
             coefficient = Coefficient(_ONE, storage.nbytes)
         else:
             telling = evaluated if storage.phase == "evaluation" else sizes

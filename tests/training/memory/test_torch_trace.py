@@ -201,7 +201,8 @@ def test_every_model_of_the_catalog_has_sizes_that_tell(model: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"device.count": 2, "optimize.sharding": "fsdp"},
+        {"optimize.sharding": "fsdp"},
+        {"optimize.sharding": "fsdp", "device.count": 2, "optimize.compile": True},
     ],
 )
 def test_what_is_priced_but_not_trained_is_refused_by_name(changes: dict[str, object]) -> None:
