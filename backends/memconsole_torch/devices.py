@@ -48,7 +48,8 @@ def prepare(device: torch.device, plan: Plan) -> None:
     choice = plan.device
     if choice.threads is not None:
         torch.set_num_threads(choice.threads)
-    torch.use_deterministic_algorithms(plan.train.deterministic)
+    # `use_deterministic_algorithms` would import torch's compiler.
+    torch.set_deterministic_debug_mode("error" if plan.train.deterministic else "default")
     # Uninitialized memory is always written before it is read, so it need not be filled.
     torch.utils.deterministic.fill_uninitialized_memory = False
     if device.type != "cuda":

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from memconsole.plan.compiler import imports_compiler
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision
@@ -65,9 +66,9 @@ from memconsole_trainer.techniques import adapters, average, base_storage, loss_
 
 def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
-    # Optimizers import it on first use. Imported here, its memory is not counted as the model's.
-
     device = devices.resolve(plan.device, local_rank())
+    if imports_compiler(plan) or not optimizers.has_fused(device):
+        import torch._dynamo  # noqa: F401 (imported here, its memory is not counted as the model's)
     if plan.optimize.compile:
         compilation.check(device)
     devices.prepare(device, plan)

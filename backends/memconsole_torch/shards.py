@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether processes hold some rows of `tensor` each. A run on one device never imports what makes
+    shards."""
+    made_by = sys.modules.get("torch.distributed.tensor")
+    return made_by is not None and isinstance(tensor, made_by.DTensor)
 
 
 def rows_held(shard: DTensor) -> slice:
@@ -21,11 +31,12 @@ def rows_held(shard: DTensor) -> slice:
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
     """A context in which a part of a model has its own weights whole without a forward pass."""
-    if not isinstance(module, FSDPModule):
+    sharded: Any = module
+    if not hasattr(module, "unshard"):  # as `fully_shard` gives it to the modules that it splits
         yield
         return
-    module.unshard()
+    sharded.unshard()
     try:
         yield
     finally:
-        module.reshard()
+        sharded.reshard()

@@ -90,7 +90,8 @@ def tracked(plan: Plan, model: Model) -> dict[str, int]:
     found = {}
     for name, rows in batches.items():
         tracker = Tracker()
-        tracker.track_external(engine.module, engine._optimizer)
+        states = [list(state.values()) for state in engine._optimizer.state.values()]
+        tracker.track_external(engine.module, states)
         with tracker:
             if name == "training":
                 for _ in range(STEPS):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from memconsole.plan.models.architecture import Architecture, RopeScaling, parameters
 from memconsole_torch.models.capped_attention import capped_attention
 from memconsole_torch.models.packing import masks, restarted, restarting
+from memconsole_torch.models.table import table
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of every position's angles, fp32 (T, head_size / 2) each; (B, 1, T, head_size /
@@ -35,15 +36,15 @@ class Decoder(nn.Module):
         super().__init__()
         a = architecture
         self.architecture = self.model = a
-        self.embedding = nn.Embedding(a.vocab_size, a.hidden_size)
+        self.embedding = table(a.vocab_size, a.hidden_size)
         if a.positions == "learned":
-            self.positions = nn.Embedding(a.max_positions, a.hidden_size)
+            self.positions = table(a.max_positions, a.hidden_size)
         self.layers = nn.ModuleList(Block(a, layer) for layer in range(a.layers))
         self.norm = Norm(a, a.hidden_size)
         if not a.tied_embeddings:
             self.head = nn.Linear(a.hidden_size, a.vocab_size, bias=False)
         if a.auxiliary_rows:
-            self.auxiliary = nn.Embedding(a.auxiliary_rows, a.hidden_size)
+            self.auxiliary = table(a.auxiliary_rows, a.hidden_size)
         if a.diagnostic_classes:
             self.diagnostic_head = nn.Linear(a.hidden_size, a.diagnostic_classes)
         own = dict(self.named_parameters())

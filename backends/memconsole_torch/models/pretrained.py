@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from memconsole.plan.models.model import Model, Parameter
-from memconsole_torch.shards import rows_held
+from memconsole_torch.shards import is_shard, rows_held
 from memconsole_trainer.engine import WeightsError, WeightSource
 
 Array = NDArray[np.generic]
@@ -42,12 +41,29 @@ def load(
         module = make()
     if change is not None:
         change(module)
-    module.to_empty(device=device)
+    _allocate(module, device)
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for parameter in model.parameters():
         for name, array in parts(parameter, weights.tensor(parameter.name)):
             copy_into(own[name], array, name)
     return module
+
+
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Give the parameters and buffers of a module of shapes memory on `device`, without values.
+
+    `to_empty` does it for shards, too, but imports a library for symbolic shapes, which takes half a
+    second.
+    """
+    if any(map(is_shard, module.parameters())):
+        module.to_empty(device=device)
+        return
+    for part in module.modules():
+        for name, p in list(part.named_parameters(recurse=False)):
+            made = torch.empty(p.shape, dtype=p.dtype, device=device)
+            setattr(part, name, nn.Parameter(made, p.requires_grad))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
 
 
 def on_host(tensor: Tensor) -> Array:
@@ -65,7 +81,7 @@ def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
     """Overwrite `target` with `array`, or the rows of it that this process holds. Raises `WeightsError` if the shapes differ."""
     if tuple(array.shape) != tuple(target.shape):
         raise WeightsError(f"{name}: shape {tuple(array.shape)}, expected {tuple(target.shape)}")
-    if isinstance(target, DTensor):
+    if is_shard(target):
         target, array = target.to_local(), array[rows_held(target)]
     if array.dtype.name == "bfloat16":  # NumPy's extension type, unknown to torch
         bits = np.require(array.view(np.int16), requirements=["C", "W"])

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole_torch.models.decoder import Block, Norm, through
+from memconsole_torch.models.table import table
 
 
 class Projected(NamedTuple):
@@ -35,11 +36,11 @@ class Recommender(nn.Module):
         super().__init__()
         a = model.decoder
         self.model = model
-        self.items = nn.Embedding(model.rows, model.embedding_size)
-        self.clusters = nn.Embedding(model.clusters, model.embedding_size)
+        self.items = table(model.rows, model.embedding_size)
+        self.clusters = table(model.clusters, model.embedding_size)
         self.adapter = Adapter(model)
         if a.positions == "learned":
-            self.positions = nn.Embedding(a.max_positions, a.hidden_size)
+            self.positions = table(a.max_positions, a.hidden_size)
         self.layers = nn.ModuleList(Block(a, layer) for layer in range(a.layers))
         self.norm = Norm(a, a.hidden_size)
 

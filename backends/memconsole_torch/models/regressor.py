@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.models.regressor import Regressor as Shape
+from memconsole_torch.models.table import table
 
 
 class Regressor(nn.Module):
@@ -21,7 +22,7 @@ class Regressor(nn.Module):
         super().__init__()
         self.model = model
         self.input = nn.Linear(model.features, model.hidden_size)
-        self.positions = nn.Embedding(model.max_positions, model.hidden_size)
+        self.positions = table(model.max_positions, model.hidden_size)
         self.layers = nn.ModuleList(Block(model) for _ in range(model.layers))
         self.head = nn.Linear(model.hidden_size, model.outputs)
 

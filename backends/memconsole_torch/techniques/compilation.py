@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from contextlib import AbstractContextManager
+import sys
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -34,8 +35,10 @@ def apply(module: nn.Module) -> None:
 
 
 def paused() -> AbstractContextManager[object]:
-    """A context in which blocks run uncompiled, for shapes that never repeat."""
-    return torch.compiler.set_stance("force_eager")
+    """A context in which blocks run uncompiled, for shapes that never repeat. Without the compiler
+    nothing is compiled."""
+    imported = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if imported else nullcontext()
 
 
 def _missing(device: torch.device) -> str:

@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from memconsole_torch.techniques.muon import Muon
+from memconsole_torch.techniques.rule import OwnRule, Rule
 from memconsole_torch.techniques.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
 from memconsole_trainer.techniques.compressed import slot_index
 from memconsole_trainer.techniques.rounding import tensor_key
 
 
-class Compressed(Optimizer):
+class Compressed(OwnRule):
     """`rule` for one weight, the `place`-th trained one, with moments in bf16."""
 
-    def __init__(self, rule: Optimizer, seed: int, place: int) -> None:
+    def __init__(self, rule: Rule, seed: int, place: int) -> None:
         # The inner rules cannot skip a step: to skip one, the caller does not call `step`.
-        super().__init__(rule.param_groups, {"fused": False, "count": 0})
+        super().__init__(rule.param_groups, {"count": 0})
         self.rule, self._seed, self._place = rule, seed, place
         self.begins = 0
         """Offset in the weight of the tensor that is updated, if that is a slice of it."""
@@ -34,7 +34,7 @@ class Compressed(Optimizer):
         rule.state.clear()
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+    def step(self) -> None:
         """One update, slice by slice."""
         (group,) = self.param_groups
         (p,) = group["params"]

@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from memconsole_torch.techniques.rule import OwnRule
 from memconsole_trainer.techniques.muon import COEFFICIENTS, EPSILON, MOMENTUM, STEPS, scale
 
 
-class Muon(Optimizer):
+class Muon(OwnRule):
     """Orthogonalized momentum of matrices, in fp32. Weight decay is decoupled."""
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "live": 1.0})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+    def step(self) -> None:
         """One update, matrix by matrix, so that temporaries are those of one matrix."""
         for group in self.param_groups:
             for p in group["params"]:

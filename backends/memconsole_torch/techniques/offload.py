@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from memconsole_torch.techniques.rule import Rule
 
 State = dict[str, Tensor]
 
@@ -33,11 +34,11 @@ class HostState:
     def __init__(self, device: torch.device, *, pinned: bool, ahead: bool) -> None:
         self._device, self._pinned, self._ahead = device, pinned, ahead
         self._held: list[State] = []
-        self._visitors: dict[Optimizer, tuple[int, State]] = {}
+        self._visitors: dict[Rule, tuple[int, State]] = {}
         self._streams = _Streams(device)
         self._arriving: dict[int, State] = {}
 
-    def take(self, optimizer: Optimizer) -> None:
+    def take(self, optimizer: Rule) -> None:
         """Move the optimizer's state to the host."""
         (state,) = optimizer.state.values()
         held = {n: self._on_host(t) for n, t in state.items() if n != "step"}
@@ -46,7 +47,7 @@ class HostState:
         self._held.append(held)
 
     @contextmanager
-    def visit(self, optimizer: Optimizer) -> Iterator[None]:
+    def visit(self, optimizer: Rule) -> Iterator[None]:
         """A context with the optimizer's state on the device, for one step. Does nothing if it was
         never taken."""
         if optimizer not in self._visitors:

@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from memconsole_torch.techniques.optimizers import CombinedOptimizer
 from memconsole_torch.techniques.rounding import norm_of
+from memconsole_torch.techniques.rule import Rule
 
 
 class InBackward:
@@ -27,7 +27,7 @@ class InBackward:
             (weight,) = (p for group in part.param_groups for p in group["params"])
             weight.register_post_accumulate_grad_hook(partial(self._update, part))
 
-    def _update(self, part: Optimizer, weight: nn.Parameter) -> None:
+    def _update(self, part: Rule, weight: nn.Parameter) -> None:
         assert weight.grad is not None
         self._norms.append(norm_of([weight.grad]))
         self._optimizer.update(part)

@@ -17,7 +17,6 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import OptimizerName, Plan
@@ -26,6 +25,7 @@ from memconsole_torch.techniques import offload
 from memconsole_torch.techniques.compressed import Compressed
 from memconsole_torch.techniques.muon import Muon
 from memconsole_torch.techniques.quantized_adam import QuantizedAdamW
+from memconsole_torch.techniques.rule import FusedAdamW, FusedSGD, OwnRule, Rule
 from memconsole_trainer.techniques.adapters import trained_parameters
 from memconsole_trainer.techniques.blockwise import is_quantized
 from memconsole_trainer.techniques.compressed import is_compressed
@@ -50,7 +50,7 @@ class CombinedOptimizer:
     """Several optimizers of different weights, used as one. Their states may be kept on the
     host."""
 
-    def __init__(self, parts: Sequence[Optimizer], host: offload.HostState | None = None) -> None:
+    def __init__(self, parts: Sequence[Rule], host: offload.HostState | None = None) -> None:
         self.parts = tuple(parts)
         self.host = host
         self.param_groups = [group for part in self.parts for group in part.param_groups]
@@ -65,12 +65,12 @@ class CombinedOptimizer:
         for part in self.parts:
             self.update(part)
 
-    def update(self, part: Optimizer) -> None:
+    def update(self, part: Rule) -> None:
         """One update of one part."""
         with self.here(part):
             part.step()
 
-    def here(self, part: Optimizer) -> AbstractContextManager[None]:
+    def here(self, part: Rule) -> AbstractContextManager[None]:
         """A context in which the part's state is on its device."""
         return nullcontext() if self.host is None else self.host.visit(part)
 
@@ -80,7 +80,7 @@ class CombinedOptimizer:
             part.zero_grad(set_to_none)
 
 
-Updating: TypeAlias = Optimizer | CombinedOptimizer
+Updating: TypeAlias = Rule | CombinedOptimizer
 
 
 def create(plan: Plan, module: Weights) -> Updating:
@@ -114,7 +114,7 @@ def _host(plan: Plan, device: torch.device) -> offload.HostState:
 
 def _alone(
     plan: Plan, module: Weights, parameter: Parameter, place: int, host: offload.HostState | None
-) -> Optimizer:
+) -> Rule:
     """The optimizer of one weight. Its state is narrowed and moved to `host` before the next one is
     created."""
     rule = _rule(plan.optimize.optimizer, parameter)
@@ -131,27 +131,30 @@ def _rule(name: OptimizerName, parameter: Parameter) -> OptimizerName:
     return "adamw" if name == "muon" and not is_orthogonalized(parameter) else name
 
 
-def _over(
-    plan: Plan, module: Weights, weights: Sequence[Parameter], name: OptimizerName
-) -> Optimizer:
+def _over(plan: Plan, module: Weights, weights: Sequence[Parameter], name: OptimizerName) -> Rule:
     """One update rule over some weights."""
     t = plan.train
     groups = _groups(plan, module, weights)
     device = next(module.parameters()).device
-    fused = device.type in ("cpu", "cuda")
-    optimizer: Optimizer
+    fused = has_fused(device)
+    optimizer: Rule
     slots: tuple[str, ...]
     if name == "adamw":
-        optimizer = torch.optim.AdamW(
-            groups, lr=0.0, betas=(t.beta1, t.beta2), eps=t.epsilon, fused=fused
-        )
+        betas = t.beta1, t.beta2
+        if fused:
+            optimizer = FusedAdamW(groups, betas, t.epsilon)
+        else:
+            optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=t.epsilon)
         slots = ("exp_avg", "exp_avg_sq")
         for p in _trained(optimizer):
             # torch keeps a step count per tensor: on the device for fused kernels, else on the host
             count = torch.zeros((), device=p.device if fused else "cpu")
             optimizer.state[p]["step"] = count
     elif name == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=0.0, momentum=t.beta1, fused=fused)
+        if fused:
+            optimizer = FusedSGD(groups, t.beta1)
+        else:
+            optimizer = torch.optim.SGD(groups, lr=0.0, momentum=t.beta1)
         slots = ("momentum_buffer",) if t.beta1 else ()
     elif name == "lion":
         optimizer, slots = Lion(groups, (t.beta1, t.beta2)), ("momentum",)
@@ -166,6 +169,11 @@ def _over(
     for p in _trained(optimizer):
         optimizer.state[p].update({s: torch.zeros_like(p, dtype=torch.float32) for s in slots})
     return optimizer
+
+
+def has_fused(device: torch.device) -> bool:
+    """Whether AdamW and SGD are kernels of our own rules there. Elsewhere torch's rules are used."""
+    return device.type in ("cpu", "cuda")
 
 
 def set_learning_rate(optimizer: Updating, rate: float) -> None:
@@ -220,21 +228,19 @@ def step_if(optimizer: Updating, finite: Tensor) -> None:
         if "live" in part.defaults:
             for group in part.param_groups:
                 group["live"] = live
-        elif part.defaults["fused"]:
-            part.found_inf = 1 - live
-        elif not finite:  # torch's other rules cannot skip a step, so the host waits here
+        elif not finite:  # torch's rules cannot skip a step, so the host waits here
             continue
         several.update(part)
 
 
-class Lion(Optimizer):
+class Lion(OwnRule):
     """Sign of an interpolated momentum (Chen et al. 2023, algorithm 2)."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float]) -> None:
         super().__init__(groups, {"lr": 0.0, "betas": betas, "weight_decay": 0.0, "live": 1.0})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+    def step(self) -> None:
         """One update, tensor by tensor, so that the temporary is that of one tensor."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
@@ -248,7 +254,7 @@ class Lion(Optimizer):
                 momentum.lerp_(p.grad, (1 - beta2) * group["live"])
 
 
-class Adafactor(Optimizer):
+class Adafactor(OwnRule):
     """Second moments of a matrix as a row and a column (Shazeer and Stern 2018, algorithms 4 and
     5).
 
@@ -267,7 +273,7 @@ class Adafactor(Optimizer):
                 self.state[p]["second"] = torch.zeros_like(p, dtype=torch.float32)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+    def step(self) -> None:
         """One update, tensor by tensor."""
         for group in self.param_groups:
             group["count"] = group["count"] + group["live"]
@@ -317,7 +323,7 @@ def _groups(plan: Plan, module: Weights, weights: Sequence[Parameter]) -> list[d
     return [group for group in groups if group["params"]]
 
 
-def _trained(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+def _trained(optimizer: Rule) -> Iterator[nn.Parameter]:
     return (p for group in optimizer.param_groups for p in group["params"])
 
 

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from memconsole_torch.techniques.rule import OwnRule
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
 
@@ -40,7 +40,7 @@ Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, dict[str, Any]]
 _TINY = torch.finfo(torch.float32).tiny
 
 
-class QuantizedAdamW(Optimizer):
+class QuantizedAdamW(OwnRule):
     """Decoupled AdamW (Loshchilov and Hutter 2019, algorithm 2) with 8-bit moments for `quantized`.
 
     The other weights have fp32 moments and the same update.
@@ -63,7 +63,7 @@ class QuantizedAdamW(Optimizer):
                 self.state[p] = _narrow_state(p) if id(p) in narrow else _wide_state(p)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override,unused-ignore]
+    def step(self) -> None:
         """One update, slice by slice."""
         for group in self.param_groups:
             group["count"] = group["count"] + group["live"]

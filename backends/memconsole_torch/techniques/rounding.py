@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from memconsole.plan.plan import Plan
 from memconsole_torch.techniques.compressed import Compressed
@@ -22,6 +21,7 @@ from memconsole_torch.techniques.muon import Muon
 from memconsole_torch.techniques.optimizers import Adafactor, CombinedOptimizer, Updating
 from memconsole_torch.techniques.precision import COMPUTE
 from memconsole_torch.techniques.quantized_adam import Buffers, QuantizedAdamW
+from memconsole_torch.techniques.rule import Rule
 from memconsole_torch.techniques.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
 from memconsole_trainer.techniques.adapters import stored_narrow
 from memconsole_trainer.techniques.blockwise import BLOCK as QUANTIZED
@@ -100,12 +100,12 @@ class Rounded(CombinedOptimizer):
         return norm
 
     @torch.no_grad()
-    def update(self, part: Optimizer) -> None:
+    def update(self, part: Rule) -> None:
         """One update of the weights of one part."""
         with self.here(part):
             self._update_all(part)
 
-    def _update_all(self, part: Optimizer) -> None:
+    def _update_all(self, part: Rule) -> None:
         groups, states = part.param_groups, part.state
         counts = [group.get("count") for group in groups]
         if isinstance(part, QuantizedAdamW):
@@ -121,7 +121,7 @@ class Rounded(CombinedOptimizer):
                 part.buffers = None
 
     def _update(
-        self, part: Optimizer, group: dict[str, Any], count: Any, states: Any, p: Tensor
+        self, part: Rule, group: dict[str, Any], count: Any, states: Any, p: Tensor
     ) -> None:
         key = tensor_key(self._seed, self.number, self._index[p])
         narrow, state = p.dtype == torch.bfloat16, states[p]
@@ -153,7 +153,7 @@ class Rounded(CombinedOptimizer):
             state["step"].copy_(own["step"])
 
 
-def _slice_size(part: Optimizer, p: Tensor) -> int:
+def _slice_size(part: Rule, p: Tensor) -> int:
     """Elements of `p` per slice; 0 (no slices) if the rule needs the whole weight or slices save
     nothing."""
     size = CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE

@@ -13,19 +13,21 @@ Each process's loss is a share of the whole batch's, so gradients are added up, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from memconsole.plan.plan import Plan
-from memconsole_torch.shards import rows_held
+from memconsole_torch.shards import is_shard, rows_held
 from memconsole_torch.techniques.precision import COMPUTE
 from memconsole_trainer.engine import Array
+
+if TYPE_CHECKING:  # a second, which a run on one device does not need
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 
 class Replicated(DistributedDataParallel):
@@ -53,6 +55,8 @@ def backward(loss: Tensor, replicated: Replicated | None) -> None:
 
 def split(plan: Plan, mesh: DeviceMesh, module: nn.Module) -> None:
     """Split the weights of `module`, which has shapes only, over the devices of `mesh`."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     wanted = COMPUTE.get(plan.optimize.precision)
     policy = MixedPrecisionPolicy(wanted, torch.float32, cast_forward_inputs=False)
     for block in module.layers:
@@ -77,7 +81,7 @@ class Rows:
         self._shards: dict[str, DTensor] = {}
         self._own: dict[str, nn.Parameter] = {}
         for name, shard in module.named_parameters():
-            assert isinstance(shard, DTensor)
+            assert is_shard(shard)
             self._shards[name] = shard
             self._own[name] = nn.Parameter(shard.to_local().detach(), shard.requires_grad)
 
@@ -117,6 +121,8 @@ class Rows:
     def whole(self, name: str, rows: Tensor) -> Tensor:
         """Gather a tensor from all processes, which have as many rows of it as of the weight
         `name`."""
+        from torch.distributed.tensor import DTensor
+
         shard = self._shards[name]
         size = torch.Size((shard.shape[0], *rows.shape[1:]))
         spread = DTensor.from_local(
@@ -132,4 +138,6 @@ class Rows:
 
 
 def _parts(module: nn.Module) -> list[FSDPModule]:
+    from torch.distributed.fsdp import FSDPModule
+
     return [part for part in module.modules() if isinstance(part, FSDPModule)]

@@ -34,6 +34,7 @@ from memconsole_torch.techniques import (
     dropout,
     fused_loss,
     offload,
+    optimizers,
     quantized_adam,
     quantized_base,
     rounding,
@@ -127,8 +128,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         if kind in ("gpu", "rocm"):
             change(decoder.Norm, "forward", _norm_on_cuda)
         if kind == "apple":
-            change(torch.optim, "AdamW", _unfused(torch.optim.AdamW))
-            change(torch.optim, "SGD", _unfused(torch.optim.SGD))
+            change(optimizers, "has_fused", lambda device: False)
         yield
 
 
@@ -356,13 +356,6 @@ def _first_pass(
 def _first_slice(blocks: int, most: int) -> list[slice]:
     """Only the first slice of a matrix's codes. The others allocate the same bytes, one after another."""
     return [slice(0, most)]
-
-
-def _unfused(optimizer: Any) -> Any:
-    def make(groups: Any, **options: Any) -> Any:
-        return optimizer(groups, **{**options, "fused": False})
-
-    return make
 
 
 def _operator(name: str) -> Any:

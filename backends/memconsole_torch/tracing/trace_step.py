@@ -241,7 +241,7 @@ def without_data(sizes: Sizes) -> Iterator[None]:
 
 
 def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
-    """`Module.to_empty`, which cannot swap one fake tensor for another."""
+    """`Module.to_empty`, which allocates shards and cannot swap one fake tensor for another."""
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
