@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memconsole.plan.compiler import imports_compiler
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision
+from memconsole.plan.training.compiler import imports_compiler
 from memconsole.plan.training.trained import frozen_names
 from memconsole_torch import devices, tasks
 from memconsole_torch.gang import Processes, join, local_rank

@@ -29,7 +29,9 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_bytes: int
     """Resident memory of the trainer's process tree before the model is built."""
     compiler_bytes: int = 0
-    """Host memory of torch.compile in the trainer: its modules and the compiled code."""
+    """Host memory of torch.compile in the trainer: what compiling loads, and the compiled code."""
+    compiler_import_bytes: int = 0
+    """Host memory of importing torch's compiler, before the model is built."""
     heap_shares: dict[str, float] = {}
     """By `optimize.heap`: what the heap of a CPU keeps of freed memory at the peak, as a share of what a step
     allocates and frees."""

@@ -8,6 +8,7 @@ from memconsole.memory.state.data import data_bytes, waiting_bytes
 from memconsole.memory.state.step_sizes import StepSizes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
+from memconsole.plan.training.compiler import imports_compiler
 
 HEAP_LEAST = 0.7
 """The least that the heap keeps, as a part of its price."""
@@ -68,4 +69,5 @@ def host_bytes(step: StepSizes, costs: Runtime, on_host: int) -> int:
         data = 0
     else:
         data = waiting_bytes(step.plan, step.model)
-    return costs.host_bytes + data + step.state.host + on_host
+    imported = costs.compiler_import_bytes if imports_compiler(step.plan) else 0
+    return costs.host_bytes + imported + data + step.state.host + on_host

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from memconsole.plan.compiler import imports_compiler
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.training.compiler import imports_compiler
 
 PLAIN = """
 import sys, numpy, torch
@@ -34,7 +34,7 @@ assert len(engine.generate([1], 2, 0.0, 0, 0)) == 2
 """
 EVERY = """
 import sys, torch
-from memconsole.plan.compiler import imports_compiler
+from memconsole.plan.training.compiler import imports_compiler
 from memconsole_torch import engine as engines
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness.pairs import ROWS, plan_of, refusal, rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.plan.sections import Plan
+from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.plan.tasks.recommendation import RECOMMENDATION
 
