@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from memconsole.memory.run_time import start_seconds
+from memconsole.memory.run_time import start_seconds, steps_are_known
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
@@ -23,17 +23,21 @@ from memconsole.units import format_bytes, format_count, format_duration, format
 
 def default_name(plan: Plan, taken: Collection[str] | None = None) -> str:
     """A name that no run of `taken` has, by default of all runs: ``stories-python-stdlib-lora-2``."""
-    if taken is None:
-        try:
-            taken = {run.name for run in list_runs()}
-        except (RunError, OSError):
-            taken = ()
     words = [_last(plan.model.name), _last(plan.data.source)]
     o = plan.optimize
     words += ["lora"] if o.lora_rank else []
     words += ["hybrid"] if plan.hybrid.on else []
     words += [plan.backend] if plan.backend != Plan().backend else []
-    name = re.sub(r"[^\w.@+-]+", "-", "-".join(words))[:60]
+    return free_name(re.sub(r"[^\w.@+-]+", "-", "-".join(words))[:60], taken)
+
+
+def free_name(name: str, taken: Collection[str] | None = None) -> str:
+    """`name`, with a number behind it if a run of `taken` has it; by default of all runs."""
+    if taken is None:
+        try:
+            taken = {run.name for run in list_runs()}
+        except (RunError, OSError):
+            taken = ()
     numbered = (f"{name}-{n}" for n in range(2, len(taken) + 3))
     return name if name not in taken else next(n for n in numbered if n not in taken)
 
@@ -85,9 +89,10 @@ def _length(plan: Plan, steps: int | None) -> str:
     epochs = f"{t.epochs:,} epoch" + ("s" if t.epochs != 1 else "")
     if steps is None:
         return f"{epochs}; the steps are known once the data are read"
-    about = "" if t.max_steps else "about "
+    known = steps_are_known(plan)
     units = steps * units_per_step(plan, catalog.model(plan))
-    words = f"{about}{steps:,} steps, {format_count(units)} {task.units}"
+    words = f"{'' if known else 'about '}{steps:,} steps, {format_count(units)} {task.units}"
+    words += "" if known else " (guessed from the size of the data)"
     return words if t.max_steps else f"{epochs}: {words}"
 
 

@@ -2,62 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    add_completion_class,
-    split_arg_string,
-)
+from click.shell_completion import CompletionItem
 
 VARIABLE = "_MEMCONSOLE_COMPLETE"
 """Set by the shell's script to ask for completions."""
 MOST_RUNS = 200
-_WORD_BREAKS = re.compile(r".*[=:]", re.DOTALL)
-_BASH = """\
-%(complete_func)s() {
-    local IFS=$'\\n' completion
-    COMPREPLY=()
-    for completion in $(env COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" \\
-            %(complete_var)s=bash_complete "$1" 2>/dev/null); do
-        case $completion in
-            dir,*) compopt -o dirnames ;;
-            file,*) compopt -o default ;;
-            open,*) compopt -o nospace; COMPREPLY+=("${completion#*,}") ;;
-            *) COMPREPLY+=("${completion#*,}") ;;
-        esac
-    done
-}
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
-
-
-class Bash(BashComplete):
-    """Bash breaks words at `=` and `:`. This reads the line itself, and answers with what comes after
-    the last of them."""
-
-    source_template = _BASH
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-        words = split_arg_string(line)
-        incomplete = "" if line.endswith((" ", "\t")) or not words else words.pop()
-        self._head = len(found[0]) if (found := _WORD_BREAKS.match(incomplete)) else 0
-        return words[1:], incomplete
-
-    def format_completion(self, item: CompletionItem) -> str:
-        kind = "open" if item.type == "plain" and item.value.endswith("=") else item.type
-        return f"{kind},{item.value[self._head :]}"
-
-
-def add_bash() -> None:
-    """Answer bash by this script instead of click's."""
-    add_completion_class(Bash)
 
 
 def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

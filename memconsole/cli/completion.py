@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from memconsole.cli.completing import VARIABLE, add_bash
+from memconsole.cli.completing import VARIABLE
+from memconsole.cli.shells import add_shells
 
 
 @click.command()
@@ -19,7 +20,7 @@ def command(ctx: click.Context, shell: str) -> None:
     zsh   echo 'eval "$(memconsole completion zsh)"' >> ~/.zshrc
     fish  memconsole completion fish > ~/.config/fish/completions/memconsole.fish
     """
-    add_bash()
+    add_shells()
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(ctx.find_root().command, {}, "memconsole", VARIABLE).source())

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from memconsole.cli.completing import VARIABLE, add_bash
+from memconsole.cli.completing import VARIABLE
 from memconsole.cli.options import plan_options
 from memconsole.errors import UserError
 from memconsole.sanitize import clean, clean_line
@@ -145,7 +145,9 @@ def main() -> Any:
     """
     os.umask(os.umask(0o077) | 0o022)
     if VARIABLE in os.environ:
-        add_bash()
+        from memconsole.cli.shells import add_shells
+
+        add_shells()
     try:
         code = cli.main(prog_name="memconsole", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memconsole.memory.seconds import seconds_per_unit, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
+from memconsole.plan.data.counted import counted_tokens
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
@@ -24,6 +25,14 @@ def run_steps(plan: Plan, model: Model) -> int | None:
     if units is None:
         return None
     return plan.train.epochs * max(1, -(-units // units_per_step(plan, model)))
+
+
+def steps_are_known(plan: Plan) -> bool:
+    """Whether `run_steps` is the run's own number: the plan says it, or a run has counted the tokens of its data.
+    Otherwise it is guessed from the size of the data."""
+    return plan.train.max_steps is not None or (
+        not plan.data.mix and counted_tokens(plan) is not None
+    )
 
 
 def start_seconds(plan: Plan) -> float:

@@ -60,6 +60,8 @@ def test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes(
         console.wait_for("relaunch with", SLOW)
         console.wait_for("saves ~.*fits", SLOW)
         console.press("enter")
+        console.wait_for("starts it", SLOW)
+        console.press("enter")
         console.wait_for("✓ finished", SLOW)
     finally:
         console.close()

@@ -37,6 +37,7 @@ from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.sections.words import meant
 from memconsole.plan.toggles.optimization import Result
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
+from memconsole.plan.training import recipe
 from memconsole.units import MIB, parse_bytes
 
 ALLOW = {
@@ -205,6 +206,8 @@ def report_of(
         refusal = row.refusal(fitted)
         if refusal:
             notes += (f"kept: {refusal}",)
+    if kept := recipe.kept_rate(plan, fitted):
+        notes += (kept,)
     if found.after.verdict is Verdict.TIGHT:
         notes += ("tight: no settings leave room for the whole band",)
     if found.only_tight is not None:

@@ -20,7 +20,7 @@ from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.launching import slow_words
 from memconsole.memory.estimate import estimate
-from memconsole.memory.run_time import start_seconds
+from memconsole.memory.run_time import start_seconds, steps_are_known
 from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan import catalog
@@ -189,6 +189,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "mfu": found.tokens_per_second / found.peak_tokens_per_second,
         "epoch_minutes": found.epoch_minutes,
         "run_steps": found.run_steps,
+        "run_steps_known": found.run_steps is not None and steps_are_known(plan),
         "run_seconds": found.run_seconds,
     }
 
@@ -268,9 +269,13 @@ def _run_lines(plan: Plan, found: Estimate) -> list[str]:
     if found.run_steps is None or found.run_seconds is None:
         return []
     start = format_duration(start_seconds(plan))
-    return [
-        f"run {Tier.FORMULA}{found.run_steps:,} steps, {format_duration(found.run_seconds)} in all, {start} of it to start"
-    ]
+    known = steps_are_known(plan)
+    steps = f"{'' if known else Tier.FORMULA}{found.run_steps:,} steps"
+    guess = (
+        "" if known else " (guessed from the size of the data, until a run has counted its tokens)"
+    )
+    time = f"{Tier.FORMULA}{format_duration(found.run_seconds)} in all, {start} of it to start"
+    return [f"run {steps}{guess}, {time}"]
 
 
 def _about(table: MemoryTable) -> list[str]:

@@ -45,6 +45,8 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     ):
         rows.append([label, *values])
     click.echo("\n".join(columns(rows)))
+    if best := _best(reports):
+        click.echo(best)
     for made in reports:
         if made.missing_records:
             click.echo(f"{made.run}: {missing_words(made.missing_records)}")
@@ -90,6 +92,23 @@ def _speeds(reports: list[Report]) -> tuple[str, list[str]]:
 def _speed(made: Report) -> str:
     speed = made.average_units_per_second
     return "n/a" if speed is None else f"{speed:,.0f}"
+
+
+def _best(reports: list[Report]) -> str:
+    """Which run was fastest, if all count the same, and which one took the least memory. Empty if nothing differs."""
+    speeds = [(made.average_units_per_second, made.run) for made in reports]
+    peaks = [(made.memory.measured.peak_bytes, made.run) for made in reports]
+    known = [(speed, run) for speed, run in speeds if speed is not None]
+    sizes = [(size, run) for size, run in peaks if size is not None]
+    words = []
+    if len(known) == len(reports) > 1 and len({made.unit for made in reports}) == 1:
+        fast, slow = max(known), min(known)
+        if fast[0] > slow[0] > 0:
+            words.append(f"fastest: {fast[1]}, x{fast[0] / slow[0]:.2f} the slowest")
+    if len(sizes) == len(reports) > 1 and min(sizes)[0] < max(sizes)[0]:
+        least, most = min(sizes), max(sizes)
+        words.append(f"leanest: {least[1]}, {format_bytes(most[0] - least[0])} less than the most")
+    return "; ".join(words)
 
 
 def _hybrid(reports: list[Report]) -> list[tuple[str, list[str]]]:

@@ -92,6 +92,20 @@ def settled(plan: Plan) -> Plan:
     return replace(plan, numbers)
 
 
+def kept_rate(before: Plan, after: Plan) -> str:
+    """That `after` keeps the rate that a person set for the optimizer of `before`; empty if it does not, or both
+    optimizers take the same rate. Raises `PlanError` if the model is not found."""
+    given, new = after.train.learning_rate, after.optimize.optimizer
+    old = before.optimize.optimizer
+    if given is None or OF_OPTIMIZER[old] == OF_OPTIMIZER[new]:
+        return ""
+    own = learning_rate(replace(after, {"train.learning_rate": None}))
+    return (
+        f"train.learning_rate stays {given:g}, as set for {old}; for {new} the recipe has {own:g} "
+        "(train.learning_rate = none takes it)"
+    )
+
+
 def words(plan: Plan) -> str:
     """The three settings, and what those that are not set follow. Raises `PlanError`."""
     t = plan.train

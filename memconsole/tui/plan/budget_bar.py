@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memconsole.memory.table import Estimate, Tier
+from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.bars import stacked
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of, wrap
@@ -53,9 +53,9 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
     mark, role = VERDICTS[table.verdict]
     words = f"updating … {table.words}" if view.stale else f"{mark} {table.words}"
     lines += [[Span(f" {t}", "dim" if view.stale else role)] for t in wrap(words, width - 2, 2)]
-    usable = f"{format_bytes(table.device_bytes)} of {format_bytes(budget.usable_bytes)}"
-    sentences = [f"{usable} usable · {budget.why}"]
     low, high = table.band_bytes
+    room = min(2, max(0, height - len(lines) - (1 if height >= 5 and low < high else 0)))
+    sentences = [_usable(table, width - 2, room)]
     if (low, high) != (table.peak_bytes, table.peak_bytes):
         band = f"expected between {format_bytes(low)} and {format_bytes(high)}"
         sentences.append(f"{band} · {table.band_from}" if table.band_from else band)
@@ -63,6 +63,19 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
         room = height - len(lines) - (len(sentences) - 1 - n if height >= 5 else 0)
         lines += [[Span(f" {t}", "dim")] for t in wrap(sentence, width - 2, min(2, max(0, room)))]
     return lines[:height]
+
+
+def _usable(table: MemoryTable, width: int, rows: int) -> str:
+    """What the plan takes of what is usable, and where that limit comes from: in as few words as it takes to fit into
+    `rows` of `width` cells without a cut."""
+    budget = table.budget
+    usable, why = format_bytes(budget.usable_bytes), budget.why
+    taken = f"{format_bytes(table.device_bytes)} of {usable}"
+    short = re.split(r" \(|; ", why)[0].replace("of the ", "of ")
+    tries = (
+        f"{taken} usable · {why}", f"{taken} · {why}", f"{taken} · {short}", f"of {usable} · {short}", short,
+    )  # fmt: skip
+    return next((words for words in tries if len(wrap(words, width, len(words))) <= rows), short)
 
 
 def _legend(stack: Sequence[tuple[str, float, str]], width: int) -> Line:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.launching import default_name, launch_rows
+from memconsole.launching import default_name, free_name, launch_rows
 from memconsole.memory.table import Estimate
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan
@@ -17,8 +17,10 @@ _HEAD = 9
 class LaunchScreen(PromptScreen, inherit_bindings=False):
     """Closes with the name, or with None. A plan that is tight or does not fit is refused once."""
 
-    def __init__(self, plan: Plan, found: Estimate) -> None:
-        super().__init__("launch: name of the run", default_name(plan), "", self._refused)
+    def __init__(self, plan: Plan, found: Estimate, name: str = "") -> None:
+        """`name` is proposed; if it is empty, one that says what is trained."""
+        proposed = free_name(name) if name else default_name(plan)
+        super().__init__("launch: name of the run", proposed, "", self._refused)
         self._rows = launch_rows(plan, found)
         self._verdict = found.table.verdict
         self._warned = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.cells import cell_len
 
+from memconsole.memory.run_time import steps_are_known
 from memconsole.plan import catalog
 from memconsole.plan.data.mixture import parts
 from memconsole.plan.plan import Plan, PlanError
@@ -71,7 +72,8 @@ def _train(view: PlanView) -> tuple[str, ...]:
     shorter = epochs + rest, short, short.replace("(auto)", "auto")
     if steps is None:
         return shorter
-    return f"{epochs} of ~{steps // train.epochs:,} steps{rest}", *shorter
+    sign = "" if steps_are_known(plan) else "~"
+    return f"{epochs} of {sign}{steps // train.epochs:,} steps{rest}", *shorter
 
 
 def _device(view: PlanView) -> tuple[str, ...]:

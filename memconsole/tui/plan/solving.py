@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
+from memconsole.plan.training.recipe import kept_rate
 from memconsole.tui.plan.owner import PlanOwner
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.units import format_bytes, value_word
@@ -122,7 +123,9 @@ def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
         return Solution(view.plan, view.plan, words + hint, "good" if sure else "warn")
     changes = ", ".join(f"{c.label} {value_word(c.after)}" for c in found.changes)
     result = f"changes training by {' and '.join(found.result_changes)}" if found.result_changes else "training unchanged"  # fmt: skip
+    kept = kept_rate(view.plan, found.plan)
     words = f"{found.after.verdict}, time ×{found.time_factor:.2f}, {result}{hint}: {changes}"
+    words += f"; {kept}" if kept else ""
     harmless = sure and not found.result_changes
     return Solution(view.plan, found.plan, words, "good" if harmless else "warn")
 

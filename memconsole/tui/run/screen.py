@@ -10,6 +10,7 @@ from textual.containers import Horizontal, Vertical
 
 from memconsole.devices.reading import Devices
 from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan
 from memconsole.tui.draw.chart import GLYPHS
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
@@ -150,7 +151,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
 
     async def action_remedies(self) -> None:
-        """List changes that would have lowered this run's memory; launch with the picked one."""
+        """List changes that would have lowered this run's memory; prepare a launch with the picked one."""
         from memconsole.tui.run.remedies import choices_of, first_that_fits, found_remedies
         from memconsole.tui.screens.pick import PickScreen
 
@@ -166,13 +167,33 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
         def picked(value: object) -> None:
             if isinstance(value, str):
-                remedy = found[int(value)]
-                self.notice(f"launching with {remedy.label} …")
-                name = f"{run.name}-again" if run.name else None
-                self.console.launch(plans.replace(run.plan, remedy.changes), name)
+                changed = plans.replace(run.plan, found[int(value)].changes)
+                self.run_worker(
+                    self._launch(changed, f"{run.name}-again" if run.name else ""),
+                    exit_on_error=False,
+                )
 
         heading = f"{run.name or run.id} ran out of memory: relaunch with"
         self.app.push_screen(PickScreen(heading, choices_of(found), first_that_fits(found)), picked)
+
+    async def _launch(self, plan: Plan, name: str) -> None:
+        """Ask for the name of a new run and show what it will do, before it is launched."""
+        from memconsole.start import check_launch
+        from memconsole.tui.plan.launching import LaunchScreen
+
+        try:
+            found = await asyncio.to_thread(check_launch, plan, self.console.devices)
+            screen = LaunchScreen(plan, found, name)
+        except plans.PlanError as error:
+            self.notice(f"not launched: {error}", "bad")
+            return
+
+        def answered(value: object) -> None:
+            if isinstance(value, str):
+                self.notice("launching …")
+                self.console.launch(plan, value)
+
+        self.app.push_screen(screen, answered)
 
     def action_helps(self) -> None:
         """List the settings that act on what goes wrong; open the plan with the picked one."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from memconsole.memory.estimate import estimate, table_of
@@ -21,6 +22,7 @@ from memconsole.tui.plan.plan_summary import summary_lines
 from memconsole.tui.plan.toggle_detail import ToggleDetail, brief_lines
 from memconsole.tui.plan.toggles import toggle_line
 from memconsole.tui.views.plan_view import PlanView
+from memconsole.units import format_bytes
 from tests.tui.harness import Console, screen_text, settle
 from tests.unit.memory.cards import card
 
@@ -119,3 +121,37 @@ def test_the_plan_that_needs_less_is_green_whichever_it_is() -> None:
         assert [span.role for span in line][column] == "good"
         assert line[-1].role == "good"
         assert line[3 - column].role == ""
+
+
+def test_two_plans_are_said_to_be_faster_and_leaner() -> None:
+    device = card(24 * GIB)
+    changed = plans.replace(Plan(), {"train.batch_size": 4})
+    a, b = (PricedPlan(n, p, estimate(p, device)) for n, p in (("a", Plan()), ("b", changed)))
+    assert a.estimate is not None
+    assert b.estimate is not None
+    ratio = a.estimate.tokens_per_second / b.estimate.tokens_per_second
+    saved = a.estimate.table.device_bytes - b.estimate.table.device_bytes
+    assert ratio > 1.01
+    words = f"faster: a, ×{ratio:.2f} · leaner: b, by {format_bytes(saved)}"
+    for order in ((a, b), (b, a)):
+        assert words in " ".join(plain(line).strip() for line in plan_rows(*order, 60))
+    same = [plain(line).strip() for line in plan_rows(a, replace(a, name="c"), 60)]
+    assert "equally fast · the same memory" in same
+
+
+@pytest.mark.parametrize(
+    ("why", "shown"),
+    [
+        ("free now", "free now"),
+        ("90 % of total (device.memory_fraction)", "90 % of total"),
+        ("total; free now is n/a: the driver does not tell it", "total"),
+        ("usable when nothing else runs", "usable when nothing else runs"),
+        ("90 % of the recommended working set", "90 % of recommended working set"),
+    ],
+)
+def test_the_reason_of_what_is_usable_is_never_cut_at_80x24(why: str, shown: str) -> None:
+    device = msgspec.structs.replace(card(24 * GIB), why=why)
+    view = replace(view_of(), estimate=estimate(Plan(), device))
+    rows = [plain(line).strip() for line in budget_lines(view, RIGHT, 4)]
+    assert any(row.endswith(shown) for row in rows), rows
+    assert not any("…" in row for row in rows)

@@ -15,8 +15,9 @@ from memconsole.runs.act.control import request_kill
 from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp
+from memconsole.tui.plan.launching import LaunchScreen
 from memconsole.tui.screens.pick import PickScreen
-from tests.tui.harness import snapshot
+from tests.tui.harness import screen_text, snapshot
 
 OUT = Verdict(
     reason="out_of_memory", evidence="torch: tried to allocate 2 GiB", resumable=True, exit_code=1
@@ -76,8 +77,14 @@ async def test_the_picked_remedy_is_applied_and_launched() -> None:
         assert isinstance(app.screen, PickScreen)
         assert app.screen._choices[0].label == first.label
         await pilot.press("enter")
+        while not isinstance(app.screen, LaunchScreen) and time.monotonic() < deadline:
+            await pilot.pause(0.05)
+        assert isinstance(app.screen, LaunchScreen), "a launch asks for a name"
+        assert "my stories-again" in screen_text(app)
         watched = app.run_id
         while app.run_id == watched and time.monotonic() < deadline:
+            if isinstance(app.screen, LaunchScreen):  # a plan that is tight is refused once
+                await pilot.press("enter")
             await pilot.pause(0.05)
         launched = list_runs()
         assert [run.id for run in launched] == [app.run_id]

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from memconsole.cli.completing import VARIABLE
 from memconsole.cli.main import COMMANDS, cli
+from memconsole.cli.shells import add_shells
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
@@ -31,9 +32,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunDirectory,
 
 def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What bash is told to put in place of the last word, after its last `=` or `:`."""
-    from memconsole.cli.completing import add_bash
-
-    add_bash()
+    add_shells()
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     monkeypatch.setenv(VARIABLE, "bash_complete")
@@ -67,16 +66,22 @@ def test_runs_are_offered_by_name_where_that_is_one_word(
     assert offered(line, monkeypatch) == ["best", "last", "step-12"]
 
 
+def with_program(folder: Path) -> dict[str, str]:
+    """The environment of a shell that finds this program."""
+    program = folder / "bin" / "memconsole"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{ENGINE}" "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "HOME": str(folder), "ZDOTDIR": str(folder)}
+
+
 def test_bash_completes_by_the_printed_script(
     runs: tuple[RunDirectory, RunDirectory], tmp_path: Path
 ) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash")
-    program = tmp_path / "bin" / "memconsole"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{ENGINE}" "$@"\n')
-    program.chmod(0o755)
     # `complete -p` proves the script is in force; readline then calls its function as here.
     script = """
         eval "$(memconsole completion bash)"
@@ -86,9 +91,12 @@ def test_bash_completes_by_the_printed_script(
             echo "${COMPREPLY[@]}"
         done
     """
-    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [bash, "--norc", "-c", script], env=environment, capture_output=True, text=True, check=True
+        [bash, "--norc", "-c", script],
+        env=with_program(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines() == [
         "complete -o nosort -F _memconsole_completion memconsole",
@@ -101,3 +109,56 @@ def test_bash_completes_by_the_printed_script(
 def test_the_scripts_of_other_shells_ask_this_program(shell: str) -> None:
     said = CliRunner().invoke(cli, ["completion", shell]).output
     assert f"{VARIABLE}={shell}_complete" in said
+
+
+def test_fish_completes_by_the_printed_script(
+    runs: tuple[RunDirectory, RunDirectory], tmp_path: Path
+) -> None:
+    fish = shutil.which("fish")
+    if fish is None:
+        pytest.skip("no fish")
+    script = """
+        memconsole completion fish | source
+        complete -C 'memconsole report low'
+        complete -C 'memconsole train --set optimize.lora_targets'
+        complete -C 'memconsole plan --set optimize.precision=bf16-'
+    """
+    done = subprocess.run(
+        [fish, "--no-config", "-c", script], env=with_program(tmp_path), capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        f"low-rate\t{runs[0].id}",
+        f"optimize.lora_targets=\t{plans.SETTINGS['optimize.lora_targets'].help}",
+        "optimize.precision=bf16-sr",
+    ]
+
+
+def test_zsh_completes_by_the_printed_script(
+    runs: tuple[RunDirectory, RunDirectory], tmp_path: Path
+) -> None:
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("no zsh")
+    # Keys typed into an interactive zsh; ^T prints the line as completion has left it.
+    script = """
+        zmodload zsh/zpty
+        zpty shell zsh -f -i
+        zpty -w shell 'autoload -Uz compinit; compinit -u; eval "$(memconsole completion zsh)"
+            show() { print -r -- "@@$BUFFER@@"; }; zle -N show; bindkey "^T" show; print rea""dy'
+        zpty -r -m shell before '*ready*'
+        for line in 'report low' 'plan --set optimize.lora_ta'; do
+            zpty -w -n shell "memconsole $line"$'\\t+\\x14\\x15'
+            zpty -r -m shell shown '*@@*@@*'
+            print -r -- "${${shown#*@@}%%@@*}"
+        done
+        zpty -d shell
+    """
+    done = subprocess.run(
+        [zsh, "-f", "-c", script], env=with_program(tmp_path), capture_output=True, text=True,
+        check=True, timeout=30,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "memconsole report low-rate +",
+        "memconsole plan --set optimize.lora_targets=+",
+    ]

@@ -12,6 +12,7 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.plan import OptimizerName, Plan, PlanError, dumps, loads, replace
 from memconsole.plan.training import recipe
+from memconsole.plan.training.recipe import kept_rate, learning_rate
 
 DEFAULT = catalog.default_plan()
 
@@ -98,3 +99,16 @@ def test_adapters_are_not_decayed_and_take_the_whole_rate() -> None:
     assert recipe.weight_decay(adapters) == 0.0
     assert not recipe.decays(adapters)
     assert "LoRA rank 8" in recipe.words(adapters)
+
+
+def test_a_rate_that_a_person_set_for_another_optimizer_is_told() -> None:
+    given = replace(Plan(), {"train.learning_rate": 3e-4})
+    lion = replace(given, {"optimize.optimizer": "lion"})
+    own = learning_rate(replace(Plan(), {"optimize.optimizer": "lion"}))
+    words = kept_rate(given, lion)
+    assert words.startswith(
+        "train.learning_rate stays 0.0003, as set for adamw; for lion the recipe has "
+    )
+    assert f"has {own:g} (" in words
+    assert kept_rate(given, replace(given, {"optimize.optimizer": "adamw-8bit"})) == ""
+    assert kept_rate(Plan(), replace(Plan(), {"optimize.optimizer": "lion"})) == ""

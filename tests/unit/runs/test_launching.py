@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
+from memconsole.cli.plans.plan import document
+from memconsole.cli.plans.plan import text as plan_text
 from memconsole.devices.budget import budget
-from memconsole.launching import default_name, launch_rows
+from memconsole.launching import default_name, free_name, launch_rows
 from memconsole.memory.estimate import estimate
+from memconsole.memory.run_time import steps_are_known
+from memconsole.plan.data.counted import keep_counted
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.directory import create_run
+from memconsole.tui.plan.plan_summary import _train
+from memconsole.tui.views.plan_view import PlanView
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +64,31 @@ def test_a_precision_that_is_slow_here_is_told_before_the_launch() -> None:
     assert told(narrow)["speed"].startswith("optimize.precision = bf16: XLA on a CPU computes")
     assert "speed" not in told(changed(backend="jax", device__name="cpu"))
     assert "speed" not in told(replace(narrow, {"device.name": "rtx-3060-12gb"}))
+
+
+def test_steps_are_called_a_guess_until_a_run_has_counted_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 4000)
+    plan = changed(device__name="cpu", data__source=str(text))
+    guess = "guessed from the size of the data"
+    for known, keep in ((False, lambda: None), (True, lambda: keep_counted(plan, 20_000))):
+        keep()
+        found = estimate(plan, budget(plan, None))
+        length, printed, shown = (
+            told(plan)["length"],
+            next(line for line in plan_text(plan, found).splitlines() if line.startswith("run ")),
+            " ".join(_train(PlanView(plan, estimate=found, stale=False))),
+        )
+        assert steps_are_known(plan) is known
+        assert ("about " in length, guess in length) == (not known, not known)
+        assert (f"run ~{found.run_steps:,}" in printed, guess in printed) == (not known, not known)
+        assert ("epochs of ~" in shown) == (not known)
+        assert document(plan, found)["run_steps_known"] is known
+
+
+def test_a_proposed_name_gets_a_number_if_a_run_has_it() -> None:
+    assert free_name("x-again", {"x"}) == "x-again"
+    assert free_name("x-again", {"x-again", "x-again-2"}) == "x-again-3"

@@ -1,0 +1,94 @@
+"""What each shell is given to complete by: its script, and the form of the answers that the script reads."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ZshComplete,
+    add_completion_class,
+    split_arg_string,
+)
+
+_WORD_BREAKS = re.compile(r".*[=:]", re.DOTALL)
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' completion
+    COMPREPLY=()
+    for completion in $(env COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" \\
+            %(complete_var)s=bash_complete "$1" 2>/dev/null); do
+        case $completion in
+            dir,*) compopt -o dirnames ;;
+            file,*) compopt -o default ;;
+            open,*) compopt -o nospace; COMPREPLY+=("${completion#*,}") ;;
+            *) COMPREPLY+=("${completion#*,}") ;;
+        esac
+    done
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+_ZSH = (
+    ZshComplete.source_template.replace("    local -a response\n", "    local -a response opened\n")
+    .replace(
+        """        elif [[ "$type" == "dir" ]]; then""",
+        """        elif [[ "$type" == "open" ]]; then
+            opened+=("$key":"$descr")
+        elif [[ "$type" == "dir" ]]; then""",
+    )
+    .replace(
+        """    if [ -n "$completions" ]; then""",
+        """    if [ -n "$opened" ]; then
+        _describe -V unsorted opened -U -S ''
+    fi
+
+    if [ -n "$completions" ]; then""",
+    )
+)
+
+
+class Bash(BashComplete):
+    """Bash breaks words at `=` and `:`. This reads the line itself, and answers with what comes after
+    the last of them."""
+
+    source_template = _BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+        words = split_arg_string(line)
+        incomplete = "" if line.endswith((" ", "\t")) or not words else words.pop()
+        self._head = len(found[0]) if (found := _WORD_BREAKS.match(incomplete)) else 0
+        return words[1:], incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        kind = "open" if item.type == "plain" and item.value.endswith("=") else item.type
+        return f"{kind},{item.value[self._head :]}"
+
+
+class Zsh(ZshComplete):
+    """Click's script writes a space behind `key=`. This one does not."""
+
+    source_template = _ZSH
+
+    def format_completion(self, item: CompletionItem) -> str:
+        found: str = super().format_completion(item)
+        opened = item.type == "plain" and item.value.endswith("=")
+        return "open" + found.removeprefix("plain") if opened else found
+
+
+class Fish(FishComplete):
+    """Click's script cuts what is said of a word at its first comma. This one does not."""
+
+    source_template = FishComplete.source_template.replace(
+        'string split ","', 'string split --max 1 ","'
+    )
+
+
+def add_shells() -> None:
+    """Answer the shells by these scripts instead of click's."""
+    for kind in (Bash, Zsh, Fish):
+        add_completion_class(kind)
