@@ -27,7 +27,8 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
 
     The warm-up rises linearly and reaches the peak at its last step, so no step has a rate of 0.
     Afterwards the rate is constant, or falls linearly or along half a cosine (Loshchilov and Hutter
-    2017, eq. 5) to `minimum_learning_rate · peak` at the last step, and stays there. With `wsd`
+    2017, eq. 5) to `minimum_learning_rate · peak` at the last step, or at step `decay_until` counted
+    from 1 if that comes first, and stays there. With `wsd`
     (warm-up, stable, decay) it is constant until the last `decay_share` of the steps, in which it
     falls as 1 - sqrt (Hägele et al. 2024, arXiv:2405.18392, §3).
     """
@@ -38,16 +39,18 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
     if t.schedule == "constant":
         return peak
     low = t.minimum_learning_rate
-    return peak * (low + (1.0 - low) * _share(step, plan, total_steps, warmup))
+    end = min(t.decay_until or total_steps, total_steps)
+    return peak * (low + (1.0 - low) * _share(step, plan, end, warmup))
 
 
-def _share(step: int, plan: Plan, total_steps: int, warmup: int) -> float:
-    """Where the rate is between its final value (0) and its peak (1), after the warm-up."""
+def _share(step: int, plan: Plan, end: int, warmup: int) -> float:
+    """Where the rate is between its final value (0) and its peak (1), after the warm-up. It falls in steps below
+    `end`."""
     if plan.train.schedule == "wsd":
-        steps = decay_steps(plan, total_steps)
-        progress = (step - (total_steps - 1 - steps)) / steps
+        steps = decay_steps(plan, end)
+        progress = (step - (end - 1 - steps)) / steps
         return 1.0 - math.sqrt(min(max(progress, 0.0), 1.0))
-    span = max(total_steps - 1 - warmup, 1)
+    span = max(end - 1 - warmup, 1)
     progress = min((step - warmup) / span, 1.0)
     if plan.train.schedule == "linear":
         return 1.0 - progress

@@ -148,12 +148,34 @@ def _check_rows(plan: Plan) -> None:
 
 def _check_validation(plan: Plan) -> None:
     held = plan.data.validation or plan.data.validation_fraction
+    if plan.train.save_only_best and not held:
+        raise _error(
+            "train.save_only_best",
+            "true",
+            "there is no evaluation to be the best; set data.validation, or data.validation_fraction above 0",
+        )
+    if plan.data.held_out == "last":
+        _check_last(plan)
     if plan.train.early_stopping_patience and not held:
         raise _error(
             "train.early_stopping_patience",
             f"{plan.train.early_stopping_patience:,}",
             "there is no validation loss to watch; set data.validation, or data.validation_fraction above 0",
         )
+
+
+def _check_last(plan: Plan) -> None:
+    """The last documents are those of text, and of a source whose end is known."""
+    if not isinstance(catalog.model(plan), Architecture):
+        reason = f"is for text; {plan.model.name} has its own way to hold out, set it to spread"
+        raise _error("data.held_out", '"last"', reason)
+    for part in parts(plan):
+        if part.plan.data.streaming and catalog.dataset(part.plan).kind == "hub":
+            reason = (
+                f"where {quote(part.plan.data.source)} ends is not known while it streams; set it to spread, set "
+                "data.streaming = false, or name data.validation"
+            )
+            raise _error("data.held_out", '"last"', reason)
 
 
 def _check_no_dropout(plan: Plan) -> None:

@@ -139,10 +139,16 @@ class Trainer:
         if t.evaluate_every and p.step % t.evaluate_every == 0:
             self._evaluate()
         early = p.step == 1 and not p.finished(self._plan)
-        regular = t.checkpoint_every and p.step % t.checkpoint_every == 0
-        if early or regular or self._improved or self._due():
+        regular = bool(t.checkpoint_every) and p.step % t.checkpoint_every == 0
+        if early or self._to_save(regular) or self._to_save(self._due()):
             # Saving after the first step reveals a full disk or a missing permission early.
             self._save()
+
+    def _to_save(self, regular: bool) -> bool:
+        """Whether to save now: after the best evaluation, or if it is a `regular` time and the plan does
+        not ask for the best alone."""
+        only_best = self._plan.train.save_only_best and self._job.data.validation_rows > 0
+        return self._improved or (regular and not only_best)
 
     def _due(self) -> bool:
         """Whether the last checkpoint is too old, by the clock of one of the processes."""
@@ -229,7 +235,7 @@ class Trainer:
         if steps and steps != p.steps_per_epoch:
             self._correct(steps)
         p.end_epoch(state)
-        if not t.checkpoint_every or self._improved:
+        if self._to_save(not t.checkpoint_every):
             self._save()
 
     def _correct(self, steps: int) -> None:

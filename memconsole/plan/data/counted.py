@@ -55,5 +55,10 @@ def _read(plan: Plan) -> int | None:
 
 
 def _file(plan: Plan) -> Path:
-    words = (lengths_key(plan), plan.data.validation, plan.data.validation_fraction)
+    words = (
+        lengths_key(plan),
+        plan.data.validation,
+        plan.data.validation_fraction,
+        plan.data.held_out,
+    )
     return cache_folder() / "counted" / f"{hashlib.sha256(repr(words).encode()).hexdigest()}.json"

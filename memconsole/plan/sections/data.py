@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from memconsole.plan.sections.section import MOST, Section, about
 
+HeldOut = Literal["spread", "last"]
 LossOn = Literal["all", "answers"]
 
 
@@ -60,6 +61,9 @@ class DataChoice(Section, frozen=True, kw_only=True):
     validation_fraction: Annotated[float, about("share of documents held out", ge=0.0, le=0.5)] = (
         0.05
     )
+    held_out: Annotated[
+        HeldOut, about("which documents: some everywhere in the data, or the last ones")
+    ] = "spread"
     validation: Annotated[
         str | None,
         about("what to validate on: a path, catalog name, hub dataset, or a split of a hub source"),

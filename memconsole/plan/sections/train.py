@@ -47,6 +47,10 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     decay_share: Annotated[
         float, about("share of all steps in which wsd decays, the last ones", gt=0.0, le=1.0)
     ] = 0.2
+    decay_until: Annotated[
+        Annotated[int, Meta(ge=1, le=MOST)] | None,
+        about("step at which the rate has fallen to its minimum, and stays; none: the last one"),
+    ] = None
     minimum_learning_rate: Annotated[
         float, about("end of the schedule, as a share of the peak", ge=0.0, le=1.0)
     ] = 0.1
@@ -120,6 +124,10 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     checkpoint_minutes: Annotated[
         float, about("most minutes that a crash can cost; 0: only as checkpoint_every says", ge=0.0)
     ] = 10.0
+    save_only_best: Annotated[
+        bool,
+        about("save when an evaluation is the best so far, and at a stop or the end; not between"),
+    ] = False
     keep_checkpoints: Annotated[
         int, about("newest checkpoints kept, the best besides", ge=1, le=MOST)
     ] = 2

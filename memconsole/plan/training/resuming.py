@@ -25,6 +25,7 @@ ELSEWHERE = frozenset(
         "train.early_stopping_minimum",
         "train.checkpoint_every",
         "train.checkpoint_minutes",
+        "train.save_only_best",
         "train.keep_checkpoints",
         "train.sample_tokens",
         "launch.on",
@@ -44,6 +45,7 @@ CHANGEABLE = ELSEWHERE | {
     "train.warmup_ratio",
     "train.schedule",
     "train.decay_share",
+    "train.decay_until",
     "train.minimum_learning_rate",
 }
 """Settings that a resumed run may have other values of. Weights, optimizer state and the place in

@@ -23,7 +23,7 @@ from memconsole_trainer.data.sources.documents import (
 )
 from memconsole_trainer.data.sources.hdf5 import Hdf5Texts, TokenRows
 from memconsole_trainer.data.sources.opening import open_source
-from memconsole_trainer.data.sources.split import Split, split_of
+from memconsole_trainer.data.sources.split import Last, Split, split_of
 from memconsole_trainer.data.text.text_blocks import TextBlocks
 from memconsole_trainer.data.text.tokenizer import train
 from memconsole_trainer.data.text.validation import from_texts
@@ -402,3 +402,31 @@ def test_blocks_tokenized_together_are_those_tokenized_one_by_one(tmp_path: Path
     assert streamed.together == 1
     assert [t.tolist() for t in streamed.iterate(0)] == wanted
     assert streamed.together > 1
+
+
+@pytest.mark.parametrize("files", [1, 20])
+def test_the_last_part_of_a_text_is_held_out(files: int, tmp_path: Path) -> None:
+    whole = [f"line {n} of a text\n" for n in range(24_000)]
+    for number in range(files):
+        part = whole[number * len(whole) // files : (number + 1) * len(whole) // files]
+        (tmp_path / f"{number:02}.txt").write_text("".join(part))
+    source = opened(tmp_path if files > 1 else tmp_path / "00.txt")
+    split = split_of(source, 0.1, "last")
+    held = split.held_out(0, source.count)
+    found = texts(source)
+    train_text = "".join(text for text, out in zip(found, held, strict=True) if not out)
+    held_text = "".join(text for text, out in zip(found, held, strict=True) if out)
+    assert train_text + held_text == "".join(whole), (
+        "nothing after the first held-out text is trained on"
+    )
+    assert 0.06 < len(held_text) / len("".join(whole)) < 0.16
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 0.1, 0.4])
+def test_one_of_two_documents_at_least_is_on_each_side_of_the_last(fraction: float) -> None:
+    for count in (2, 3, 10, 1001):
+        held = Last(count, fraction).held_out(0, count)
+        assert held.sum() == min(max(round(count * fraction), 1), count - 1)
+        assert not held[: count - held.sum()].any()
+    assert not Last(1, fraction).held_out(0, 1).any()
+    assert not Last(10, 0.0).held_out(0, 10).any()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.sections.data import HeldOut
 from memconsole_trainer.data.sources.documents import FileDocuments
 
 _KEY = 0x6D656D636F6E736F
@@ -91,8 +92,29 @@ class Everything(Split):
         return np.ones(stop - start, dtype=np.bool_)
 
 
-def split_of(source: Any, fraction: float) -> Split:
-    """The split of a source of documents or token rows."""
+class Last(Split):
+    """Holds out the last documents: the last `fraction` of the `sizes` (count,) of all, or of their number. At least
+    one document is held out and at least one is not, if there are two."""
+
+    def __init__(self, count: int, fraction: float, sizes: NDArray[np.int64] | None = None) -> None:
+        super().__init__(count, 0.0)
+        self.fraction = fraction
+        self.first = count
+        if fraction > 0.0 and count >= 2:
+            each = np.ones(count, np.int64) if sizes is None else sizes
+            middles = np.cumsum(each) - each / 2
+            first = int(np.searchsorted(middles, (1.0 - fraction) * each.sum()))
+            self.first = min(max(first, 1), count - 1)
+
+    def held_out(self, start: int, stop: int) -> NDArray[np.bool_]:
+        return np.arange(start, stop) >= self.first
+
+
+def split_of(source: Any, fraction: float, held_out: HeldOut = "spread") -> Split:
+    """The split of a source of documents or token rows. Only of a source that is not a stream, the last documents are
+    known."""
+    if held_out == "last" and source.count is not None:
+        return Last(source.count, fraction, getattr(source, "sizes", None))
     files = source.files if isinstance(source, FileDocuments) else None
     return Split(source.count, fraction, files)
 

@@ -88,7 +88,9 @@ def open_text(plan: Plan, vocab_size: int, tick: Callable[[], None] = lambda: No
     trained = []
     for part in parts(plan):
         source = open_source(part.plan, vocab_size, tick)
-        trained.append(TextPart(part.plan, source, split_of(source, fraction), part.share))
+        trained.append(
+            TextPart(part.plan, source, split_of(source, fraction, plan.data.held_out), part.share)
+        )
     _check_alike("data.mix", trained[0], trained)
     if apart is None:
         both = tuple(trained)
@@ -103,7 +105,7 @@ def open_text(plan: Plan, vocab_size: int, tick: Callable[[], None] = lambda: No
 
 def alone(plan: Plan, source: Documents | TokenRows, split: Split | None = None) -> TextSources:
     """One opened source as all that a run has."""
-    own = split or split_of(source, plan.data.validation_fraction)
+    own = split or split_of(source, plan.data.validation_fraction, plan.data.held_out)
     both = (TextPart(plan, source, own),)
     return TextSources(both, both)
 

@@ -65,7 +65,7 @@ def _identity(
         type(source).__name__,
         data.text_column,
         data.max_examples,
-        blocks.fraction,
+        (blocks.fraction, data.held_out),
         sorted(blocks.left_out),
         data.loss_on,
         data.isolate_documents,
