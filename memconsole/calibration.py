@@ -1,10 +1,11 @@
-"""Calibrates estimates with the receipts of finished runs on this machine."""
+"""Calibrates estimates of memory and time with the receipts of finished runs on this machine."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import msgspec
 
 from memconsole import regular_file, typed_json
+from memconsole.memory.answers.pace import LEAST_STEPS, paced, slowdown
 from memconsole.memory.answers.receipts import Machine, Measured, calibrated, setup_of
-from memconsole.memory.estimate import table_of
+from memconsole.memory.estimate import model_of, table_of
+from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import Estimate
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.report.receipt import driver_version
 from memconsole.runs.record.directory import RECEIPT, runs_root
@@ -47,6 +51,7 @@ class _Stored(msgspec.Struct, kw_only=True):
     measured: _Peaks
     shortfall: _Lacked | None = None
     missing_records: int = 0
+    tokens_per_second: float | None = None
 
 
 class Receipts:
@@ -56,6 +61,8 @@ class Receipts:
         self._root = root
         self._seen: set[str] = set()
         self._by_setup: dict[tuple[object, ...], list[Measured]] = {}
+        self._all: list[Measured] = []
+        self._slowdowns: dict[tuple[object, ...], float | None] = {}
         self._decoder = typed_json.decoder(_Stored)
         self._lock = threading.Lock()
         self._machines: dict[str, Machine] = {}
@@ -79,22 +86,37 @@ class Receipts:
                     self._read(name)
 
     def calibrate(self, plan: Plan, found: Estimate) -> Estimate:
-        """`found` with its table calibrated by runs of the same setup, if its device is local."""
-        if not found.table.budget.local:
+        """`found` with its table calibrated by runs of the same setup and its times by runs of the
+        same backend, if its device is local.
+        """
+        device = found.table.budget
+        if not device.local:
             return found
         with self._lock:
+            every = self._all[-MOST_RUNS:]
             runs = list(self._by_setup.get(setup_of(plan), ()))[-MOST_RUNS:]
+        if not every:
+            return found
+        machine = self._machine(device.name, device.kind)
+        factor = self._slowdown(plan, machine, [*every, *runs], device)
+        if factor is not None:
+            found = paced(found, factor)
         if not runs:
             return found
-        device = found.table.budget
-        table = calibrated(
-            found.table,
-            plan,
-            self._machine(device.name, device.kind),
-            runs,
-            lambda earlier: table_of(earlier, device),
-        )
+        price = partial(table_of, budget=device)
+        table = calibrated(found.table, plan, machine, runs, price)
         return msgspec.structs.replace(found, table=table)
+
+    def _slowdown(
+        self, plan: Plan, machine: Machine, runs: list[Measured], device: Budget
+    ) -> float | None:
+        """What `pace.slowdown` finds, remembered until there is another receipt."""
+        key = (*setup_of(plan), plan.device.count, machine.device_name)
+        if key not in self._slowdowns:
+            self._slowdowns[key] = slowdown(
+                plan, machine, runs, lambda p: 1 / seconds_per_unit(p, model_of(p), device)
+            )
+        return self._slowdowns[key]
 
     def _machine(self, name: str, kind: str) -> Machine:
         if name not in self._machines:
@@ -132,7 +154,10 @@ class Receipts:
             versions=stored.versions,
             peak_bytes=peak,
             at_least=lacked is not None,
+            units_per_second=stored.tokens_per_second if stored.steps >= LEAST_STEPS else None,
         )
+        self._all.append(run)
+        self._slowdowns.clear()
         self._by_setup.setdefault(setup_of(plan), []).append(run)
 
 

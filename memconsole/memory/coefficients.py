@@ -10,6 +10,22 @@ import msgspec
 from memconsole import typed_json
 
 
+class Heap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the heap of a CPU keeps of freed memory at the peak, as the sum of shares."""
+
+    step: float = 0.0
+    """Of all that a step allocates and frees: XLA takes one block for it."""
+    activations: float = 0.0
+    """Of what all blocks keep for the backward pass without checkpointing. Checkpointed blocks allocate as much, one
+    after the other, and arrays that stay between them leave gaps."""
+    activations_frozen: float = 0.0
+    """The same if the matrices of the blocks are frozen: no gradients of theirs fill the gaps."""
+    logits: float = 0.0
+    """Of the largest logits that are live at once."""
+    range: tuple[float, float]
+    """The least and the most that was measured, as factors of this sum."""
+
+
 class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a backend needs on one kind of device in addition to the plan's tensors."""
 
@@ -32,11 +48,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Host memory of torch.compile in the trainer: what compiling loads, and the compiled code."""
     compiler_import_bytes: int = 0
     """Host memory of importing torch's compiler, before the model is built."""
-    heap_shares: dict[str, float] = {}
-    """By `optimize.heap`: what the heap of a CPU keeps of freed memory at the peak, as a share of what a step
-    allocates and frees."""
-    heap_most: dict[str, float] = {}
-    """By `optimize.heap`: the largest such share that was measured, where it is more than twice the usual one."""
+    heaps: dict[str, Heap] = {}
+    """By `optimize.heap`: what the heap of a CPU keeps of freed memory at the peak."""
     context_range: tuple[int, int] | None = None
     """Smallest and largest driver charge that was measured; None if `band` applies to it too. On a CPU: what XLA's
     libraries took in addition to their price, in the plans of docs/estimates.md."""
@@ -67,6 +80,8 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bandwidth_share: float
     step_overhead_seconds: float
     """Per micro-batch and layer: kernel launches and the interpreter."""
+    eight_bit_seconds: float = 0.0
+    """Per trained element whose optimizer state has 8 bits, in addition to its traffic."""
     source: str
 
 
@@ -132,7 +147,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     xla: dict[str, Overlap]
     """By kind of device."""
     speed: dict[str, Speed]
-    """By kind of device."""
+    """By kind of device, or by kind and backend (`cpu-jax`)."""
     made_by: str
     exact: dict[str, dict[str, Certainty]] = {}
     """By backend, then by kind of device; absent if nothing was measured."""
@@ -156,10 +171,10 @@ def certainty(backend: str, kind: str) -> Certainty | None:
     return coefficients().exact.get(backend, {}).get(kind)
 
 
-def speed(kind: str) -> Speed:
-    """The shares of the peak rates reached on a `kind` of device."""
+def speed(kind: str, backend: str) -> Speed:
+    """The shares of the peak rates that `backend` reaches on a `kind` of device."""
     speeds = coefficients().speed
-    return speeds[kind] if kind in speeds else speeds["cpu"]
+    return speeds.get(f"{kind}-{backend}") or speeds.get(kind) or speeds["cpu"]
 
 
 def xla(kind: str, device: str = "") -> Overlap:

@@ -43,7 +43,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
             totals[moment.phase], largest[moment.phase] = total, moment
     on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
     framework, waiting = runtime_bytes(step, costs), waiting_on_device(step)
-    heap_least, heap, heap_most = heap_bytes(step, costs, max(totals.values()))
+    heap_least, heap, heap_most = heap_bytes(step, costs, largest.values())
     own = framework + waiting + heap + (compiler if on_cpu else 0)
     ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
     phases = {phase: total + own for phase, total in ordered.items()}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memconsole.memory.activations.jax_step import library_bytes
+from memconsole.memory.activations.kept import kept_by_blocks
 from memconsole.memory.coefficients import Runtime
 from memconsole.memory.state.data import data_bytes, waiting_bytes
-from memconsole.memory.state.step_sizes import StepSizes
+from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.training.compiler import imports_compiler
-
-HEAP_LEAST = 0.7
-"""The least that the heap keeps, as a part of its price."""
 
 
 def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
@@ -34,16 +34,23 @@ def compiler_bytes(plan: Plan, costs: Runtime) -> int:
     return costs.compiler_bytes if plan.optimize.compile else 0
 
 
-def heap_bytes(step: StepSizes, costs: Runtime, live: int) -> tuple[int, int, int]:
-    """Bytes that the heap of a CPU keeps of freed memory at the peak, where `live` bytes are in use: least, usual and
-    most. They vary with the order in which gaps are filled. Weights and optimizer state are never freed."""
-    if step.kind != "cpu":
+def heap_bytes(step: StepSizes, costs: Runtime, largest: Iterable[Moment]) -> tuple[int, int, int]:
+    """Bytes that the heap of a CPU keeps of freed memory at the peak: least, usual and most. They vary with the order in
+    which gaps are filled. `largest` are the largest moments of a step."""
+    heap = costs.heaps.get(step.plan.optimize.heap) if step.kind == "cpu" else None
+    if heap is None:
         return 0, 0, 0
-    heap = step.plan.optimize.heap
-    share = costs.heap_shares.get(heap, 0.0)
-    most = costs.heap_most.get(heap, 2 * share)
-    freed = max(0, live - step.weights - step.state.resident)
-    return int(HEAP_LEAST * share * freed), int(share * freed), int(most * freed)
+    found, kept = tuple(largest), 0.0
+    if heap.step:  # weights and optimizer state are never freed
+        lasting = step.weights + step.state.resident
+        kept += heap.step * max(0, max(m.total for m in found) - lasting)
+    kept += heap.logits * max(m.logits for m in found)
+    share = heap.activations_frozen if step.frozen_blocks else heap.activations
+    if share:
+        blocks = kept_by_blocks(step.plan, step.model, step.flow, "none", step.kind)
+        kept += share * blocks * step.tokens
+    low, high = heap.range
+    return int(low * kept), int(kept), int(high * kept)
 
 
 SHARD_BYTES = 64 * 2**20

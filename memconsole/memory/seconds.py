@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from memconsole.memory.activations import general
-from memconsole.memory.activations.block_programs import kept_per_token
-from memconsole.memory.activations.jax_block import jax_block
-from memconsole.memory.coefficients import speed
+import msgspec
+
+from memconsole.memory.activations.kept import kept_by_blocks
+from memconsole.memory.coefficients import Speed, speed
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import state_bytes
@@ -23,7 +23,7 @@ from memconsole.plan.machine.processor import missing_instructions, vectors_alon
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole.plan.sections.optimize import EIGHT_BIT, Checkpointing
+from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole.plan.tasks import task_of_model
 from memconsole.plan.training.trained import frozen_names
 
@@ -186,26 +186,11 @@ def _element(plan: Plan, kind: str) -> int:
 
 def _passing(plan: Plan, model: Model, kind: str) -> float:
     """Bytes of activations and logits that a micro-batch writes and reads."""
-    per_token = _kept_per_token(plan, model, "none", kind)
+    per_token = kept_by_blocks(plan, model, _flow(plan, model), "none", kind)
     vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
     logits = vocabulary * (24 if _element(plan, kind) == 4 else 20)
     again = {"none": 1.0, "selective": 1.2}.get(plan.optimize.gradient_checkpointing, 1.4)
     return plan.micro_batch_tokens * (3 * per_token * again + logits)
-
-
-def _kept_per_token(plan: Plan, model: Model, checkpointing: Checkpointing, kind: str) -> int:
-    """Bytes per token that the blocks keep for the backward pass."""
-    if not isinstance(model, Architecture):
-        narrow = plan.optimize.precision != "fp32" and not (plan.backend == "jax" and kind == "cpu")
-        flow = _flow(plan, model)
-        return general.kept_bytes(model, flow, checkpointing, 2 if narrow else 4)
-    a = model
-    if plan.backend == "jax":
-        o = plan.optimize
-        return a.layers * jax_block(a, o.precision, checkpointing, kind, o.lora_rank).kept
-    frozen = _flow(plan, model).inputs == 0
-    kept = kept_per_token(a, plan.optimize, checkpointing, kind, frozen)
-    return a.layers * (kept.token + kept.score * plan.data.sequence_length)
 
 
 def _transfers(plan: Plan, model: Model) -> float:
@@ -232,7 +217,7 @@ def _moving(plan: Plan, model: Model, kind: str) -> float:
 def _moved_bytes(plan: Plan, model: Model, kind: str) -> float:
     """Bytes of activations moved off the device and back in a step."""
     o = plan.optimize
-    kept = _kept_per_token(plan, model, o.gradient_checkpointing, kind)
+    kept = kept_by_blocks(plan, model, _flow(plan, model), o.gradient_checkpointing, kind)
     return 2.0 * kept * plan.micro_batch_tokens * o.accumulation_steps
 
 
@@ -251,30 +236,60 @@ def _orthogonalizing_flops(model: Model, rank: int, frozen: tuple[str, ...]) -> 
     return float(found)
 
 
-def step_seconds(plan: Plan, model: Model, budget: Budget) -> float:
-    """Estimated seconds of one optimizer step."""
-    o, costs = plan.optimize, speed(budget.kind)
-    peak = peak_flops(budget, o.precision, plan.backend) * costs.flops_share
-    if budget.kind == "cpu" and plan.backend == "torch":
+class Work(msgspec.Struct, frozen=True):
+    """What a step does, in units that a `Speed` turns into seconds."""
+
+    arithmetic: float
+    """Seconds at the device's dense peak."""
+    traffic: float
+    """Seconds at the device's bandwidth."""
+    launches: float
+    """Layers that run one after the other, of all micro-batches."""
+    coded: int
+    """Trained elements whose optimizer state has 8 bits, on a CPU."""
+    apart: float
+    """Seconds that do not depend on the speed: transfers, and pages that the system clears."""
+
+    def seconds(self, costs: Speed) -> float:
+        return (
+            self.arithmetic / costs.flops_share
+            + self.traffic / costs.bandwidth_share
+            + self.launches * costs.step_overhead_seconds
+            + self.coded * costs.eight_bit_seconds
+            + self.apart
+        )
+
+
+def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
+    """The work of one optimizer step."""
+    o, kind = plan.optimize, budget.kind
+    peak = peak_flops(budget, o.precision, plan.backend)
+    if kind == "cpu" and plan.backend == "torch":
         peak *= _vector_share(o.precision)
     arithmetic = step_flops(plan, model) / peak
-    bandwidth = budget.bandwidth_bytes_per_second or GENERIC_BANDWIDTH.get(budget.kind, 1e11)
-    traffic = _traffic(plan, model, budget.kind) / (bandwidth * costs.bandwidth_share)
-    launches = o.accumulation_steps * (model.layers + 2) * costs.step_overhead_seconds
-    seconds = arithmetic + traffic + launches
-    if o.compile:
-        seconds = arithmetic + 0.6 * traffic + 0.5 * launches
-    if budget.kind != "cpu":
-        seconds += _transfers(plan, model)
-    seconds += _moving(plan, model, budget.kind)
-    if budget.kind == "cpu" and o.heap == "tight":
-        seconds += CLEARED * o.accumulation_steps * _passing(plan, model, budget.kind)
     if o.optimizer == "muon":
         update = _orthogonalizing_flops(model, o.lora_rank, frozen_names(plan, model))
-        seconds += update / (peak_flops(budget, "fp32", plan.backend) * costs.flops_share)
-    if o.optimizer in EIGHT_BIT:
-        seconds += 12e-9 * trained_group(plan, model).elements if budget.kind == "cpu" else 0.0
-    return seconds
+        arithmetic += update / peak_flops(budget, "fp32", plan.backend)
+    bandwidth = budget.bandwidth_bytes_per_second or GENERIC_BANDWIDTH.get(kind, 1e11)
+    traffic = _traffic(plan, model, kind) / bandwidth
+    launches = float(o.accumulation_steps * (model.layers + 2))
+    apart = _moving(plan, model, kind)
+    if kind != "cpu":
+        apart += _transfers(plan, model)
+    elif o.heap == "tight":
+        apart += CLEARED * o.accumulation_steps * _passing(plan, model, kind)
+    return Work(
+        arithmetic,
+        traffic * (0.6 if o.compile else 1.0),
+        launches * (0.5 if o.compile else 1.0),
+        trained_group(plan, model).elements if o.optimizer in EIGHT_BIT and kind == "cpu" else 0,
+        apart,
+    )
+
+
+def step_seconds(plan: Plan, model: Model, budget: Budget) -> float:
+    """Estimated seconds of one optimizer step."""
+    return step_work(plan, model, budget).seconds(speed(budget.kind, plan.backend))
 
 
 def seconds_per_unit(plan: Plan, model: Model, budget: Budget) -> float:

@@ -158,3 +158,5 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer steps of the whole run; None if the size of its data is unknown."""
     run_seconds: float | None = None
     """The whole run with its start; None if `run_steps` is."""
+    time_tier: Tier = Tier.FORMULA
+    """How the times were obtained."""

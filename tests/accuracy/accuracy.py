@@ -28,6 +28,7 @@ PARTS = {
     "xla": "xla.py",
     "cpu": "cpu.py",
     "cpu-exact": "cpu_exact.py",
+    "speed": "speed.py",
     "hybrid": "hybrid.py",
     "key-press": "key_press.py",
     "gpu": "gpu.py",

@@ -1,10 +1,10 @@
 """Real runs of both trainers on this machine's CPU: estimated against measured growth of resident memory.
 
-    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write [--speed] | --compiler]
+    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write | --compiler]
 
 Each plan trains a few steps, evaluates, samples and saves, as a person's run does. ``--write`` fits the
-runtime coefficients (``--speed``: and the speed) to runs (of seeds of their own, see `FITTED`) instead of reporting;
-``--compiler`` what torch.compile takes, to some of those runs with and without it.
+runtime coefficients to runs (of seeds of their own, see `FITTED`) instead of reporting; ``--compiler`` what
+torch.compile takes, to some of those runs with and without it. `speed.py` measures and fits the time of a step.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ sys.path.insert(0, str(ROOT))
 
 from memconsole.devices.budget import budget
 from memconsole.memory import coefficients as numbers
-from memconsole.memory.estimate import architecture_of, table_of
-from memconsole.memory.seconds import step_seconds
+from memconsole.memory.estimate import table_of
 from memconsole.plan.plan import Plan, apply_settings
+from tests.accuracy.cpu_fit import COEFFICIENTS, fit
 from tests.accuracy.results import (
     MIB,
     Bar,
@@ -49,12 +49,11 @@ FITTED = range(0, 16)
 COMPILED = range(0, 6)
 """Of those, the ones that run with torch.compile, too."""
 BAR = Bar(within=0.10)
-COEFFICIENTS = ROOT / "memconsole" / "memory" / "coefficients.json"
 FIXED = {
     "device.name": "cpu",
     "data.max_examples": "30",
     "data.shuffle_buffer": "1000",
-    "train.max_steps": "2",
+    "train.max_steps": "4",
     "train.log_every": "1",
     "train.warmup_steps": "1",
     "train.evaluation_batches": "1",
@@ -149,37 +148,6 @@ class Outcome:
         )
 
 
-def fit(backend: str, outcomes: list[Outcome]) -> None:
-    """Put the constants that leave least of these runs unexplained into the coefficients file."""
-    costs = numbers.runtime(backend, "cpu")
-
-    def unexplained(runs: list[Outcome]) -> int:
-        return int(statistics.median(o.peak.measured_bytes - o.peak.estimated_bytes for o in runs))
-
-    changes = {"workspace_bytes": unexplained(outcomes)}
-    if backend == "torch":  # XLA on a CPU computes 16-bit types in fp32
-        wide = [o for o in outcomes if o.plan.optimize.precision == "fp32"]
-        narrow = [o for o in outcomes if o.plan.optimize.precision != "fp32"]
-        changes["workspace_bytes"] = unexplained(wide)
-        changes["kernels_16_bytes"] = unexplained(narrow) - unexplained(wide)
-    changes["host_bytes"] = int(
-        statistics.median(
-            (o.host.measured_bytes - o.peak.measured_bytes)
-            - (o.host.estimated_bytes - o.peak.estimated_bytes)
-            for o in outcomes
-        )
-    )
-    document = json.loads(COEFFICIENTS.read_text())
-    entry = document["runtime"][backend]["cpu"]
-    for name, change in changes.items():
-        entry[name] = getattr(costs, name) + change
-        print(f"{backend}: {name} {entry[name] / MIB:.1f} MiB")
-    entry["source"] = (
-        f"fitted to {len(outcomes)} real runs by `python tests/accuracy/cpu.py --write`"
-    )
-    COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
-
-
 def fit_compiler() -> None:
     """Put into the coefficients file what runs with torch.compile hold beyond their estimates, but for what they hold
     so without it."""
@@ -202,34 +170,12 @@ def fit_compiler() -> None:
     print(f"torch.compile takes {found / MIB:.1f} MiB ({each})")
 
 
-def fit_speed(outcomes: list[Outcome]) -> None:
-    """Scale the processor's speed to the fastest of these runs: whatever else runs here only slows one down."""
-    factor = max(
-        o.tokens_per_second
-        * step_seconds(o.plan, architecture_of(o.plan), budget(o.plan, None))
-        / o.plan.tokens_per_step
-        for o in outcomes
-    )
-    old = numbers.speed("cpu")
-    document = json.loads(COEFFICIENTS.read_text())
-    document["speed"]["cpu"].update(
-        flops_share=round(old.flops_share * factor, 4),
-        bandwidth_share=round(old.bandwidth_share * factor, 4),
-        step_overhead_seconds=round(old.step_overhead_seconds / factor, 6),
-        source="fastest of the real runs of `python tests/accuracy/cpu.py --write --speed` on "
-        f"{os.cpu_count()} cores",
-    )
-    COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"speed: {factor:.2f} of what was assumed")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", action="append", choices=("torch", "jax"))
     parser.add_argument("--first", type=int, help="first seed")
     parser.add_argument("--plans", type=int)
     parser.add_argument("--write", action="store_true", help="fit the runtime coefficients")
-    parser.add_argument("--speed", action="store_true", help="with --write: fit the speed, too")
     parser.add_argument("--compiler", action="store_true", help="fit what torch.compile takes")
     options = parser.parse_args()
     if options.compiler:
@@ -248,8 +194,6 @@ def main() -> None:
         outcomes = [Outcome(seed, backend) for seed in seeds]
         if options.write:
             fit(backend, outcomes)
-        if options.write and options.speed:
-            fit_speed(outcomes)
         rows += [
             Errors(
                 estimate=f"{backend} ~ peak on a CPU",

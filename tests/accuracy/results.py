@@ -128,13 +128,48 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, tag="latency"):
         ]  # fmt: skip
 
 
+class Timing(msgspec.Struct, frozen=True):
+    """One plan's time, estimated and measured: seconds, or a factor of another plan's."""
+
+    plan: str
+    estimated: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.estimated / self.measured - 1
+
+
+class Times(msgspec.Struct, frozen=True, tag="times"):
+    """A row of the table: estimated times against measured ones."""
+
+    estimate: str
+    truth: str
+    factor: float
+    """How many times too long or too short an estimate may be."""
+    cases: tuple[Timing, ...]
+
+    @property
+    def met(self) -> bool:
+        return all(1 / self.factor <= c.estimated / c.measured <= self.factor for c in self.cases)
+
+    def cells(self) -> list[str]:
+        errors = [case.error for case in self.cases]
+        return [
+            self.estimate, self.truth, f"{len(errors)} plans",
+            f"{statistics.median(map(abs, errors)):.2%}",
+            *(f"{e:+.1%}" if e else "none" for e in (min(0.0, *errors), max(0.0, *errors))),
+            f"all within {self.factor:g}x", _word(self.met),
+        ]  # fmt: skip
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one script measured, once."""
 
     name: str
     """Of the file in results/, such as ``torch-formula``."""
     command: str
-    rows: tuple[Errors | Latency, ...]
+    rows: tuple[Errors | Latency | Times, ...]
     date: str = ""
     machine: str = ""
     versions: dict[str, str] = {}

@@ -233,7 +233,7 @@ def text(plan: Plan, found: Estimate) -> str:
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
         *disk_lines(plan),
         table.words,
-        f"step {Tier.FORMULA}{format_step(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
+        f"step {found.time_tier}{format_step(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
         + (
             f", {found.epoch_minutes:,.1f} minutes per epoch"
             if found.epoch_minutes is not None

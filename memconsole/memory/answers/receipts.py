@@ -41,6 +41,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Live tensor bytes at the peak."""
     at_least: bool = False
     """The run ran out of memory: its peak would have been at least `peak_bytes`."""
+    units_per_second: float | None = None
+    """Its typical rate in tokens (or the task's units); None if it took too few steps to tell."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -62,7 +64,7 @@ def calibrated(
     ratios: list[float] = []
     bounds: list[float] = []
     for run in runs:
-        if setup_of(run.plan) != setup or not _same_machine(run, machine):
+        if setup_of(run.plan) != setup or not same_machine(run, machine):
             continue
         try:
             ratio = math.log(run.peak_bytes / price(run.plan).peak_bytes)
@@ -165,7 +167,8 @@ def on_cpu(table: MemoryTable) -> bool:
     return table.budget.kind == "cpu"
 
 
-def _same_machine(run: Measured, machine: Machine) -> bool:
+def same_machine(run: Measured, machine: Machine) -> bool:
+    """Whether a run tells of `machine`: the same device and driver, and the same versions of its frameworks."""
     shared = set(run.versions) & set(machine.versions)
     return (
         run.device_name == machine.device_name

@@ -26,6 +26,7 @@ _PARTS = {
     "runtime": ("R", "part-d"),
     "snapshots": ("N", "part-a"),
 }
+_TIMED = {Tier.FORMULA: "estimated", Tier.CALIBRATED: "by runs here"}
 
 
 def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
@@ -99,7 +100,7 @@ def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
         return [rule("speed", width)]
     found = view.estimate
     role = "dim" if view.stale or view.problem else "strong"
-    lines = [rule("speed", width, f"{Tier.FORMULA} estimated")]
+    lines = [rule("speed", width, f"{found.time_tier} {_TIMED[found.time_tier]}")]
     lines.append(
         [
             Span(f" {step_word(found.step_seconds)}", role),

@@ -146,7 +146,7 @@ def test_coverage_stays_where_some_runs_only_bound_their_peak(runs: int, capacit
 
 def test_a_run_that_died_below_the_estimate_says_little_and_one_above_raises_it() -> None:
     plain = price(a_plan()).peak_bytes
-    below = with_runs(a_run(0.6, at_least=True))
+    below = with_runs(a_run(0.5, at_least=True))
     assert below.peak_bytes == pytest.approx(plain, rel=0.01)
     above = with_runs(a_run(1.3, at_least=True))
     assert above.peak_bytes > 1.2 * plain

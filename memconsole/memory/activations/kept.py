@@ -1,0 +1,26 @@
+"""What the blocks of a model keep between the forward and the backward pass, whatever the model and the backend."""
+
+from __future__ import annotations
+
+from memconsole.memory.activations import general
+from memconsole.memory.activations.block_programs import kept_per_token
+from memconsole.memory.activations.jax_block import jax_block
+from memconsole.memory.state.gradient_flow import Flow
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
+from memconsole.plan.plan import Plan
+from memconsole.plan.sections.optimize import Checkpointing
+
+
+def kept_by_blocks(
+    plan: Plan, model: Model, flow: Flow, checkpointing: Checkpointing, kind: str
+) -> int:
+    """Bytes per position that all blocks keep for the backward pass. Those that it does not reach keep nothing."""
+    o = plan.optimize
+    if not isinstance(model, Architecture):
+        narrow = o.precision != "fp32" and not (plan.backend == "jax" and kind == "cpu")
+        return general.kept_bytes(model, flow, checkpointing, 2 if narrow else 4)
+    if plan.backend == "jax":
+        return flow.blocks * jax_block(model, o.precision, checkpointing, kind, o.lora_rank).kept
+    kept = kept_per_token(model, o, checkpointing, kind, flow.inputs == 0)
+    return flow.blocks * (kept.token + kept.score * plan.data.sequence_length)

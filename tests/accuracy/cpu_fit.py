@@ -1,0 +1,95 @@
+"""Fits what a trainer on a CPU holds in addition to its tensors to real runs: workspace, libraries, and the heap."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memconsole.memory import coefficients as numbers
+from memconsole.memory.activations.kept import kept_by_blocks
+from memconsole.memory.estimate import model_of, table_of
+from memconsole.memory.state.step_sizes import step_of
+from memconsole.memory.table import MemoryTable
+from memconsole.plan.plan import Plan, replace
+from tests.accuracy.results import MIB
+
+if TYPE_CHECKING:
+    from tests.accuracy.cpu import Outcome
+
+COEFFICIENTS = Path(__file__).resolve().parents[2] / "memconsole" / "memory" / "coefficients.json"
+COMMAND = "python tests/accuracy/cpu.py --write"
+
+
+def fit(backend: str, outcomes: Sequence[Outcome]) -> None:
+    """Put the constants that leave least of these runs unexplained into the coefficients file.
+
+    Runs whose heap gives freed memory back show the workspace; the others, what the heap keeps.
+    """
+    document = json.loads(COEFFICIENTS.read_text())
+    entry = document["runtime"][backend]["cpu"]
+    for name, value in _constants(backend, outcomes).items():
+        entry[name] = value
+        print(f"{backend}: {name} {value / MIB:.1f} MiB")
+    for name, share in _shares(backend, outcomes).items():
+        entry["heaps"]["fast"][name] = share
+        print(f"{backend}: the fast heap keeps {share} ({name})")
+    entry["source"] = f"fitted to {len(outcomes)} real runs by `{COMMAND}`"
+    COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _constants(backend: str, outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """Bytes that do not depend on the plan."""
+    costs = numbers.runtime(backend, "cpu")
+    tight = [o for o in outcomes if o.plan.optimize.heap == "tight"]
+
+    def unexplained(runs: Sequence[Outcome]) -> int:
+        return int(statistics.median(o.peak.measured_bytes - o.peak.estimated_bytes for o in runs))
+
+    found = {"workspace_bytes": costs.workspace_bytes + unexplained(tight)}
+    if backend == "torch":  # XLA on a CPU computes 16-bit types in fp32
+        wide = [o for o in tight if o.plan.optimize.precision == "fp32"]
+        narrow = [o for o in tight if o.plan.optimize.precision != "fp32"]
+        found["workspace_bytes"] = costs.workspace_bytes + unexplained(wide)
+        more = unexplained(narrow) - unexplained(wide)
+        found["kernels_16_bytes"] = costs.kernels_16_bytes + more
+    beside = (
+        (o.host.measured_bytes - o.peak.measured_bytes)
+        - (o.host.estimated_bytes - o.peak.estimated_bytes)
+        for o in outcomes
+    )
+    found["host_bytes"] = costs.host_bytes + int(statistics.median(beside))
+    return found
+
+
+def _shares(backend: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The shares of `Heap` by least squares of the relative errors of the fast runs. That of logits stays as it is."""
+    costs = numbers.runtime(backend, "cpu").heaps["fast"]
+    sums: dict[str, tuple[float, float]] = {}
+    for outcome in (o for o in outcomes if o.plan.optimize.heap == "fast"):
+        tight = table_of(replace(outcome.plan, {"optimize.heap": "tight"}), outcome.table.budget)
+        measured = outcome.peak.measured_bytes
+        left = measured - tight.peak_bytes - costs.logits * _most(tight, "logits and loss")
+        name, size = _allocated(outcome.plan, tight)
+        top, below = sums.get(name, (0.0, 0.0))
+        sums[name] = top + size * left / measured**2, below + size**2 / measured**2
+    return {name: round(max(0.0, top / below), 3) for name, (top, below) in sums.items()}
+
+
+def _allocated(plan: Plan, tight: MemoryTable) -> tuple[str, int]:
+    """The name of the share that a plan tells, and the bytes that it is a share of."""
+    if plan.backend == "jax":
+        lasting = ("weights", "optimizer state", "runtime")
+        rows = [c for c in tight.components if c.name not in lasting]
+        return "step", sum(row.at(tight.peak_phase) for row in rows)
+    model = model_of(plan)
+    step = step_of(plan, model, "cpu")
+    blocks = kept_by_blocks(plan, model, step.flow, "none", "cpu") * step.tokens
+    return ("activations_frozen" if step.frozen_blocks else "activations"), blocks
+
+
+def _most(table: MemoryTable, name: str) -> int:
+    rows: list[Any] = [c for c in table.components if c.name == name]
+    return max((row.at(phase) for row in rows for phase in table.phases), default=0)
