@@ -64,19 +64,27 @@ def prepare(plan: Plan) -> None:
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
 
 
-def found(plan: Plan) -> tuple[Any, ...]:
-    """The plan's devices: `device.count` of them, from that of `device.name` on.
+def found(plan: Plan, size: int = 1) -> tuple[Any, ...]:
+    """The plan's devices: `device.count` of them, from that of `device.name` on. Each of `size`
+    processes has an equal share, in the order of their ranks.
 
-    Raises `PlanError` if this machine has fewer.
+    Raises `PlanError` if a process has fewer.
     """
-    first, count = find(plan), plan.device.count
-    alike = [d for d in jax.local_devices(backend=first.platform) if d.id >= first.id]
-    if len(alike) < count:
-        raise PlanError(
-            f"device.count = {count}: JAX sees {len(alike)} from device {first.id} on here",
-            "device.count",
-        )
-    return tuple(alike[:count])
+    first, each = find(plan), plan.device.count // size
+    own = jax.local_devices(backend=first.platform)
+    skipped = [device.id for device in own].index(first.id)
+    chosen: list[Any] = []
+    for rank in range(size):
+        alike = own if size == 1 else jax.local_devices(rank, first.platform)
+        alike = alike[skipped:]
+        if len(alike) < each:
+            where = f"on node {rank + 1} of {size}" if size > 1 else "here"
+            raise PlanError(
+                f"device.count = {plan.device.count}: JAX sees {len(alike)} from device {skipped} on {where}",
+                "device.count",
+            )
+        chosen += alike[:each]
+    return tuple(chosen)
 
 
 def find(plan: Plan) -> Any:
@@ -172,7 +180,8 @@ def _cpu_features() -> str:
 
 class DeviceMemory:
     """The memory of a device: on a CPU what this process holds since `start`, divided by the number
-    of devices that share it; elsewhere what XLA's allocator holds, on the fullest one."""
+    of devices that share it; elsewhere what XLA's allocator holds, on the fullest one of this
+    process."""
 
     def __init__(self, devices: tuple[Any, ...], facts: DeviceFacts) -> None:
         self._devices, self._total = devices, facts.total_bytes

@@ -20,8 +20,10 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision, replace
 from memconsole.plan.sections.hybrid import GRADIENT_PHASES
 from memconsole_jax import devices, held, tasks
+from memconsole_jax.gang import join
 from memconsole_jax.jumps import JaxJumps
 from memconsole_jax.loading import Loader
+from memconsole_jax.mesh import put
 from memconsole_jax.models import dropout
 from memconsole_jax.profiling import Recording
 from memconsole_jax.programs import Programs
@@ -57,20 +59,26 @@ def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
     """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
     devices.prepare(plan)
     devices.keep_compilations()
-    return JaxEngine(plan, devices.found(plan), run_directory)
+    gang = join(plan, run_directory)
+    return JaxEngine(plan, devices.found(plan, gang.size), run_directory, gang)
 
 
 class JaxEngine:
     """Implements `memconsole_trainer.engine.Engine`."""
 
     def __init__(
-        self, plan: Plan, found: tuple[Any, ...], run_directory: Path | None = None
+        self,
+        plan: Plan,
+        found: tuple[Any, ...],
+        run_directory: Path | None = None,
+        gang: Gang | None = None,
     ) -> None:
         self._plan = plan
         self._run_directory = run_directory
-        self._devices, device = found, found[0]
+        own = tuple(d for d in found if d.process_index == d.client.process_index())
+        self._devices, device = found, own[0]
         jax.config.update("jax_default_device", device)
-        self.gang: Gang = Alone()
+        self.gang: Gang = gang or Alone()
         self.device: DeviceFacts = devices.facts(device)
         self.versions: Mapping[str, str] = {
             "jax": jax.__version__,
@@ -80,7 +88,7 @@ class JaxEngine:
         }
         self.parameters = 0
         self.trainable_parameters = 0
-        self._memory = devices.DeviceMemory(found, self.device)
+        self._memory = devices.DeviceMemory(own, self.device)
         self._step = 0
         self._unread: list[tuple[int, float, jax.Array]] = []
         self._in_flight: deque[jax.Array] = deque()
@@ -125,7 +133,8 @@ class JaxEngine:
             self._compile_hybrid(model)
         self._evaluation_step = programs.lower_evaluate().compile()
         shapes = programs.evaluated_shapes | programs.kept_shapes
-        self._outputs = jax.jit(partial(tasks.of(model).outputs, model))
+        outputs = partial(tasks.of(model).outputs, model)
+        self._outputs = jax.jit(outputs, out_shardings=programs.sharding)
         self._sampler = tasks.of(model).sampler(self._plan, model, shapes, programs.sharding)
         if self._sampler is not None:
             self._sampler.prepare(self._plan.train.sample_tokens)
@@ -370,7 +379,7 @@ class JaxEngine:
             filled = np.full((*axes, *described.shape), described.fill, described.dtype)
             filled[tuple(slice(n) for n in array.shape[: len(axes)])] = array
             place = self._programs.places.rows(axes, len(axes) - 1)
-            found[described.name] = jax.device_put(filled, place)
+            found[described.name] = put(filled, place)
         return found
 
     def _trained_arrays(self, batch: Batch) -> dict[str, jax.Array]:
@@ -381,4 +390,4 @@ class JaxEngine:
         return found
 
     def _put(self, array: Any) -> jax.Array:
-        return jax.device_put(array, self._programs.sharding)
+        return put(array, self._programs.sharding)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import Plan
+from memconsole_jax.mesh import put
 from memconsole_jax.programs import Programs
 from memconsole_jax.stacking import Stack
 from memconsole_jax.techniques import quantized_base
@@ -63,4 +64,4 @@ class Loader:
 
     def _put(self, array: Any, name: str | None = None) -> jax.Array:
         place = self._programs.place(name) if name else self._programs.sharding
-        return jax.device_put(array, place)
+        return put(array, place)

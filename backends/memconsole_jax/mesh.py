@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 AXIS = "devices"
@@ -71,6 +72,20 @@ class Places:
 
     def _spec(self, *axes: str | None) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+
+def put(array: Any, place: Any) -> jax.Array:
+    """`array`, which every process has, at its `place`: each process gives its own devices their parts."""
+    if place.is_fully_addressable:
+        return jax.device_put(array, place)
+    whole = np.asarray(array)
+    # A copy: a view would keep the whole array alive.
+    return jax.make_array_from_callback(whole.shape, place, lambda part: whole[part].copy())
+
+
+def is_elsewhere(array: jax.Array) -> bool:
+    """Whether other processes hold parts of `array` that this one does not have."""
+    return not array.is_fully_addressable and not array.is_fully_replicated
 
 
 def gathered(weights: Tree) -> Tree:

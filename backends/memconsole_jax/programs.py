@@ -287,9 +287,9 @@ class Programs:
 
     def lower_evaluate(self) -> Any:
         """Lower the evaluation of one batch."""
-        step = evaluation_step(self.plan, self.model)
         arrays = self.arrays(self.evaluated_rows)
         sums = self.shape((2, 1 + len(self.task.measures)))
+        step = evaluation_step(self.plan, self.model, self._places_of(sums))
         with self.places.programmed():
             return step.lower(sums, self.evaluated_shapes, self.kept_shapes, arrays)
 

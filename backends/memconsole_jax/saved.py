@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from memconsole_jax import optimizer_state
 from memconsole_jax.held import Released
 from memconsole_jax.loading import Loader
+from memconsole_jax.mesh import is_elsewhere, put
 from memconsole_jax.optimizer_state import as_stored
 from memconsole_jax.programs import Programs
+from memconsole_jax.stacking import Stack
 from memconsole_jax.step import TrainState
 from memconsole_trainer.engine import Array, StateSource, WeightsError
 from memconsole_trainer.techniques import average, loss_scale
@@ -35,15 +38,15 @@ class Saved:
         for name, stack in self._weights.items():
             rounded = self.programs.is_rounded(name)
             array = kept[name] if name in kept else trained.weights[name]
-            for canonical, row in stack.split(_host(array)):
+            for canonical, row in self._parts(stack, array):
                 yield f"model.{canonical}", row.astype(jnp.bfloat16) if rounded else row
         for name, stack in self._averaged(trained).items():
-            for canonical, row in stack.split(_host(trained.average[name])):
+            for canonical, row in self._parts(stack, trained.average[name]):
                 yield f"{average.PREFIX}{canonical}", row
         if loss_scale.is_scaled(self.programs.plan.optimize.precision):
             yield loss_scale.NAME, _host(trained.precision)
         for leaf in self._leaves(trained):
-            for name, row in leaf.split(_host(leaf.array)):
+            for name, row in self._parts(leaf, leaf.array):
                 yield name, as_stored(row)
 
     def names(self, trained: TrainState) -> Iterator[str]:
@@ -80,9 +83,34 @@ class Saved:
                 if found.shape != row.shape:
                     raise WeightsError(f"{name}: shape {found.shape}, expected {row.shape}")
                 as_stored(row)[...] = found
-            loaded.append(jax.device_put(array, place))
+            loaded.append(put(array, place))
         structure = jax.tree.structure(before.optimizer)
         return TrainState(weights, jax.tree.unflatten(structure, loaded), precision, averages)
+
+    def _parts(
+        self, of: Stack | optimizer_state.OptimizerLeaf, array: jax.Array | Released
+    ) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Yield name and values of each tensor of `array`. What several processes hold is brought
+        together one tensor at a time, never the tensors of all layers."""
+        if isinstance(array, Released) or not is_elsewhere(array):
+            yield from of.split(_host(array))
+            return
+        stack = of if isinstance(of, Stack) else of.stack
+        layered = stack is not None and stack.layered
+        for number, name in enumerate(of.names()):
+            found = self._layer(array, np.int32(number)) if layered else self._whole(array)
+            yield name, np.asarray(found.addressable_data(0))
+
+    @cached_property
+    def _whole(self) -> Any:
+        """An array of several processes to the same on all devices."""
+        return jax.jit(lambda array: array, out_shardings=self.programs.sharding)
+
+    @cached_property
+    def _layer(self) -> Any:
+        """An array (L, ...) of several processes to that of one layer, on all devices."""
+        take = partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+        return jax.jit(take, out_shardings=self.programs.sharding)
 
     @property
     def _weights(self) -> dict[str, Any]:
@@ -105,6 +133,8 @@ def _host(array: jax.Array | Released) -> Array:
     array."""
     if isinstance(array, Released):
         return array.array
+    if not array.is_fully_addressable:
+        return np.array(array.addressable_data(0))
     if len(array.sharding.device_set) > 1:
         whole = np.empty(array.shape, array.dtype)
         for part in array.addressable_shards:

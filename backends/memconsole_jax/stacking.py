@@ -54,6 +54,10 @@ class Stack:
             row[...] = found
         return array
 
+    def names(self) -> Iterator[str]:
+        """The canonical names in the order of `split`."""
+        return (parameter.name for parameter in self.members)
+
     def split(self, array: NDArray[np.generic]) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield each canonical name and its part of `array`, a view."""
         for row, parameter in zip(self._rows(array), self.members, strict=True):

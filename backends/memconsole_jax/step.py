@@ -183,11 +183,11 @@ def counted(share: Array, finite: Array | None) -> Array:
     return share if finite is None else jnp.where(finite, share, 0.0)
 
 
-def evaluation_step(plan: Plan, model: Model) -> Any:
+def evaluation_step(plan: Plan, model: Model, place: Any = None) -> Any:
     """Jitted (sums, trained, kept, arrays (B, ...)) -> sums including this batch.
 
     `sums` (2, entries) holds the sums of the task's `evaluation` so far and their rounding errors
-    (Kahan 1965), so that float32 suffices for millions of rows.
+    (Kahan 1965), so that float32 suffices for millions of rows. `place` is theirs on several devices.
     """
     evaluation = tasks.of(model).evaluation(plan, model)
 
@@ -197,4 +197,4 @@ def evaluation_step(plan: Plan, model: Model) -> Any:
         new = total + more
         return jnp.stack([new, (new - total) - more])
 
-    return jax.jit(step)
+    return jax.jit(step, out_shardings=place)

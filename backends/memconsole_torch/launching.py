@@ -5,28 +5,22 @@ The agent restarts nothing: a run's supervisor starts a whole new attempt from t
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
-import psutil
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from memconsole.runs.act import together
 from memconsole_trainer.backends import MEMBER
+from memconsole_trainer.stopping import pass_on
 
 MEETING_SECONDS = 900
 """How long the first node waits for the others."""
-STOP_POLL_SECONDS = 0.5
 STARTED_SECONDS = 2
 """How far apart deaths are of which one may have caused the other."""
 
@@ -41,11 +35,6 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
     """
     place = together.here()
     own = count // place.nodes
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.touch(mode=0o600)
-        _stop_children()
-
     os.environ[MEMBER] = "1"
     os.environ.update(_settings(own, place.nodes, os.environ))
     redirects = dict.fromkeys(range(0 if place.node else 1, own), Std.ALL)
@@ -64,29 +53,12 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
         signals_to_handle="SIGQUIT",  # the others are handled here
     )
     folder.mkdir(mode=0o700, exist_ok=True)
-    if several:
-        threading.Thread(target=_obey, args=(stopping,), daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    pass_on(stopping, watch=several)
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
         return first_of(error.failures)
     return 0
-
-
-def _stop_children() -> None:
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            child.terminate()
-
-
-def _obey(stopping: Path) -> None:
-    """Stop the processes of this node once the file is there: no signal reaches all nodes."""
-    while not stopping.exists():
-        time.sleep(STOP_POLL_SECONDS)
-    _stop_children()
 
 
 def first_of(failures: Mapping[int, ProcessFailure]) -> int:

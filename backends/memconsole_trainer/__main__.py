@@ -1,7 +1,7 @@
 """``python -m memconsole_trainer RUN_DIR ATTEMPT``: one attempt of one run.
 
-If the backend trains on several devices with a process for each, this process starts them, each with
-the same command, and waits for them.
+If the plan trains in several processes, this process starts them, each with the same command, and waits
+for them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memconsole.plan.plan import PlanError
+from memconsole.plan.processes import processes
+from memconsole.runs.act import together
 from memconsole.runs.act.attempt import STOPPING, Attempt
 from memconsole.runs.act.member import Member
 from memconsole.runs.record import events, files
@@ -94,6 +96,8 @@ def run_together(run: RunDirectory, number: int, count: int, launch: Launch) -> 
         with contextlib.suppress(OSError):
             (path / "error.json").unlink()  # of a process that lost touch with the one that died
         _die_of(-failed)
+    if not failed and together.here().node:
+        return 0  # the first node tells how the run ended
     final = files.read_struct(path / "final.json", FinalRecord)
     error = files.read_struct(path / "error.json", ErrorRecord)
     if failed and error is not None and (final is None or final.exit_code != ExitCode.STOPPED):
@@ -111,6 +115,13 @@ def _die_of(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+def _leave(code: int) -> None:
+    """End this process at once: libraries would wait for the others, which have not failed yet."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _launcher(run: RunDirectory) -> tuple[int, Launch] | None:
     """How many processes an attempt of the run needs and what starts them; None for one.
 
@@ -118,10 +129,11 @@ def _launcher(run: RunDirectory) -> tuple[int, Launch] | None:
     """
     try:
         plan = run.read_plan()
-        found = launcher(plan.backend) if plan.device.count > 1 else None
+        count = processes(plan)
+        found = launcher(plan.backend) if count > 1 else None
     except PlanError:
         return None
-    return (plan.device.count, found) if found is not None else None
+    return (count, found) if found is not None else None
 
 
 def _board(attempt: Attempt, job: Job) -> TensorBoard:
@@ -146,7 +158,10 @@ def main() -> int:
     made = Member(directory, number, place) if place else Attempt(directory, number)
     made.shared = place is not None
     with made as attempt:
-        return run(attempt)
+        code = run(attempt)
+    if made.shared and code:
+        _leave(code)
+    return code
 
 
 if __name__ == "__main__":

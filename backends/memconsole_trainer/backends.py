@@ -23,7 +23,7 @@ def rank() -> int | None:
 
 
 def launcher(backend: str) -> Launch | None:
-    """Starts a process for each device; None for a backend whose one process uses several devices.
+    """Starts several processes of a run; None for a backend that trains in one.
 
     Raises `PlanError` as `engine_factory`.
     """

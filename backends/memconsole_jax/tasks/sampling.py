@@ -14,6 +14,7 @@ from flax import nnx
 from jax import Array, lax
 
 from memconsole.plan.models.architecture import Architecture
+from memconsole_jax.mesh import put
 from memconsole_jax.models.decoder import Decoder, layer_view, local_layers
 from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
@@ -76,7 +77,7 @@ class TokenSampler:
             np.float32(top_p),
         )
         filled, filled_to = self._program(len(row))(
-            weights, *jax.device_put(arguments, self._place)
+            weights, *(put(value, self._place) for value in arguments)
         )
         return [int(token) for token in np.asarray(filled)[len(prompt) : int(filled_to)]]
 
@@ -86,7 +87,11 @@ class TokenSampler:
             number = self._shape(jnp.float32)
             stops = self._shape(jnp.int32, STOPS)
             more = count, count, number, count, self._shape(jnp.uint32), stops, number
-            step = jax.jit(partial(sample, adapter_scale=self._scale), static_argnums=0)
+            step = jax.jit(
+                partial(sample, adapter_scale=self._scale),
+                static_argnums=0,
+                out_shardings=self._place,
+            )
             lowered = step.lower(self._architecture, self._weights, row, *more)
             self._programs[positions] = lowered.compile()
         return self._programs[positions]

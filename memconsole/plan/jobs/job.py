@@ -10,8 +10,9 @@ from pathlib import Path
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.data.mixture import MIX, VALIDATION, parts, validation_plan
-from memconsole.plan.jobs.on_node import nodes, on_node
+from memconsole.plan.jobs.on_node import on_node
 from memconsole.plan.plan import Plan, PlanError, get, quote, replace
+from memconsole.plan.processes import nodes
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.plan.training.origin import checkpoint_of
 

@@ -8,6 +8,7 @@ import shlex
 from memconsole.plan import catalog
 from memconsole.plan.check import device_kind
 from memconsole.plan.plan import Plan, PlanError, quote, replace
+from memconsole.plan.processes import nodes
 
 _TIME = re.compile(r"\d{1,7}|(\d{1,3}-)?\d{1,5}:\d{1,2}(:\d{1,2})?|\d{1,3}-\d{1,2}")
 _PARTITION = re.compile(r"[A-Za-z0-9_.+-]+(,[A-Za-z0-9_.+-]+)*")
@@ -53,12 +54,7 @@ def check_job(plan: Plan) -> None:
             f"launch.partition = {quote(partition)}: expected a name that `sinfo` lists",
             "launch.partition",
         )
-    if nodes(plan) > 1 and plan.backend != "torch":
-        raise PlanError(
-            f"launch.devices_per_node = {plan.launch.devices_per_node}: the {plan.backend} backend trains on the "
-            "devices of one node; set device.count to at most that, or backend = torch",
-            "launch.devices_per_node",
-        )
+    nodes(plan)
     sbatch_options(plan)
 
 
@@ -82,16 +78,3 @@ def sbatch_options(plan: Plan) -> list[str]:
                 key,
             )
     return words
-
-
-def nodes(plan: Plan) -> int:
-    """How many nodes the plan's devices take. Raises `PlanError` if they do not fill them."""
-    count, each = plan.device.count, plan.launch.devices_per_node
-    if each is None or each >= count:
-        return 1
-    if count % each:
-        raise PlanError(
-            f"device.count = {count}: expected a multiple of launch.devices_per_node = {each}",
-            "device.count",
-        )
-    return count // each

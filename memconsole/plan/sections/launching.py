@@ -22,7 +22,9 @@ class LaunchChoice(Section, frozen=True, kw_only=True):
     ] = None
     devices_per_node: Annotated[
         Annotated[int, Meta(ge=1, le=4096)] | None,
-        about("devices that a node of the cluster has; none: all of device.count are on one node"),
+        about(
+            "devices that a node has; none: one node has all. JAX: one process per node, also on a CPU here"
+        ),
     ] = None
     save_seconds: Annotated[
         int,

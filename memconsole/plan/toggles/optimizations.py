@@ -6,6 +6,7 @@ from typing import Any
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError, quote
+from memconsole.plan.processes import processes
 from memconsole.plan.toggles import (
     activations,
     adapters,
@@ -87,6 +88,7 @@ def _check_devices(plan: Plan) -> None:
     if count > 1 and plan.device.name in ("mps", "tpu") and plan.backend == "torch":
         reason = f"there is one device called {plan.device.name}; set device.count = 1"
         raise PlanError(f"device.count = {count}: {reason}", "device.count")
+    processes(plan)
 
 
 def press(row: Optimization, plan: Plan, value: Any) -> Plan:

@@ -9,6 +9,7 @@ from pathlib import Path
 from memconsole.cache import cache_folder
 from memconsole.plan.machine import jemalloc
 from memconsole.plan.plan import Plan
+from memconsole.plan.processes import processes
 
 RUN_ID = "MEMCONSOLE_RUN_ID"
 ATTEMPT = "MEMCONSOLE_ATTEMPT"
@@ -67,6 +68,7 @@ def trainer_environment(
     kind: str | None = None,
 ) -> dict[str, str]:
     """`inherited` plus what the plan's backend and device need. Variables the user set are kept.
+    Raises `PlanError` if the devices do not fill their nodes.
 
     Sources: PyTorch "CUDA semantics: optimizing memory usage with PYTORCH_ALLOC_CONF"; JAX "GPU
     memory allocation"; mallopt(3).
@@ -92,9 +94,9 @@ def trainer_environment(
             wanted["JAX_PLATFORMS"] = "cpu"
     environment = wanted | dict(inherited)
     flags = inherited.get("XLA_FLAGS", "")
-    several = plan.backend == "jax" and kind == "cpu" and plan.device.count > 1
-    if several and _HOST_DEVICES not in flags:
-        environment["XLA_FLAGS"] = f"{flags} {_HOST_DEVICES}={plan.device.count}".strip()
+    own = plan.device.count // processes(plan)
+    if plan.backend == "jax" and kind == "cpu" and own > 1 and _HOST_DEVICES not in flags:
+        environment["XLA_FLAGS"] = f"{flags} {_HOST_DEVICES}={own}".strip()
     if kind == "cpu" and plan.optimize.heap == "jemalloc" and jemalloc.library():
         others = inherited.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = f"{jemalloc.library()}:{others}".rstrip(":")

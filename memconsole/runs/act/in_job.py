@@ -20,7 +20,7 @@ from types import FrameType
 
 import msgspec
 
-from memconsole.plan.jobs.on_node import nodes
+from memconsole.plan.processes import nodes
 from memconsole.runs.act import daemon, slurm, together
 from memconsole.runs.act.attempt import STOPPING
 from memconsole.runs.act.spawn import TrainerCommand, trainer_command

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 import msgspec
 
 from memconsole.plan.check import device_kind
-from memconsole.plan.jobs.on_node import check_job, nodes, sbatch_options
+from memconsole.plan.jobs.on_node import check_job, sbatch_options
 from memconsole.plan.plan import Plan
+from memconsole.plan.processes import nodes
 from memconsole.runs.read.life.slurm import QUEUE
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.plan.jobs.on_node import check_job, nodes, on_node
+from memconsole.plan.jobs.on_node import check_job, on_node
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.processes import nodes
 from memconsole.runs.act import control, launch
 from memconsole.runs.act.slurm import place, script, submission_environment, submit
 from memconsole.runs.read.life import slurm
@@ -73,10 +74,6 @@ def test_the_script_asks_for_what_the_plan_says_and_becomes_the_supervisor() -> 
         ({"device.name": "auto"}, "needs the device of a node"),
         ({"device.name": "cuda:0"}, "needs the device of a node"),
         ({"launch.time_limit": "2 hours"}, "launch.time_limit"),
-        (
-            {"backend": "jax", "device.count": 4, "launch.devices_per_node": 2},
-            "the jax backend trains on the devices of one node",
-        ),
         ({"device.count": 3, "launch.devices_per_node": 2}, "expected a multiple"),
         ({"launch.partition": "a b"}, "launch.partition"),
         ({"launch.options": "physics"}, "expected options of sbatch"),

@@ -1,0 +1,106 @@
+"""Starts the processes of a run on several nodes, and waits for them.
+
+It restarts nothing: a run's supervisor starts a whole new attempt from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from memconsole.runs.act import together
+from memconsole_trainer.backends import MEMBER
+from memconsole_trainer.stopping import pass_on
+
+POLL_SECONDS = 0.1
+LAST_WORDS_SECONDS = 15.0
+"""How long the others may take to tell that a process has failed, before they are killed."""
+
+
+def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -> int:
+    """Run `python ARGUMENTS` in `count` processes until all have ended. Their output goes to files in
+    `folder`, that of rank 0 to this process's. On several nodes, each starts one of them.
+
+    SIGTERM is passed on to all of them, and `stopping` tells those that are still starting, and those
+    of several nodes. Returns 0, or the exit code of the process that failed first; negative if a
+    signal killed it.
+    """
+    place = together.here()
+    several = place.nodes > 1
+    ranks = [place.node] if several else range(count)
+    address = f"{place.address}:{place.port}" if several else f"127.0.0.1:{_free_port()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    pass_on(stopping, watch=several)
+    running = {
+        rank: _start(arguments, told(rank, count, address, own=several), folder) for rank in ranks
+    }
+    return _wait(running)
+
+
+def told(rank: int, count: int, address: str, *, own: bool) -> dict[str, str]:
+    """The variables by which a process knows its place. `own`: it has a machine of its own."""
+    return {
+        MEMBER: "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "MEMCONSOLE_MEETING": address,
+        "MEMCONSOLE_OWN_NODE": str(int(own)),
+    }
+
+
+def _start(
+    arguments: Sequence[str], place: Mapping[str, str], folder: Path
+) -> subprocess.Popen[bytes]:
+    rank = place["RANK"]
+    if rank == "0":
+        return subprocess.Popen([sys.executable, *arguments], env=os.environ | place)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    output = os.open(folder / f"{rank}.log", flags, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            env=os.environ | place,
+            stdout=output,
+            stderr=output,
+        )
+    finally:
+        os.close(output)
+
+
+def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
+    """Wait until all have ended. Once one has failed, the others must end soon."""
+    failed: int | None = None
+    deadline = float("inf")
+    while running:
+        ended = {rank: p.returncode for rank, p in running.items() if p.poll() is not None}
+        running = {rank: p for rank, p in running.items() if rank not in ended}
+        codes = [code for code in ended.values() if code]
+        if codes and failed is None:
+            failed = first_of(codes)
+            # Only a process that failed by itself leaves something to tell.
+            deadline = time.monotonic() + (LAST_WORDS_SECONDS if failed > 0 else 0)
+        if time.monotonic() >= deadline:
+            for process in running.values():
+                process.kill()
+        if running:
+            time.sleep(POLL_SECONDS)
+    return failed or 0
+
+
+def first_of(codes: Sequence[int]) -> int:
+    """Of processes that ended at almost the same time, the exit code that the others followed from: JAX
+    aborts a process that loses touch with another one."""
+    return min(codes, key=lambda code: (code == -signal.SIGABRT, code > 0))
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port

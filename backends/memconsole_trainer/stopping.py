@@ -1,0 +1,44 @@
+"""Passes a request to stop on to the processes that this one has started."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+POLL_SECONDS = 0.5
+
+
+def pass_on(stopping: Path, *, watch: bool) -> None:
+    """From here on, pass SIGTERM and SIGINT on to all children, and note it in the file `stopping` for
+    those that are still starting.
+
+    With `watch`, children are also stopped once the file is there: no signal reaches all nodes.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.touch(mode=0o600)
+        _stop_children()
+
+    if watch:
+        threading.Thread(target=_obey, args=(stopping,), daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _obey(stopping: Path) -> None:
+    while not stopping.exists():
+        time.sleep(POLL_SECONDS)
+    _stop_children()
+
+
+def _stop_children() -> None:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            child.terminate()
