@@ -302,20 +302,45 @@ def test_two_nodes_learn_exactly_what_two_processes_of_this_machine_learn(
     ended_as(whole_of_two, run)
 
 
+def test_two_nodes_in_jax_learn_exactly_what_two_processes_of_this_machine_learn(
+    slurm: Cluster, text: Path, two_nodes: None
+) -> None:
+    options = (*TWO, "--set=launch.devices_per_node=1", "--set=train.max_steps=200")
+    here = train(text, *options, where="here", backend="jax")
+    wait(here, lambda now: not now.live)
+    whole = end(here)
+    run = train(text, *options, backend="jax")
+    wait_step(run, 60)
+    control.request_stop(run, "a test")
+    now = wait(run, lambda now: not now.live)
+    assert now.state == "stopped", (now, said(run))
+    launch.resume(run)
+    wait_step(run, 100)
+    os.kill(member(run), signal.SIGKILL)
+    ended_as(whole, run)
+    assert run.newest_attempt() == 3
+
+
+def member(run: RunDirectory) -> int:
+    """The process of the second node."""
+    (found,) = (
+        pid
+        for pid in family.members(run.id)
+        if "memconsole_trainer" in " ".join(psutil.Process(pid).cmdline())
+        and psutil.Process(pid).environ().get("RANK") == "1"
+    )
+    return found
+
+
 def test_a_killed_process_of_two_nodes_makes_both_begin_again(
     slurm: Cluster, text: Path, two_nodes: None, whole_of_two: End
 ) -> None:
     run = train(text, *TWO, "--set=launch.devices_per_node=1")
     wait_step(run, 60)
     leader = liveness(run).trainer_pid
-    members = [
-        pid
-        for pid in family.members(run.id)
-        if "memconsole_trainer" in " ".join(psutil.Process(pid).cmdline())
-        and psutil.Process(pid).environ().get("RANK") == "1"
-    ]
-    assert leader not in members
-    os.kill(members[0], signal.SIGKILL)
+    second = member(run)
+    assert leader != second
+    os.kill(second, signal.SIGKILL)
     ended_as(whole_of_two, run)
     assert run.newest_attempt() == 2
     assert run.job() is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memconsole.plan.plan import PlanError
+from memconsole.plan.plan import PlanError, replace
 from memconsole.runs.act.environment import trainer_environment
 from tests.training.harness.gangs import plan_of
 from tests.training.harness.meshes import differences
@@ -102,6 +102,8 @@ def test_a_run_on_a_cpu_gets_as_many_host_devices_as_it_trains_on() -> None:
     flag = "--xla_force_host_platform_device_count"
     assert trainer_environment(plan, {}, kind="cpu")["XLA_FLAGS"] == f"{flag}=4"
     assert "XLA_FLAGS" not in trainer_environment(plan, {}, kind="cuda")
+    nodes = replace(plan, {"launch.devices_per_node": 2})
+    assert trainer_environment(nodes, {}, kind="cpu")["XLA_FLAGS"] == f"{flag}=2"
     own = {"XLA_FLAGS": f"{flag}=9"}
     assert trainer_environment(plan, own, kind="cpu")["XLA_FLAGS"] == f"{flag}=9"
     more = trainer_environment(plan, {"XLA_FLAGS": "--xla_dump_to=x"}, kind="cpu")["XLA_FLAGS"]

@@ -11,6 +11,8 @@ import pytest
 
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.processes import processes
+from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training.resuming import changed, words
 from memconsole.runs.act import again
 from memconsole.runs.act.attempt import STOPPING, Attempt
@@ -70,6 +72,59 @@ def test_the_failure_that_the_others_followed_from_counts(
         rank: SimpleNamespace(exitcode=code, timestamp=at) for rank, (code, at) in enumerate(ends)
     }
     assert launching.first_of(failures) == first
+
+
+@pytest.mark.parametrize(
+    ("codes", "first"),
+    [
+        ([-6, -9], -9),  # JAX aborts a process that loses touch with the one that was killed
+        ([-6, 77], 77),  # or with the one that failed by an error of its own
+        ([1, -9], -9),
+        ([-6, -6], -6),  # a node that is silent
+    ],
+)
+def test_of_jax_processes_that_end_together_the_cause_counts(codes: list[int], first: int) -> None:
+    launching = pytest.importorskip("memconsole_jax.launching")
+    assert launching.first_of(codes) == first
+
+
+def _started(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, count: int = 3) -> int:
+    """The exit code of `count` JAX processes that run `code`; theirs are the signals until it returns."""
+    launching = pytest.importorskip("memconsole_jax.launching")
+    monkeypatch.setattr(launching, "pass_on", lambda stopping, watch: None)
+    found: int = launching.launch(count, ["-c", code], folder / "processes", folder / "stopping")
+    return found
+
+
+def test_a_killed_jax_process_ends_those_that_would_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+import os, signal, time
+print(os.environ["RANK"], os.environ["WORLD_SIZE"], flush=True)
+os.kill(os.getpid(), signal.SIGKILL) if os.environ["RANK"] == "1" else time.sleep(1000)
+"""
+    assert _started(tmp_path, monkeypatch, code) == -signal.SIGKILL
+    assert (tmp_path / "processes" / "1.log").read_text() == "1 3\n"
+
+
+def test_jax_processes_that_end_well_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os; assert os.environ['MEMCONSOLE_MEETING'].startswith('127.0.0.1:')"
+    assert _started(tmp_path, monkeypatch, code) == 0
+
+
+def test_jax_has_a_process_for_each_node_and_torch_for_each_device() -> None:
+    four = {"device.count": 4, "launch.devices_per_node": 2, "optimize.sharding": "fsdp"}
+    jax = replace(Plan(), {**four, "backend": "jax"})
+    assert processes(replace(jax, {"launch.on": "slurm", "device.name": "h100-80gb"})) == 2
+    assert processes(replace(jax, {"device.name": "cpu"})) == 2
+    assert processes(replace(jax, {"device.name": "cuda:0"})) == 1  # all cards of this machine
+    assert processes(replace(jax, {"launch.devices_per_node": None, "device.name": "cpu"})) == 1
+    assert processes(replace(Plan(), four)) == 4
+    with pytest.raises(PlanError, match=r"expected a multiple of launch\.devices_per_node = 3"):
+        check_trainable(replace(jax, {"device.name": "cpu", "launch.devices_per_node": 3}))
 
 
 def test_a_member_holds_the_gang_and_writes_only_why_it_failed(run: RunDirectory) -> None:
