@@ -23,7 +23,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 24
 
 
-def assignments(text: Path, sharding: str) -> list[str]:
+NODES = {"backend": "jax", "launch.devices_per_node": 1}
+"""JAX with a process for each of the two devices."""
+
+
+def assignments(text: Path, sharding: str, **more: object) -> list[str]:
     settings = {
         **TINY,
         "data.source": str(text),
@@ -34,13 +38,16 @@ def assignments(text: Path, sharding: str) -> list[str]:
         "train.checkpoint_every": 3,
         "train.log_every": 1,
         "train.evaluate_every": 7,
+        **more,
     }
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def started(environment: dict[str, str], text: Path, sharding: str) -> RunDirectory:
+def started(environment: dict[str, str], text: Path, sharding: str, **more: object) -> RunDirectory:
     """A run in the background."""
-    name = memconsole(environment, "train", "--detach", *assignments(text, sharding)).split()[0]
+    name = memconsole(
+        environment, "train", "--detach", *assignments(text, sharding, **more)
+    ).split()[0]
     return RunDirectory(Path(environment["XDG_STATE_HOME"]) / "memconsole" / "runs" / name)
 
 
@@ -67,13 +74,14 @@ def process(run: RunDirectory, rank: int) -> psutil.Process:
     raise AssertionError(f"no process of rank {rank}")
 
 
+@pytest.mark.parametrize("more", [{}, NODES], ids=["torch", "jax"])
 @pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
 def test_a_run_that_loses_processes_ends_bitwise_as_one_that_does_not(
-    environment: dict[str, str], text: Path, sharding: str
+    environment: dict[str, str], text: Path, sharding: str, more: dict[str, object]
 ) -> None:
-    whole = started(environment, text, sharding)
+    whole = started(environment, text, sharding, **more)
     assert wait_for_end(whole) == "finished"
-    run = started(environment, text, sharding)
+    run = started(environment, text, sharding, **more)
     for step, rank in ((5, 1), (12, 0)):
         wait_for_step(environment, run.id, step, 300)
         os.kill(process(run, rank).pid, signal.SIGKILL)
@@ -85,10 +93,40 @@ def test_a_run_that_loses_processes_ends_bitwise_as_one_that_does_not(
     }
 
 
-def test_a_stopped_run_goes_on_alone_and_then_again_together(
+def test_a_jax_process_that_hangs_does_not_hang_the_run(
     environment: dict[str, str], text: Path
 ) -> None:
-    run = started(environment, text, "fsdp")
+    whole = started(environment, text, "fsdp", **NODES)
+    assert wait_for_end(whole) == "finished"
+    run = started(environment, text, "fsdp", **NODES)
+    wait_for_step(environment, run.id, 5, 300)
+    os.kill(process(run, 1).pid, signal.SIGSTOP)
+    assert wait_for_end(run) == "finished"
+    assert len(run.attempt_numbers()) == 2
+    assert state_hashes(run) == state_hashes(whole)
+
+
+def test_one_jax_process_of_eight_devices_that_is_killed_begins_again(
+    environment: dict[str, str], text: Path
+) -> None:
+    eight = {"backend": "jax", "device.count": 8, "train.batch_size": 1}
+    whole = started(environment, text, "fsdp", **eight)
+    assert wait_for_end(whole) == "finished"
+    run = started(environment, text, "fsdp", **eight)
+    wait_for_step(environment, run.id, 5, 300)
+    pid = settled(run).trainer_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for_end(run) == "finished"
+    assert len(run.attempt_numbers()) == 2
+    assert state_hashes(run) == state_hashes(whole)
+
+
+@pytest.mark.parametrize("more", [{}, NODES], ids=["torch", "jax"])
+def test_a_stopped_run_goes_on_alone_and_then_again_together(
+    environment: dict[str, str], text: Path, more: dict[str, object]
+) -> None:
+    run = started(environment, text, "fsdp", **more)
     wait_for_step(environment, run.id, 4, 300)
     memconsole(environment, "stop", run.id, "--yes")
     assert wait_for_end(run) == "stopped"
