@@ -32,6 +32,10 @@ class LostTouchError(RuntimeError):
     """Another process of the run has failed. That process recorded why."""
 
 
+class MeetingError(RuntimeError):
+    """The processes of the run do not find each other."""
+
+
 class Processes:
     """Implements `Gang` by messages through JAX's coordination service, which is in process 0. No
     message waits for a device.
@@ -102,7 +106,8 @@ def join(plan: Plan, run_directory: Path | None = None) -> Processes | Alone:
     """Meet the other processes of a run. Returns at once if there is one. Call it before JAX opens its
     devices.
 
-    Raises `PlanError` if this process was not started with the others, or does not find them.
+    Raises `PlanError` if this process was not started with the others, and `MeetingError` if it does not
+    find them.
     """
     count = processes(plan)
     if count == 1:
@@ -128,12 +133,14 @@ def _meet(plan: Plan, count: int) -> None:
     # It would take SIGTERM, which asks a run to stop.
     jax.config.update("jax_enable_preemption_service", False)
     alone = os.environ.get("MEMCONSOLE_OWN_NODE") == "0"
-    began = time.monotonic()
+    rank = int(os.environ["RANK"])
+    if rank:
+        _reach(address)
     try:
         jax.distributed.initialize(
             address,
             count,
-            int(os.environ["RANK"]),
+            rank,
             cluster_detection_method="deactivate",
             initialization_timeout=MEETING_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
@@ -142,12 +149,28 @@ def _meet(plan: Plan, count: int) -> None:
             coordinator_bind_address=address if alone else None,
         )
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise PlanError(
-            f"device.count = {plan.device.count}: the {count} processes did not meet at {address} within "
-            f"{time.monotonic() - began:.0f} s ({reason}); MASTER_ADDR names the address of the first node",
-            "device.count",
-        ) from None
+        raise MeetingError(
+            f"the {count} processes of this run do not meet at {address}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _reach(address: str) -> None:
+    """Wait until the first process listens. JAX would abort this process instead of telling that it
+    does not. Raises `MeetingError`."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + MEETING_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5.0).close()
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise MeetingError(
+                    f"the first process of this run is not reached at {address} within {MEETING_SECONDS} s: "
+                    f"{error.strerror or error}; MASTER_ADDR names the address of the first node"
+                ) from None
+            time.sleep(0.2)
+        else:
+            return
 
 
 def _check_own_name() -> None:

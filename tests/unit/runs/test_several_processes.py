@@ -115,6 +115,15 @@ def test_jax_processes_that_end_well_end_well(
     assert _started(tmp_path, monkeypatch, code) == 0
 
 
+def test_a_jax_process_that_cannot_reach_the_first_one_says_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gang = pytest.importorskip("memconsole_jax.gang")
+    monkeypatch.setattr(gang, "MEETING_SECONDS", 0)
+    with pytest.raises(gang.MeetingError, match=r"127\.0\.0\.1:1 .* MASTER_ADDR names"):
+        gang._reach("127.0.0.1:1")
+
+
 def test_jax_has_a_process_for_each_node_and_torch_for_each_device() -> None:
     four = {"device.count": 4, "launch.devices_per_node": 2, "optimize.sharding": "fsdp"}
     jax = replace(Plan(), {**four, "backend": "jax"})
