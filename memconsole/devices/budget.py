@@ -146,6 +146,7 @@ def _local(plan: Plan, reading: DeviceReading) -> Budget:
         local=True,
         bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
         peak_flops=dict(known.peak_flops) if known else {},
+        link_bytes_per_second=known.link_bytes_per_second if known else None,
     )
 
 
@@ -171,6 +172,7 @@ def _from_catalog(plan: Plan, device: CatalogDevice) -> Budget:
         local=False,
         bandwidth_bytes_per_second=device.bandwidth_bytes_per_second,
         peak_flops=dict(device.peak_flops),
+        link_bytes_per_second=device.link_bytes_per_second,
     )
 
 

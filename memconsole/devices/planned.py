@@ -1,18 +1,23 @@
-"""What `fit` needs to know of devices: catalog budgets, and whether a compiler is missing here."""
+"""What `fit` needs to know of devices: catalog budgets, how many there are, and whether a compiler is missing here."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from importlib.util import find_spec
+from itertools import takewhile
 
 import msgspec
 
 from memconsole.devices.budget import budget
+from memconsole.devices.reading import DeviceReading, Devices, Missing
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.machine.budget import Budget
+from memconsole.plan.machine.budget import SEVERAL, Budget
 from memconsole.plan.plan import Plan, PlanError
+
+AS_MUCH = 0.95
+"""The share of one device's free memory that another one needs to count as equal."""
 
 
 def catalog_budgets(plan: Plan) -> dict[str, Budget]:
@@ -27,6 +32,27 @@ def catalog_budgets(plan: Plan) -> dict[str, Budget]:
             continue
         found[name] = budget(moved, None)
     return found
+
+
+def devices_allowed(plan: Plan, devices: Devices | None, device: Budget) -> int:
+    """How many devices `fit` may use if nobody says: as many as the plan has, or those of this machine.
+
+    Of this machine count the GPUs or TPU cores of the same product, from that of the plan on, that
+    have as much free memory. `device` is the plan's.
+    """
+    if not device.local or device.kind not in SEVERAL or devices is None:
+        return plan.device.count
+    alike = [reading for reading in devices.devices if reading.kind == device.kind]
+    name = plan.device.name
+    start = next((n for n, reading in enumerate(alike) if reading.id == name), 0)
+    here = takewhile(lambda reading: _as_good(reading, device), alike[start:])
+    return max(plan.device.count, len(list(here)))
+
+
+def _as_good(reading: DeviceReading, device: Budget) -> bool:
+    free = reading.free_bytes
+    room = isinstance(free, Missing) or free >= AS_MUCH * device.usable_bytes
+    return reading.name == device.name and room
 
 
 def missing_compiler(plan: Plan, device: Budget) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.exact.sharpen import KnownExact, alike, compiled, saved, sharpened
+from memconsole.memory.exchange import devices_at_once
 from memconsole.memory.formula import memory_table
 from memconsole.memory.hybrid import hybrid_table, plain
 from memconsole.memory.reasons import nothing_saved
@@ -53,7 +54,8 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         trainable_parameters=trained_group(plan, model).elements,
         step_seconds=seconds,
         tokens_per_second=rate,
-        peak_tokens_per_second=peak_units_per_second(plan, model, budget),
+        peak_tokens_per_second=devices_at_once(plan, budget)
+        * peak_units_per_second(plan, model, budget),
         epoch_minutes=_epoch_minutes(plan, model, rate),
         run_steps=run_steps(plan, model),
         run_seconds=run_seconds(plan, model, budget),

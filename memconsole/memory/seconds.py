@@ -13,6 +13,7 @@ import msgspec
 
 from memconsole.memory.activations.kept import kept_by_blocks
 from memconsole.memory.coefficients import Speed, speed
+from memconsole.memory.exchange import devices_at_once, exchange_seconds
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import state_bytes
@@ -245,10 +246,10 @@ class Work(msgspec.Struct, frozen=True):
     """Seconds at the device's bandwidth."""
     launches: float
     """Layers that run one after the other, of all micro-batches."""
-    coded: int
+    coded: float
     """Trained elements whose optimizer state has 8 bits, on a CPU."""
     apart: float
-    """Seconds that do not depend on the speed: transfers, and pages that the system clears."""
+    """Seconds that do not depend on the speed: transfers, pages that the system clears, and what devices exchange."""
 
     def seconds(self, costs: Speed) -> float:
         return (
@@ -278,12 +279,14 @@ def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
         apart += _transfers(plan, model)
     elif o.heap == "tight":
         apart += CLEARED * o.accumulation_steps * _passing(plan, model, kind)
+    coded = trained_group(plan, model).elements if o.optimizer in EIGHT_BIT and kind == "cpu" else 0
+    turns = plan.device.count / devices_at_once(plan, budget)
     return Work(
-        arithmetic,
-        traffic * (0.6 if o.compile else 1.0),
-        launches * (0.5 if o.compile else 1.0),
-        trained_group(plan, model).elements if o.optimizer in EIGHT_BIT and kind == "cpu" else 0,
-        apart,
+        turns * arithmetic,
+        turns * traffic * (0.6 if o.compile else 1.0),
+        turns * launches * (0.5 if o.compile else 1.0),
+        turns * coded,
+        turns * apart + exchange_seconds(plan, model, budget),
     )
 
 

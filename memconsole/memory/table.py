@@ -151,7 +151,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float
     tokens_per_second: float
     peak_tokens_per_second: float
-    """The rate at the device's dense peak. Measured tokens per second divided by it is the model FLOPs utilization."""
+    """The rate at the dense peak of all devices. Measured tokens per second divided by it is the model FLOPs utilization."""
     epoch_minutes: float | None
     """None if the dataset's size is not known before the run."""
     run_steps: int | None = None

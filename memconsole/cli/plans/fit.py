@@ -16,9 +16,10 @@ from memconsole.cli.plans.fit_exact import fit_exactly, known
 from memconsole.cli.plans.fit_words import FitReport, document, hopeless, text
 from memconsole.cli.plans.plan import DOES_NOT_FIT, NOT_EXACT
 from memconsole.devices.budget import budget
-from memconsole.devices.planned import catalog_budgets, missing_compiler
+from memconsole.devices.planned import catalog_budgets, devices_allowed, missing_compiler
 from memconsole.devices.probe import read_once
 from memconsole.memory.answers.advice import largest_micro_batch, largest_sequence_length
+from memconsole.memory.answers.cards import needed
 from memconsole.memory.answers.solve import (
     Fit,
     Price,
@@ -32,11 +33,12 @@ from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
-from memconsole.plan.machine.budget import Budget
+from memconsole.plan.machine.budget import SEVERAL, Budget
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.sections.words import meant
 from memconsole.plan.toggles.optimization import Result
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
+from memconsole.plan.toggles.sharding import SAID
 from memconsole.plan.training import recipe
 from memconsole.units import MIB, parse_bytes
 
@@ -63,6 +65,13 @@ LEAST_BUDGET = MIB
     type=click.Choice(list(ALLOW)),
     help="A change of the training result that counts as none; may be given several times.",
 )
+@click.option(
+    "--devices",
+    "most",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Use at most N devices; by default those of this machine, or device.count.",
+)
 @click.option("--exact", is_flag=True, help="Decide by traced or compiled numbers; takes minutes.")
 @click.option(
     "--timeout",
@@ -85,6 +94,7 @@ def command(
     amount: str | None,
     keep: tuple[str, ...],
     allow: tuple[str, ...],
+    most: int | None,
     exact: bool,
     limit_seconds: float,
     lengths: bool,
@@ -99,7 +109,10 @@ def command(
     plan = build_plan(preset, plan_file, assignments)
     pinned = frozenset(kept_key(word) for word in keep)
     allowed = frozenset(ALLOW[word] for word in allow)
-    device = budget(plan, read_once())
+    readings = read_once()
+    device = budget(plan, readings)
+    here = devices_allowed(plan, readings, device)
+    most = here if most is None else several(most, here, device)
     if amount is not None:
         device = limited(device, amount)
     pinned, notes = with_machine(plan, device, pinned)
@@ -109,14 +122,16 @@ def command(
         price: Price = table_of
         lookup = None
         if book is None:
-            found = fit(plan, device, pinned, allow=allowed)
+            found = fit(plan, device, pinned, allow=allowed, devices=most)
         else:
-            found, problem = fit_exactly(book, plan, device, pinned, limit_seconds, allowed)
+            found, problem = fit_exactly(book, plan, device, pinned, limit_seconds, allowed, most)
             price, lookup = known(book), book.lookup
         if as_toml:
             _print_toml(found)
         else:
-            report = report_of(plan, found, pinned, notes, price)
+            report = report_of(
+                plan, found, pinned, (*notes, *devices_words(found, here)), price, most
+            )
             rows = row_lengths(found.plan, device, measure=lengths, lookup=lookup)
             if as_json:
                 words = document(report) | {
@@ -178,6 +193,33 @@ def limited(device: Budget, amount: str) -> Budget:
     )
 
 
+def several(most: int, here: int, device: Budget) -> int:
+    """`most` from --devices. Raises `PlanError` if there is only one device of this kind in a machine."""
+    if most > 1 and device.kind not in SEVERAL:
+        raise PlanError(
+            f"--devices {most}: {device.name} is one device, whose memory and cores several processes would "
+            "share; expected 1, or a GPU or TPU in device.name"
+        )
+    return most
+
+
+def devices_words(found: Fit, here: int) -> tuple[str, ...]:
+    """What a fitted plan on several devices means, and on how many a hopeless one fits."""
+    count, device = found.plan.device.count, found.after.budget
+    words = []
+    if found.fits and count > 1:
+        how = found.plan.optimize.sharding
+        words.append(
+            f"{how} on {count:,} devices: {SAID[how]}; {found.plan.effective_batch:,} rows per step as before"
+        )
+        if device.local and count > here:
+            words.append(f"this machine has {here:,} of these devices with as much free memory")
+    more = None if found.fits else needed(found.plan, found.after)
+    if more is not None:
+        words.append("what needs least " + more.words)
+    return tuple(words)
+
+
 def with_machine(
     plan: Plan, device: Budget, keep: frozenset[str]
 ) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -194,6 +236,7 @@ def report_of(
     keep: frozenset[str],
     notes: tuple[str, ...] = (),
     price: Price = table_of,
+    devices: int | None = None,
 ) -> FitReport:
     """The report of a fit: the fit, notes, and the largest and smallest sizes that work."""
     device = found.after.budget
@@ -212,7 +255,7 @@ def report_of(
         notes += ("tight: no settings leave room for the whole band",)
     if found.only_tight is not None:
         notes += (_only_tight(plan, found),)
-    devices = catalog_budgets(plan)
+    budgets = catalog_budgets(plan)
     return FitReport(
         given=plan,
         found=found,
@@ -225,11 +268,11 @@ def report_of(
             largest_sequence_length(plan, device, price),
             largest_sequence_length(fitted, device, price),
         ),
-        smallest_device=smallest_device(plan, devices),
+        smallest_device=smallest_device(plan, budgets),
         smallest_device_fitted=smallest_device_fitted(
-            plan, devices, keep, allow=frozenset(found.allowed)
+            plan, budgets, keep, allow=frozenset(found.allowed)
         ),
-        faster=faster(plan, device, found, keep, price),
+        faster=faster(plan, device, found, keep, price, devices),
     )  # fmt: skip
 
 

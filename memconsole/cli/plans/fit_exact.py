@@ -22,6 +22,7 @@ def fit_exactly(
     keep: frozenset[str],
     limit_seconds: float,
     allow: Allowed = NOTHING,
+    devices: int | None = None,
 ) -> tuple[Fit, str]:
     """The best plan that fits by exact numbers, and the reason if it is not certain.
 
@@ -32,7 +33,7 @@ def fit_exactly(
     deadline = time.monotonic() + limit_seconds
     problem = ""
     while True:
-        hoped = fit(plan, device, keep, hopeful(book), allow)
+        hoped = fit(plan, device, keep, hopeful(book), allow, devices)
         if not hoped.fits or sure(known(book)(hoped.plan, device)):
             break
         problem = wait_for_exact(book, hoped.plan, device, max(0.1, deadline - time.monotonic()))
@@ -40,7 +41,7 @@ def fit_exactly(
             problem = "the tracer's answer is not for this plan"
         if problem:
             break
-    return fit(plan, device, keep, known(book), allow), problem
+    return fit(plan, device, keep, known(book), allow, devices), problem
 
 
 def known(book: ExactBook) -> Price:

@@ -13,12 +13,14 @@ from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
+from memconsole.cli.plans.cards import cards_document, table_document, table_lines
 from memconsole.cli.plans.disk import disk_lines
 from memconsole.cli.plans.sources import source_lines
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.launching import slow_words
+from memconsole.memory.answers.cards import Needed, cards_table, needed
 from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import start_seconds, steps_are_known
 from memconsole.memory.state.data import cache_bytes
@@ -51,6 +53,7 @@ NOT_EXACT = 1
     help="The most that --exact waits.",
 )
 @click.option("--lengths", is_flag=True, help="Measure how many tokens documents hold.")
+@click.option("--cards", "all_cards", is_flag=True, help="Show the memory of 1, 2, 4 … devices.")
 @click.option("--toml", "as_toml", is_flag=True, help="Print the plan file instead.")
 @click.option("--keys", is_flag=True, help="List every setting of a plan file.")
 @click.option(
@@ -66,6 +69,7 @@ def command(
     exact: bool,
     limit_seconds: float,
     lengths: bool,
+    all_cards: bool,
     as_toml: bool,
     keys: bool,
     list_catalog: bool,
@@ -95,12 +99,20 @@ def command(
     receipts = Receipts()
     receipts.refresh()
     found = receipts.calibrate(plan, found)
+    more = needed(plan, found.table)
+    table = cards_table(plan, device) if all_cards else ()
     rows = row_lengths(plan, device, measure=lengths)
     if as_json:
-        words = document(plan, found, problem) | {"rows": rows_document(plan, rows)}
+        words = document(plan, found, problem) | {
+            "rows": rows_document(plan, rows),
+            "cards": cards_document(more),
+            **({"cards_table": table_document(table)} if all_cards else {}),
+        }
         click.echo(json_module.dumps(words, indent=2))
     else:
-        click.echo("\n".join([text(plan, found), "", *rows_lines(plan, rows)]))
+        lines = [text(plan, found, more), "", *rows_lines(plan, rows)]
+        lines += ["", *table_lines(table, device)] if all_cards else []
+        click.echo("\n".join(lines))
     if problem:
         click.echo(f"memconsole: not exact: {problem}", err=True)
         ctx.exit(NOT_EXACT)
@@ -194,7 +206,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
     }
 
 
-def text(plan: Plan, found: Estimate) -> str:
+def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
     """The estimate as text, about 100 columns wide."""
     table = found.table
     budget = table.budget
@@ -233,6 +245,7 @@ def text(plan: Plan, found: Estimate) -> str:
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
         *disk_lines(plan),
         table.words,
+        *([more.words] if more else []),
         f"step {found.time_tier}{format_step(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
         + (
             f", {found.epoch_minutes:,.1f} minutes per epoch"

@@ -1,8 +1,8 @@
 """Finds the fastest settings that fit a budget, and the smallest device that is large enough.
 
 Every optimization that the plan's backend can train with may change, except settings the user pinned. Rows per step
-and tokens per row never change; micro-batches shrink only if accumulation compensates. The best combination is
-chosen by these rules, in order:
+and tokens per row never change; micro-batches shrink only if accumulation or more devices compensate. More devices are
+used only up to the number that the caller names. The best combination is chosen by these rules, in order:
 
 1. The whole band fits. Only if no combination does, the estimate alone decides, and the answer is tight.
 2. Changes that keep the training result (up to rounding order) come first, and those that the user allowed. The others
@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from memconsole.memory.answers.space import FREE, HARM, Space
+from memconsole.memory.answers.places import of_place
+from memconsole.memory.answers.space import FREE, HARM, Choice, Space
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.run_time import seconds_per_unit_of_run
 from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.verdict import Verdict
+from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
@@ -48,7 +50,7 @@ NEARLY = 0.9
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One toggle that the solution sets differently."""
+    """One setting that the solution has another value of."""
 
     key: str
     label: str
@@ -98,15 +100,17 @@ def fit(
     keep: frozenset[str] = frozenset(),
     price: Price = table_of,
     allow: Allowed = NOTHING,
+    devices: int | None = None,
 ) -> Fit:
     """The best plan within `budget` that leaves the settings named in `keep` alone.
 
     `price` makes the table that decides what fits. The classes in `allow` count as leaving the training result alone.
+    `devices` is the most devices that may be used, each with this budget; None leaves the plan's number.
     Raises `PlanError` for a plan that cannot be priced.
     """
     check(plan)
     before = price(plan, budget)
-    space = Space(plan, budget, keep, allow)
+    space = Space(plan, budget, keep, allow, devices=devices)
     tight: tuple[Plan, MemoryTable] | None = None
     for group in space.groups():
         first_tight: tuple[Plan, MemoryTable] | None = None
@@ -122,10 +126,8 @@ def fit(
     return _solution(plan, budget, found, before, table, allow)
 
 
-def _fastest_first(
-    space: Space, group: list[tuple[int, int]], budget: Budget
-) -> Iterator[_Candidate]:
-    within = (c for c in group if space.floor(c[0]) <= budget.usable_bytes)
+def _fastest_first(space: Space, group: list[Choice], budget: Budget) -> Iterator[_Candidate]:
+    within = (c for c in group if space.floor(c) <= budget.usable_bytes)
     found = [_candidate(*c, budget) for c in space.plans(within)]
     return iter(sorted(found, key=lambda candidate: candidate.rank))
 
@@ -146,6 +148,7 @@ def faster(
     found: Fit,
     keep: frozenset[str] = frozenset(),
     price: Price = table_of,
+    devices: int | None = None,
 ) -> Faster | None:
     """What 16-bit arithmetic and 8-bit optimizer state would bring in addition to what `found` changes; None if
     little, or if `found` does not fit."""
@@ -156,7 +159,7 @@ def faster(
     for more in FASTER_IF:
         if not more - frozenset(found.allowed):
             continue
-        other = fit(plan, budget, keep, price, more | frozenset(found.allowed))
+        other = fit(plan, budget, keep, price, more | frozenset(found.allowed), devices)
         wanted = other.after.verdict is Verdict.FITS or found.after.verdict is Verdict.TIGHT
         if not other.fits or not wanted or not set(other.allowed) <= more | set(found.allowed):
             continue
@@ -196,11 +199,11 @@ def _least(
     """The plan of the least `size`, and among equals the one that changes least; or the first plan found whose size is
     at most `enough`. Plans that must be larger are skipped."""
     best: tuple[tuple[int, int, int], Plan, MemoryTable] | None = None
-    pairs = [(number, pair) for number, group in enumerate(space.groups()) for pair in group]
-    for number, pair in sorted(pairs, key=lambda n: space.floor(n[1][0])):
-        if best is not None and space.floor(pair[0]) > best[0][0]:
+    found = [(number, one) for number, group in enumerate(space.groups()) for one in group]
+    for number, choice in sorted(found, key=lambda n: space.floor(n[1])):
+        if best is not None and space.floor(choice) > best[0][0]:
             break
-        for changed, changes in space.plans([pair]):
+        for changed, changes in space.plans([choice]):
             table = price(changed, budget)
             need = size(table), changes, number
             if best is None or need < best[0]:
@@ -272,10 +275,11 @@ def _solution(
     allow: Allowed,
     only_tight: Plan | None = None,
 ) -> Fit:
+    keys = (*of_place(plan, solved), *((row.key, row.label) for row in FREE))
     changes = tuple(
-        Change(key=row.key, label=row.label, before=row.value(plan), after=row.value(solved))
-        for row in FREE
-        if row.value(plan) != row.value(solved)
+        Change(key=key, label=label, before=plans.get(plan, key), after=plans.get(solved, key))
+        for key, label in keys
+        if plans.get(plan, key) != plans.get(solved, key)
     )
     results = {row.result_of(row.value(plan), row.value(solved)) for row in FREE}
     return Fit(

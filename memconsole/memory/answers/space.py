@@ -1,13 +1,15 @@
-"""Every combination of the values of the optimizations that a search may change, by what it does to the result."""
+"""Every combination of places and of the values of the optimizations that a search may change, by what it does to the
+result."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from memconsole.memory.answers.places import SHARDING, moves, places
 from memconsole.memory.estimate import training_floor
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
@@ -57,9 +59,17 @@ def _is_last(row: Optimization) -> bool:
     return row.reach in (Reach.UPDATE, Reach.HEAP)
 
 
+class Choice(NamedTuple):
+    """One combination, as indices of a place, a first choice and a last one."""
+
+    place: int
+    first: int
+    last: int
+
+
 class Space:
-    """Every combination of the toggles' values: a first choice for most toggles, and a last one for update toggles
-    and the heap."""
+    """Every combination of a place and the toggles' values: a first choice for most toggles, and a last one for update
+    toggles and the heap."""
 
     def __init__(
         self,
@@ -69,38 +79,69 @@ class Space:
         allow: frozenset[Result] = frozenset(),
         *,
         only_allowed: bool = False,
+        devices: int | None = None,
     ) -> None:
-        """Changes of the result that are in `allow` count as none; with `only_allowed` there are no others."""
-        self._plan = plan
+        """Changes of the result that are in `allow` count as none; with `only_allowed` there are no others. `devices`
+        is the most that may be used; None leaves the plan's number."""
         self._harm = ~sum(_bit(result) for result in allow)
         self._only_allowed = only_allowed
-        self._budget = budget
-        rows = [row for row in FREE if row.reach is not Reach.HEAP or budget.kind == "cpu"]
+        found = places(plan, keep, devices)
+        self._places = [_Place(p, budget, keep, moves(plan, p)) for p in found]
+
+    def groups(self) -> Iterator[list[Choice]]:
+        """The combinations grouped by the result classes they change."""
+        harm = self._harm
+        for number in sorted({n for place in self._places for n in place.results(harm)}):
+            if number and self._only_allowed:
+                return
+            yield [
+                Choice(n, first, last)
+                for n, place in enumerate(self._places)
+                for first, last in place.pairs(number, harm)
+            ]
+
+    def plans(self, choices: Iterable[Choice]) -> Iterator[tuple[Plan, int]]:
+        """The plans of those `choices` that have no conflicting settings, each with its number of changes."""
+        for choice in choices:
+            changed, changes = self._places[choice.place].plan(choice.first, choice.last)
+            if conflict(changed) is None:
+                yield changed, changes
+
+    def floor(self, choice: Choice) -> int:
+        """A lower limit of the device bytes of all plans with this place and first choice."""
+        return self._places[choice.place].floor(choice.first)
+
+
+class _Place:
+    """The combinations on one number of devices."""
+
+    def __init__(self, plan: Plan, budget: Budget, keep: frozenset[str], moved: int) -> None:
+        self._plan, self._budget, self._moved = plan, budget, moved
+        rows = [row for row in FREE if row.key != SHARDING]
+        rows = [row for row in rows if row.reach is not Reach.HEAP or budget.kind == "cpu"]
         first = [_options(plan, row, keep) for row in rows if not _is_last(row)]
         last = [_options(plan, row, keep) for row in rows if _is_last(row)]
         self._first = [_merged(chosen) for chosen in itertools.product(*first)]
         self._last = [_merged(chosen) for chosen in itertools.product(*last)]
+        self._by_first, self._by_last = _by_result(self._first), _by_result(self._last)
         self._floors: dict[int, int] = {}
 
-    def groups(self) -> Iterator[list[tuple[int, int]]]:
-        """The combinations grouped by the result classes they change, as index pairs (first choice, last choice)."""
-        first, last = _by_result(self._first), _by_result(self._last)
-        harm = self._harm
-        for number in sorted({(a | b) & harm for a in first for b in last}):
-            if number and self._only_allowed:
-                return
-            found = [(a, b) for a in first for b in last if (a | b) & harm == number]
-            yield sorted(p for a, b in found for p in itertools.product(first[a], last[b]))
+    def results(self, harm: int) -> set[int]:
+        """The result classes in `harm` that the combinations change, as one number each."""
+        return {(a | b) & harm for a in self._by_first for b in self._by_last}
 
-    def plans(self, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Plan, int]]:
-        """The plans of those `pairs` that have no conflicting settings, each with its number of changes."""
-        for a, b in pairs:
-            changed = _combined(self._plan, self._first[a], self._last[b])
-            if conflict(changed) is None:
-                yield changed, self._first[a].changes + self._last[b].changes
+    def pairs(self, number: int, harm: int) -> list[tuple[int, int]]:
+        """The combinations of one of these numbers, as (first choice, last choice)."""
+        first, last = self._by_first, self._by_last
+        found = [(a, b) for a in first for b in last if (a | b) & harm == number]
+        return sorted(p for a, b in found for p in itertools.product(first[a], last[b]))
+
+    def plan(self, first: int, last: int) -> tuple[Plan, int]:
+        one, other = self._first[first], self._last[last]
+        changes = self._moved + one.changes + other.changes
+        return _combined(self._plan, one, other), changes
 
     def floor(self, first: int) -> int:
-        """A lower limit of the device bytes of all plans with this first choice."""
         found = self._floors.get(first)
         if found is None:
             found = training_floor(_combined(self._plan, self._first[first]), self._budget)

@@ -247,7 +247,9 @@ def _device_row(row: dict[str, Any]) -> dict[str, Any]:
     rates.setdefault("tf32", rates["fp32"])
     rates.setdefault("fp16", rates.get("bf16", rates["fp32"]))
     rates.setdefault("bf16", rates["fp32"])
+    link = row.pop("link_gb", None)
     return {
+        "link_bytes_per_second": None if link is None else link * 1e9,
         "total_bytes": row.pop("total_mib") * _MIB,
         "usable_bytes": row.pop("usable_mib") * _MIB,
         "bandwidth_bytes_per_second": row.pop("bandwidth_gb") * 1e9,

@@ -70,6 +70,8 @@ class CatalogDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     peak_flops: dict[str, float]
     """Dense peak in FLOP/s for each of fp32, tf32, bf16 and fp16, accumulating in fp32 where the
     device can. A precision without hardware of its own has the rate it falls back to."""
+    link_bytes_per_second: float | None = None
+    """To other devices of its kind in the same machine, in each direction; None: through the host."""
     source: str
     note: str = ""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+SEVERAL = ("gpu", "rocm", "tpu")
+"""The kinds of device of which a plan can have several, each with memory of its own."""
+
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """The device a plan is priced against."""
@@ -22,3 +25,5 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_second: float | None = None
     peak_flops: dict[str, float] = {}
     """Dense peak per precision (fp32, tf32, bf16, fp16), FLOP/s."""
+    link_bytes_per_second: float | None = None
+    """To other devices of its kind in the same machine, in each direction."""

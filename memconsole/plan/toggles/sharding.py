@@ -106,17 +106,18 @@ def _one_device(plan: Plan, kind: str) -> str | None:
     return "one device: there is nothing to split over" if plan.device.count == 1 else None
 
 
-_SAID = {
+SAID = {
     "ddp": "every device holds all weights",
     "fsdp": "every device holds a share of weights, gradients and optimizer state",
 }
+"""What each way of sharding means, in a few words."""
 
 
 def _said(plan: Plan, kind: str) -> str | None:
     o, count = plan.optimize, plan.device.count
     if o.sharding == "none":
         return None
-    return f"Sharding: {o.sharding} over {count:,} devices - {_SAID[o.sharding]}"
+    return f"Sharding: {o.sharding} over {count:,} devices - {SAID[o.sharding]}"
 
 
 SHARDING = Optimization(

@@ -13,6 +13,7 @@ from memconsole.plan.plan import Plan, PlanError
 
 if TYPE_CHECKING:
     from memconsole.calibration import Receipts
+    from memconsole.memory.answers.cards import Needed
     from memconsole.memory.estimate import Lookup
     from memconsole.tui.views.plan_view import PlanView
 
@@ -34,6 +35,8 @@ class Priced:
     """Why there is no estimate; empty if there is one."""
     seconds: float
     """Processor time; unlike wall time it does not count other programs."""
+    cards: Needed | None = None
+    """On how many devices it fits; None if one is enough."""
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +59,8 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
     The device's free memory comes from `devices`, exact numbers from `lookup`.
     """
     from memconsole.devices.budget import budget
-    from memconsole.memory.estimate import estimate
+    from memconsole.memory.answers.cards import needed
+    from memconsole.memory.estimate import estimate, table_of
     from memconsole.plan.check import check
 
     begun = time.thread_time()
@@ -64,9 +68,10 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
         check(plan)
         found = estimate(plan, budget(plan, devices), lookup)
         found = _calibrated(plan, found)
+        cards = needed(plan, found.table, lambda other, on: table_of(other, on, lookup))
     except PlanError as error:
         return Priced(plan, None, str(error), time.thread_time() - begun)
-    return Priced(plan, found, "", time.thread_time() - begun)
+    return Priced(plan, found, "", time.thread_time() - begun, cards)
 
 
 def budget_moved(view: PlanView) -> bool:

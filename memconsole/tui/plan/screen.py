@@ -197,10 +197,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         if priced.estimate is None:
             self._show(replace(self.view, problem=priced.problem, stale=True))
             return
-        before = self.view.before
-        self._show(
-            replace(self.view, estimate=priced.estimate, problem="", stale=False, before=before)
-        )
+        found = replace(self.view, estimate=priced.estimate, cards=priced.cards)
+        self._show(replace(found, problem="", stale=False))
 
     # The list
 

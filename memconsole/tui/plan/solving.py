@@ -91,7 +91,7 @@ class Solver:
 def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
     """The fastest settings that fit."""
     from memconsole.devices.budget import budget
-    from memconsole.devices.planned import catalog_budgets, missing_compiler
+    from memconsole.devices.planned import catalog_budgets, devices_allowed, missing_compiler
     from memconsole.memory.answers.solve import faster, fit, smallest_device_fitted
     from memconsole.memory.estimate import table_of
     from memconsole.memory.verdict import Verdict
@@ -103,7 +103,8 @@ def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
     def price(plan: Plan, on: Budget) -> MemoryTable:
         return table_of(plan, on, lookup)
 
-    found = fit(view.plan, device, keep, price)
+    most = devices_allowed(view.plan, view.devices, device)
+    found = fit(view.plan, device, keep, price, devices=most)
     if not found.fits:
         _, component, size = found.floor
         budgets, allowed = catalog_budgets(view.plan), frozenset(found.allowed)
@@ -114,7 +115,7 @@ def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
             f"smallest device at the same result: {smallest or 'none of the catalog'}"
         )
         return Solution(view.plan, view.plan, words, "bad")
-    more = faster(view.plan, device, found, keep, price)
+    more = faster(view.plan, device, found, keep, price, most)
     hint = f" · {faster_words(more)}" if more else ""
     sure = found.after.verdict is Verdict.FITS
     if not found.changes:

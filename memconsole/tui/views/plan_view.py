@@ -13,6 +13,7 @@ from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.keys.table import KeyTable
 
 if TYPE_CHECKING:
+    from memconsole.memory.answers.cards import Needed
     from memconsole.memory.answers.lengths import LengthPrice
     from memconsole.plan.data.lengths import Lengths
 
@@ -51,6 +52,8 @@ class PlanView:
     """The estimate belongs to an earlier plan, or there is none yet."""
     problem: str = ""
     """Why the plan cannot be priced."""
+    cards: Needed | None = None
+    """On how many devices the priced plan fits; None if one is enough."""
     before: MemoryTable | None = None
     """The table before the last change, for the ± column."""
     cursor: int = 0

@@ -14,7 +14,7 @@ from memconsole.cli.main import cli
 from memconsole.cli.plans import fit as fit_command
 from memconsole.memory.answers.solve import fit
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan, loads, replace
+from memconsole.plan.plan import Plan, PlanError, loads, replace
 
 LARGE = ("--set", "model.name=llama-3.2-1b", "--set", "device.name=rtx-4090", "--set",
          "data.sequence_length=2048", "--set", "train.batch_size=8", "--set",
@@ -171,3 +171,19 @@ def test_torch_compile_stays_off_where_this_machine_cannot(monkeypatch: pytest.M
     assert fit_command.with_machine(Plan(), device(local=False), frozenset()) == (frozenset(), ())
     on = replace(Plan(), {"optimize.compile": True})
     assert fit_command.with_machine(on, device(local=True), frozenset()) == (frozenset(), ())
+
+
+def test_more_devices_are_used_where_they_are_allowed_and_told() -> None:
+    large = (*LARGE, "--set", "device.name=rtx-3060-12gb", *FEW)
+    found = answer(*large, "--devices", "4")
+    changes = {change["key"]: change["after"] for change in found["changes"]}
+    assert changes["device.count"] == found["plan"]["device"]["count"] == 4
+    assert changes["optimize.sharding"] == found["plan"]["optimize"]["sharding"]
+    assert found["result_changes"] == []
+    rows = found["plan"]["train"]["batch_size"] * found["plan"]["optimize"]["accumulation_steps"]
+    assert 4 * rows == 8
+    assert any("on 4 devices: every device holds" in note for note in found["notes"])
+    refused = run("fit", "--devices", "4", "--set", "device.name=cpu")
+    assert isinstance(refused.exception, PlanError)
+    assert str(refused.exception).startswith("--devices 4: ")
+    assert "is one device" in str(refused.exception)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,10 @@ from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, conflic
 
 MANY = frozenset({"optimize.precision", "optimize.optimizer", "optimize.optimizer_offload"})
 """Pinned where the product of all toggles would take long and prove no more."""
+PINNED = MANY - {"optimize.optimizer_offload"} | {
+    "optimize.lora_rank",
+    "optimize.activation_offload",
+}
 KINDS = {"torch": ("cpu", "gpu", "rocm", "apple"), "jax": ("cpu", "gpu", "rocm", "tpu")}
 ALTERING = (
     "optimize.precision",
@@ -86,12 +91,45 @@ def few_toggles() -> st.SearchStrategy[frozenset[str]]:
     return free.map(lambda free: frozenset(r.key for r in FREE if r.key not in free))
 
 
-def everything(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...], Plan]]:
-    """Every plan that differs in free toggles, with what decides between them but for time."""
+def everywhere(plan: Plan, keep: frozenset[str], most: int) -> list[Plan]:
+    """The plan alone and on each number of devices, with the same rows in a step and in equal micro-batches."""
+    rows, found = plan.effective_batch, []
+    for count in sorted(n for n in (1, 2, 4, 8, most) if n <= most):
+        for sharding in ("none",) if count == 1 else ("ddp", "fsdp"):
+            each = rows // count
+            sizes = [n for n in range(1, plan.train.batch_size + 1) if each % n == 0]
+            batch = max(sizes, default=1)
+            changes = {"device.count": count, "optimize.sharding": sharding}
+            if count != plan.device.count:
+                changes |= {"train.batch_size": batch, "optimize.accumulation_steps": each // batch}
+            kept = all(
+                plans.get(plan, key) == value for key, value in changes.items() if key in keep
+            )
+            if rows % count == 0 and kept:
+                found.append(plans.replace(plan, changes))
+    return found or [plan]
+
+
+def everything(
+    plan: Plan, keep: frozenset[str], most: int = 1
+) -> list[tuple[tuple[Any, ...], Plan]]:
+    """Every plan that differs in place and free toggles, with what decides between them but for time."""
+    return [
+        ((number, changes + moved, [n, *order]), found)
+        for n, other in enumerate(everywhere(plan, keep, most))
+        for moved in [
+            (other.device.count != plan.device.count)
+            + (other.optimize.sharding != plan.optimize.sharding)
+        ]
+        for (number, changes, order), found in _in_one_place(other, keep)
+    ]
+
+
+def _in_one_place(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...], Plan]]:
     found = []
     trained = [
         [row.value(plan)]
-        if row.key in keep
+        if row.key in keep or row.key == "optimize.sharding"
         else [v for v in row.values(plan) if row.refusal(plan, v) is None]
         for row in FREE
     ]
@@ -134,13 +172,14 @@ def seconds(plan: Plan, budget: Budget) -> float:
     st.floats(0, 1),
     few_toggles(),
     st.sets(st.sampled_from(HARM), max_size=2),
+    st.sampled_from([1, 1, 2, 3, 4]),
 )
 def test_the_fit_is_what_trying_everything_finds(
-    chosen: tuple[Plan, str], share: float, keep: frozenset[str], allow: set[Result]
+    chosen: tuple[Plan, str], share: float, keep: frozenset[str], allow: set[Result], most: int
 ) -> None:
     plan, kind = chosen
     roomy = device(kind, 1 << 50)
-    tried = [(key, p, table_of(p, roomy)) for key, p in everything(plan, keep)]
+    tried = [(key, p, table_of(p, roomy)) for key, p in everything(plan, keep, most)]
     sizes = sorted({t.device_bytes for *_, t in tried} | {t.at_most_bytes for *_, t in tried})
     usable = sizes[round(share * (len(sizes) - 1))]
     budget = device(kind, usable)
@@ -152,7 +191,7 @@ def test_the_fit_is_what_trying_everything_finds(
     sure = [(k, p) for k, p, t in tried if t.at_most_bytes <= usable]
     tight = [(k, p) for k, p, t in tried if t.device_bytes <= usable < t.at_most_bytes]
     (number, *_), best = min(sure or tight, key=rank)
-    found = fit(plan, budget, keep, allow=frozenset(allow))
+    found = fit(plan, budget, keep, allow=frozenset(allow), devices=most)
     assert found.after.verdict is (Verdict.FITS if sure else Verdict.TIGHT)
     assert found.plan == best
     less = [c for c in tight if sure and rank(c)[0] < number & ~free]
@@ -162,23 +201,28 @@ def test_the_fit_is_what_trying_everything_finds(
         result.value for n, result in enumerate(HARM) if number & 1 << n
     }
     assert set(found.allowed) == allow | {r for n, r in enumerate(HARM) if number & 1 << n}
-    assert least_bytes(plan, budget, keep) == sizes[0]
-    hopeless = fit(plan, device(kind, sizes[0] - 1), keep)
+    if most == 1:
+        assert least_bytes(plan, budget, keep) == sizes[0]
+    hopeless = fit(plan, device(kind, sizes[0] - 1), keep, devices=most)
     assert not hopeless.fits
     assert hopeless.after.device_bytes == sizes[0]
 
 
 @settings(max_examples=30, deadline=None)
-@given(plans_and_kinds(), st.integers(0, 1 << 33), few_toggles())
-def test_a_fit_never_changes_the_rows_of_a_step_nor_anything_that_is_no_toggle(
-    chosen: tuple[Plan, str], usable: int, keep: frozenset[str]
+@given(plans_and_kinds(), st.integers(0, 1 << 33), few_toggles(), st.sampled_from([1, 4, 6]))
+def test_a_fit_never_changes_the_rows_of_a_step_nor_anything_it_does_not_tell(
+    chosen: tuple[Plan, str], usable: int, keep: frozenset[str], most: int
 ) -> None:
     plan, kind = chosen
-    found = fit(plan, device(kind, usable), keep)
+    found = fit(plan, device(kind, usable), keep, devices=most)
     assert found.plan.effective_batch == plan.effective_batch
+    assert found.plan.device.count <= most
     undone = found.plan
     for change in found.changes:
-        undone = BY_KEY[change.key].apply(undone, change.before)
+        if found.plan.device.count == plan.device.count:
+            undone = BY_KEY[change.key].apply(undone, change.before)
+        else:
+            undone = plans.replace(undone, {change.key: change.before})
     assert undone == plan
 
 
@@ -365,3 +409,31 @@ def test_the_solver_leaves_alone_what_is_trained_on() -> None:
         classes = {row.result_of(a, b) for a in values for b in values} - {Result.SAME}
         assert bool(classes) == (row.key in ALTERING)
         assert classes.isdisjoint({Result.DATA, Result.PREDICTED})
+
+
+def test_more_devices_are_used_only_if_allowed_and_only_if_they_are_faster() -> None:
+    plan = plans.replace(LLAMA, {"train.batch_size": 8})
+    budget = catalog_budgets(plan)["h100-80gb"]
+    by = {most: fit(plan, budget, PINNED, devices=most).plan for most in (None, 2, 64)}
+    counts = {most: found.device.count for most, found in by.items()}
+    assert counts == {None: 1, 2: 2, 64: 8}, "8 rows cannot be shared by more"
+    times = [seconds(found, budget) for found in by.values()]
+    assert times == sorted(times, reverse=True)
+    kept = fit(plan, budget, PINNED | {"device.count"}, devices=8)
+    assert kept.plan.device.count == 1
+    small = plans.replace(Plan(), {"model.name": "stories", "train.batch_size": 8})
+    slow_link = msgspec.structs.replace(budget, link_bytes_per_second=1e6)
+    assert fit(small, slow_link, PINNED, devices=8).plan.device.count == 1, (
+        "the exchange takes longer"
+    )
+
+
+def test_a_pinned_micro_batch_or_sharding_holds_on_several_devices() -> None:
+    plan = plans.replace(LLAMA, {"train.batch_size": 2, "optimize.accumulation_steps": 4})
+    budget = catalog_budgets(plan)["h100-80gb"]
+    for key, most in (("train.batch_size", 4), ("optimize.accumulation_steps", 2)):
+        found = fit(plan, budget, PINNED | {key}, devices=8).plan
+        assert plans.get(found, key) == plans.get(plan, key)
+        assert found.device.count <= most
+    alone = fit(plan, budget, PINNED | {"optimize.sharding"}, devices=8).plan
+    assert (alone.device.count, alone.optimize.sharding) == (1, "none")

@@ -1,0 +1,63 @@
+"""The numbers of devices that a plan may run on, and what each of them then computes of a step."""
+
+from __future__ import annotations
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimizations import conflict
+
+COUNT, SHARDING = "device.count", "optimize.sharding"
+ROWS = ("train.batch_size", "optimize.accumulation_steps")
+SPLIT = ("ddp", "fsdp")
+
+
+def counts(most: int) -> tuple[int, ...]:
+    """1, 2, 4, 8 … up to `most`, which is one of them."""
+    return tuple(sorted({2**n for n in range(most.bit_length()) if 2**n <= most} | {most}))
+
+
+def placed(plan: Plan, count: int, sharding: str) -> Plan:
+    """`plan` on `count` devices, which share the rows of a step. Each has as many, so there may be a few more.
+
+    Micro-batches keep their size if the rows of a device are a multiple of it, and are smaller otherwise.
+    """
+    if count == plan.device.count:
+        return plans.replace(plan, {SHARDING: sharding})
+    rows = -(-plan.effective_batch // count)
+    batch = next(size for size in range(plan.train.batch_size, 0, -1) if rows % size == 0)
+    return plans.replace(
+        plan, {COUNT: count, SHARDING: sharding, ROWS[0]: batch, ROWS[1]: rows // batch}
+    )
+
+
+def places(plan: Plan, keep: frozenset[str], most: int | None) -> tuple[Plan, ...]:
+    """`plan` on up to `most` devices in every way that has the same rows in a step and leaves the settings in `keep`
+    alone. On its own number of devices if `most` is None."""
+    own = plan.device.count
+    allowed = (own,) if most is None or COUNT in keep else counts(max(most, 1))
+    found = []
+    for count in sorted(allowed, key=lambda count: (count != own, count)):
+        for sharding in ("none",) if count == 1 else SPLIT:
+            other = placed(plan, count, sharding)
+            kept = all(plans.get(other, key) == plans.get(plan, key) for key in keep)
+            if kept and other.effective_batch == plan.effective_batch:
+                found.append(other)
+    return tuple(found) or (plan,)
+
+
+def moves(before: Plan, after: Plan) -> int:
+    """How many settings of place differ: the number of devices, and how they share the work."""
+    return sum(plans.get(before, key) != plans.get(after, key) for key in (COUNT, SHARDING))
+
+
+def of_place(before: Plan, after: Plan) -> tuple[tuple[str, str], ...]:
+    """The settings that belong to no optimization and change with the number of devices, with their labels."""
+    if before.device.count == after.device.count:
+        return ()
+    return (COUNT, "devices"), (ROWS[0], "micro-batch of each")
+
+
+def refused(plan: Plan) -> str | None:
+    """Why a plan cannot be trained in its place, or None."""
+    found = conflict(plan)
+    return None if found is None else found[1]
