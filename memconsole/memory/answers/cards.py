@@ -67,13 +67,12 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The same in a few words, beside the device's name: ``fits 8 × with fsdp, 43.5 GiB each``."""
+        """The same in a few words, beside the device's name: ``fits 8 × (fsdp, 43.5 GiB each)``."""
         if self.found is None:
             return self.reason
         table = self.found.table
-        verb = "fits" if table.verdict is Verdict.FITS else "tight on"
-        each = format_bytes(table.device_bytes)
-        return f"{verb} {self.found.count:,} × with {self.found.sharding}, {each} each"
+        each = f"{self.found.sharding}, {format_bytes(table.device_bytes)} each"
+        return f"{table.verdict} {self.found.count:,} × ({each})"
 
 
 def needed(plan: Plan, table: MemoryTable, price: Price = table_of) -> Needed | None:

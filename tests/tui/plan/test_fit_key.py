@@ -152,3 +152,26 @@ def test_the_device_picker_says_which_devices_fit_and_which_is_the_smallest() ->
     least = min(fits, key=lambda name: budgets[name].usable_bytes)
     assert [name for name, note in notes.items() if "smallest that fits" in note] == [least]
     assert budgets[least].usable_bytes > 30 * GIB
+
+
+async def test_a_plan_too_large_for_its_device_shows_on_how_many_it_fits(
+    make_console: Make,
+) -> None:
+    large = plans.apply_settings(
+        Plan(),
+        ["model.name=llama-3.1-8b", "device.name=h100-80gb", "data.sequence_length=2048",
+         "train.batch_size=8"],
+    )  # fmt: skip
+    for size, words in (
+        ((80, 24), "fits 8 × (fsdp, 43."),
+        ((160, 48), "fits 8 × NVIDIA H100 SXM 80 GB with fsdp"),
+    ):
+        app = make_console(large)
+        async with app.run_test(size=size) as pilot:
+            await settle(pilot)
+            shown = screen_text(app)
+            assert words in shown
+            assert "GiB each)" in shown
+            await pilot.press("f")
+            await settle(pilot)
+            assert "fits 8 ×" not in screen_text(app), "it fits one device after that"
