@@ -81,7 +81,8 @@ def needed(plan: Plan, table: MemoryTable, price: Price = table_of) -> Needed | 
     budget = table.budget
     if table.fits or budget.kind not in SEVERAL:
         return None
-    tight = last = None
+    tight: Cards | None = None
+    last: Cards | None = None
     for cards in _more(plan, budget, price):
         last = cards
         if cards.table.verdict is Verdict.FITS:
