@@ -61,6 +61,8 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/tokenizing.py
 	$(BIN)/python tests/bench/resuming.py
 	$(BIN)/python tests/bench/waiting.py
+	$(BIN)/python tests/bench/starting.py
+	$(BIN)/python tests/bench/eight_bit.py
 	$(BIN)/python tests/bench/fine_tuning.py --write
 	$(BIN)/python tests/pty/bar.py
 
