@@ -162,7 +162,7 @@ def test_rates_count_windows() -> None:
     assert found.peak_tokens_per_second == pytest.approx(1e13 / (3 * row))
     priced = estimate(plan, device("cpu")).savings
     longer = next(s for s in priced if s.key == "data.sequence_length" and s.value == 64)
-    assert longer.time_factor > 1.1, "per window, not per step of it"
+    assert longer.time_factor > 1, "per window, not per step of it"
 
 
 @given(chosen=settings_of_any_toggle())
