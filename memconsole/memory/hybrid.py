@@ -31,8 +31,8 @@ Tables = dict[Plan, MemoryTable]
 
 
 MOST = {"torch": 1.13, "jax": 1.21}
-"""On a CPU: the most that hybrid runs held at their peak, as a share of the estimate, with 2 % more for runs that were not
-measured. The heap keeps what earlier phases freed (`tests/accuracy/hybrid.py`)."""
+"""On a CPU: more than hybrid runs held at their peak, as a share of the estimate. The heap keeps what earlier phases freed
+(`tests/accuracy/hybrid.py`)."""
 
 
 class _Column(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memconsole.memory.answers.advice import remedies
+from memconsole.memory.coefficients import runtime
 from memconsole.memory.estimate import architecture_of, estimate, table_of
 from memconsole.memory.hybrid import MOST, plain
 from memconsole.memory.state.sizes import sizes
@@ -212,9 +213,10 @@ def test_the_band_holds_every_hybrid_run_that_was_measured(backend: str) -> None
         of = case["plan"].partition(" ")[2]
         runs.setdefault(of, []).append((case["estimated_bytes"], case["measured_bytes"]))
     assert len(runs) == 3
+    least = runtime(backend, "cpu").band[0]
     for phases in runs.values():
         estimated, measured = (max(column) for column in zip(*phases, strict=True))
-        assert estimated <= measured <= MOST[backend] * estimated
+        assert least * estimated <= measured <= MOST[backend] * estimated
     plan = replace(Plan(), {"backend": backend, "hybrid.mode": "balanced"})
     table = table_of(plan, card(1 << 40, "cpu"))
     assert table.band_bytes[1] >= int(MOST[backend] * table.peak_bytes)
