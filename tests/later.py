@@ -87,6 +87,7 @@ LATER = (
     "training/runs/test_commands.py::test_detached_run_survives_its_shell_and_stops_and_resumes[jax]",
     "training/runs/test_doctor.py::test_a_real_step_is_trained_on_the_cpu[jax]",
     "training/runs/test_doctor.py::test_the_command_prints_steps_of_every_backend",
+    "training/runs/test_doctor.py::test_a_real_step_is_trained_on_the_cpu[torch]",
     "training/runs/test_memory_limit.py::test_a_step_larger_than_what_is_left_ends_with_an_error[jax]",
     "training/runs/test_memory_limit.py::test_smaller_micro_batches_bring_a_run_within_what_is_left[jax]",
     "training/runs/test_out_of_memory.py::test_a_model_larger_than_the_plan_allows_is_told_before_the_first_step[jax]",
