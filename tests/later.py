@@ -85,7 +85,6 @@ LATER = (
     "training/memory/test_torch_trace.py::test_the_trace_agrees_with_pytorchs_own_tracker[5003]",
     "training/memory/test_torch_trace.py::test_the_trace_agrees_with_pytorchs_own_tracker[5005]",
     "training/runs/test_commands.py::test_detached_run_survives_its_shell_and_stops_and_resumes[jax]",
-    "training/runs/test_doctor.py::test_a_real_step_is_trained_on_the_cpu[jax]",
     "training/runs/test_doctor.py::test_the_command_prints_steps_of_every_backend",
     "training/runs/test_doctor.py::test_a_real_step_is_trained_on_the_cpu[torch]",
     "training/runs/test_memory_limit.py::test_a_step_larger_than_what_is_left_ends_with_an_error[jax]",

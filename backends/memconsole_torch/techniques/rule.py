@@ -57,9 +57,29 @@ class OwnRule:
         return [self.state[p][name] for p in weights]
 
 
-class FusedAdamW(OwnRule):
-    """What `torch.optim.AdamW(fused=True)` computes, with the same state. A step whose `live` is 0
-    changes nothing."""
+class Fused(OwnRule):
+    """A rule that one kernel of torch computes for each group. A step whose `live` is 0 changes nothing."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update, by one kernel for each group."""
+        for group in self.param_groups:
+            weights = self._with_gradients(group)
+            if weights:
+                self._update(group, weights, [p.grad for p in weights], _skipped(group))
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        gradients: list[Tensor | None],
+        skipped: Tensor | None,
+    ) -> None:
+        raise NotImplementedError
+
+
+class FusedAdamW(Fused):
+    """What `torch.optim.AdamW(fused=True)` computes, with the same state."""
 
     def __init__(
         self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], epsilon: float
@@ -67,64 +87,63 @@ class FusedAdamW(OwnRule):
         settings = {"lr": 0.0, "betas": betas, "eps": epsilon, "weight_decay": 0.0, "live": 1.0}
         super().__init__(groups, settings)
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """One update, by one kernel for each group."""
-        for group in self.param_groups:
-            weights = self._with_gradients(group)
-            if not weights:
-                continue
-            counts, skipped = self._slot(weights, "step"), _skipped(group)
-            torch._foreach_add_(counts, 1)
-            torch._fused_adamw_(
-                weights,
-                [p.grad for p in weights],
-                self._slot(weights, "exp_avg"),
-                self._slot(weights, "exp_avg_sq"),
-                [],
-                counts,
-                lr=group["lr"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-                found_inf=skipped,
-            )
-            if skipped is not None:
-                torch._foreach_sub_(counts, [skipped] * len(counts))
+    def _update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        gradients: list[Tensor | None],
+        skipped: Tensor | None,
+    ) -> None:
+        counts = self._slot(weights, "step")
+        torch._foreach_add_(counts, 1)
+        torch._fused_adamw_(
+            weights,
+            gradients,
+            self._slot(weights, "exp_avg"),
+            self._slot(weights, "exp_avg_sq"),
+            [],
+            counts,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=skipped,
+        )
+        if skipped is not None:
+            torch._foreach_sub_(counts, [skipped] * len(counts))
 
 
-class FusedSGD(OwnRule):
-    """What `torch.optim.SGD(fused=True)` computes, with the same state. A step whose `live` is 0
-    changes nothing."""
+class FusedSGD(Fused):
+    """What `torch.optim.SGD(fused=True)` computes, with the same state."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], momentum: float) -> None:
         settings = {"lr": 0.0, "momentum": momentum, "weight_decay": 0.0, "live": 1.0}
         super().__init__(groups, settings)
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """One update, by one kernel for each group."""
-        for group in self.param_groups:
-            weights = self._with_gradients(group)
-            if not weights:
-                continue
-            momentum = group["momentum"]
-            torch._fused_sgd_(
-                weights,
-                [p.grad for p in weights],
-                self._slot(weights, "momentum_buffer") if momentum else [],
-                weight_decay=group["weight_decay"],
-                momentum=momentum,
-                lr=group["lr"],
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-                found_inf=_skipped(group),
-            )
+    def _update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        gradients: list[Tensor | None],
+        skipped: Tensor | None,
+    ) -> None:
+        momentum = group["momentum"]
+        torch._fused_sgd_(
+            weights,
+            gradients,
+            self._slot(weights, "momentum_buffer") if momentum else [],
+            weight_decay=group["weight_decay"],
+            momentum=momentum,
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            found_inf=skipped,
+        )
 
 
 def _skipped(group: dict[str, Any]) -> Tensor | None:

@@ -15,7 +15,7 @@ from memconsole.plan.catalog.sources import folder
 from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.templates.chat import COLUMNS, RecordError, is_chat
-from memconsole.plan.templates.choice import KEY, template_of, templates
+from memconsole.plan.templates.choice import KEY, template_of, templates, templates_with_fields
 from memconsole.regular_file import open_regular
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ def advice(columns: Mapping[str, Any]) -> str:
     listed = ", ".join(
         f"{name} ({kind})" if isinstance(kind, str) else str(name) for name, kind in columns.items()
     )
-    return f"set data.text_column to one of: {listed}; or {KEY} to a text with {{{{ fields }}}}"
+    names = templates_with_fields(columns)
+    template = f"{' or '.join(names)}, or " if names else ""
+    return f"set data.text_column to one of: {listed}; or {KEY} to {template}a text with {{{{ fields }}}}"
 
 
 @lru_cache(maxsize=16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -51,6 +51,15 @@ def templates() -> Mapping[str, NamedTemplate]:
             for name, row in rows.items()
         }
     )
+
+
+def templates_with_fields(columns: Iterable[str]) -> tuple[str, ...]:
+    """The named templates that write records whose fields are all among `columns`."""
+    known = set(columns)
+    found = (
+        (name, _compiled(row.text, (), (END_OF_TEXT,)).fields) for name, row in templates().items()
+    )
+    return tuple(name for name, fields in found if fields and known.issuperset(fields))
 
 
 def template_of(plan: Plan) -> Template | None:

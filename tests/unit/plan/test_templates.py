@@ -198,6 +198,7 @@ def plan(path: Path, **settings: Any) -> Plan:
         ({"template": "equipment", "code_field": "code"}, "the template has equipment, symptom"),
         ({"code_field": "codes"}, "needs data.template"),
         ({}, 'no column "text"; set data.text_column to one of: equipment'),
+        ({}, "or data.template to equipment, or a text with {{ fields }}"),
     ],
 )
 def test_plan_refuses_what_train_would_refuse(
