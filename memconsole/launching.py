@@ -32,7 +32,7 @@ def default_name(plan: Plan, taken: Collection[str] | None = None) -> str:
 
 
 def free_name(name: str, taken: Collection[str] | None = None) -> str:
-    """`name`, with a number behind it if a run of `taken` has it; by default of all runs."""
+    """`name`, with a number after it if a run of `taken` has it; by default of all runs."""
     if taken is None:
         try:
             taken = {run.name for run in list_runs()}

@@ -187,7 +187,7 @@ def evaluation_step(plan: Plan, model: Model, place: Any = None) -> Any:
     """Jitted (sums, trained, kept, arrays (B, ...)) -> sums including this batch.
 
     `sums` (2, entries) holds the sums of the task's `evaluation` so far and their rounding errors
-    (Kahan 1965), so that float32 suffices for millions of rows. `place` is theirs on several devices.
+    (Kahan 1965), so that float32 suffices for millions of rows. `place` says where the sums are on several devices.
     """
     evaluation = tasks.of(model).evaluation(plan, model)
 

@@ -70,7 +70,7 @@ class Bash(BashComplete):
 
 
 class Zsh(ZshComplete):
-    """Click's script writes a space behind `key=`. This one does not."""
+    """Click's script writes a space after `key=`. This one does not."""
 
     source_template = _ZSH
 

@@ -19,7 +19,7 @@ class Heap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of what all blocks keep for the backward pass without checkpointing. Checkpointed blocks allocate as much, one
     after the other, and arrays that stay between them leave gaps."""
     activations_frozen: float = 0.0
-    """The same if the matrices of the blocks are frozen: no gradients of theirs fill the gaps."""
+    """The same if the matrices of the blocks are frozen: they have no gradients, which would fill the gaps."""
     logits: float = 0.0
     """Of the largest logits that are live at once."""
     range: tuple[float, float]

@@ -89,7 +89,7 @@ def test_of_jax_processes_that_end_together_the_cause_counts(codes: list[int], f
 
 
 def _started(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, count: int = 3) -> int:
-    """The exit code of `count` JAX processes that run `code`; theirs are the signals until it returns."""
+    """The exit code of `count` JAX processes that run `code`."""
     launching = pytest.importorskip("memconsole_jax.launching")
     monkeypatch.setattr(launching, "pass_on", lambda stopping, watch: None)
     found: int = launching.launch(count, ["-c", code], folder / "processes", folder / "stopping")
