@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 from memconsole.devices.reading import DeviceReading, Devices, Missing, Process
@@ -189,7 +190,8 @@ def screen_text(app: ConsoleApp) -> str:
 
 async def settle(pilot: Any) -> None:
     """Wait until nothing is being priced or drawn. The follower of a run is not waited for."""
-    for _ in range(100):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
         await pilot.pause()
         groups = {w.group for w in pilot.app.workers if not w.is_finished}
         if not groups - {"follow"}:

@@ -267,13 +267,17 @@ async def test_a_further_step_repaints_only_changed_rows(make_console: Make) -> 
         async def shown(run: RunSnapshot) -> list[Any]:
             regions.clear()
             app.post_message(SnapshotArrived(run))
+            while app.run_view.snapshot is not run:
+                await pilot.pause(0.02)
             await settle(pilot)
             return list(regions)
 
         Painted.refresh = recording  # type: ignore[method-assign]
         try:
-            deadline = time.monotonic() + 20
-            while not painted(app) and time.monotonic() < deadline:
+            deadline = time.monotonic() + 30
+            while (app.run_view.prediction is None or not painted(app)) and (
+                time.monotonic() < deadline
+            ):
                 await pilot.pause(0.05)
             while await shown(snapshot(step=600)) and time.monotonic() < deadline:
                 await pilot.pause(0.05)
