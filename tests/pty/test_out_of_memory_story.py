@@ -58,7 +58,7 @@ def test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes(
 
         console.press("f")
         console.wait_for("relaunch with", SLOW)
-        console.wait_for("saves ~.*fits", SLOW)
+        console.wait_for("✓ fits · ~.* · ×", SLOW)
         console.press("enter")
         console.wait_for("starts it", SLOW)
         console.press("enter")

@@ -17,6 +17,7 @@ from memconsole.plan.tasks import task_of
 from memconsole.runs.act.attempt import Attempt
 from memconsole.runs.record import events
 from memconsole.runs.record.failure import cause_of
+from memconsole.runs.record.shortfall import lacked_words
 from memconsole.units import format_bytes
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.loop.saving import Saver
@@ -48,14 +49,20 @@ _OTHERWISE = {
 
 class PreflightError(RuntimeError):
     """One part failed. The message says which, where, and what helps; `__cause__` is the
-    failure."""
+    failure.
+
+    If memory ran out, its first line says of what and how much, and the framework's words are last.
+    """
 
     def __init__(self, part: str, where: str, error: Exception) -> None:
         self.part = part
         self.cause = cause_of(error)
         first, *rest = (str(error).strip() or type(error).__name__).splitlines()
         remedy = _REMEDIES.get((part, self.cause), _OTHERWISE[part])
-        super().__init__("\n".join([f"preflight: {part} ({where}): {first}; {remedy}", *rest]))
+        lines = [f"preflight: {part} ({where}): {first}; {remedy}", *rest]
+        if self.cause == "out_of_memory":
+            lines = [f"the {part} ({where}) {lacked_words(str(error))}", remedy, first, *rest]
+        super().__init__("\n".join(lines))
 
 
 def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:

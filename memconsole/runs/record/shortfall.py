@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from memconsole.units import format_bytes
+
 _UNITS = {
     "": 1, "bytes": 1, "b": 1, "byte": 1,
     "k": 2**10, "kib": 2**10, "kb": 2**10, "m": 2**20, "mib": 2**20, "mb": 2**20,
@@ -24,6 +26,14 @@ _HELD = (
     rf"of the allocated memory {_AMOUNT} is allocated by pytorch",  # torch on CUDA and ROCm
     rf"mps allocated: {_AMOUNT}",
 )
+_MEMORY = (
+    ("defaultcpuallocator", "host RAM"),
+    ("cuda out of memory", "GPU memory"),
+    ("hip out of memory", "GPU memory"),
+    ("mps backend out of memory", "unified memory"),
+    ("unable to allocate", "host RAM"),
+)
+"""What a message of a framework says of the memory that ran out."""
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +53,16 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 def requested_bytes(message: str) -> int | None:
     """The size of the failed allocation, from a framework's error message."""
     return _first(_REQUESTED, message)
+
+
+def lacked_words(message: str) -> str:
+    """What an error message tells, in words: ``asked for 2.00 GiB, more GPU memory than is left``."""
+    lowered = message.lower()
+    memory = next((name for sign, name in _MEMORY if sign in lowered), "memory")
+    asked = requested_bytes(message)
+    if not asked:
+        return f"asked for more {memory} than is left"
+    return f"asked for {format_bytes(asked)}, more {memory} than is left"
 
 
 def held_bytes(message: str) -> int | None:

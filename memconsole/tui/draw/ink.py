@@ -74,6 +74,14 @@ def fit(text: str, width: int) -> str:
     return set_cell_size(text, width - 1).rstrip() + "…"
 
 
+def fit_parts(text: str, width: int) -> str:
+    """As many whole parts of ``a · b · c`` as `width` cells hold; a first part that is too long is cut."""
+    parts = text.split(" · ")
+    while len(parts) > 1 and cell_len(" · ".join(parts)) > width:
+        parts.pop()
+    return fit(" · ".join(parts), width)
+
+
 def left(text: str, width: int) -> str:
     """`text` cut or padded on the right to exactly `width` cells."""
     cut = fit(text, width)

@@ -9,7 +9,7 @@ from memconsole.runs.read.shown.words import ended_why, paused, state_word
 from memconsole.runs.read.state.stages import TIMED, stage_words
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
-from memconsole.tui.draw.ink import Line, Span, fit, width_of
+from memconsole.tui.draw.ink import Line, Span, fit, width_of, wrap
 from memconsole.tui.draw.words import duration_word, state_mark, step_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
@@ -17,6 +17,8 @@ from memconsole.units import format_duration
 
 SLOW_STEP_SECONDS = 2.0
 """Steps that take longer are counted in tenths."""
+_WORD = 16
+"""Cells that a row may leave free because the next word does not fit."""
 
 
 def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
@@ -45,7 +47,9 @@ def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
     if run.missing_records:
         line.append(Span(f"  ▲ {run.missing_records:,} records missing", "warn"))
     line.append(Span(fit(about, width - width_of(line)), "dim"))
-    lines = [line, progress_line(view, run, width), *symptom_lines(view, width)]
+    ended = not view.problem and not view.live and run.verdict is not None
+    lines = [line, *(ended_lines(view, run, width) if ended else [progress_line(view, run, width)])]
+    lines += symptom_lines(view, width)
     if height > len(lines) and (times := time_line(view, width)):
         lines.insert(2, times)
     return lines
@@ -62,11 +66,9 @@ def symptom_lines(view: RunView, width: int) -> list[Line]:
 
 
 def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
-    """Phase, steps, bar, percent and ETA; for an ended run, why it ended."""
+    """Phase, steps, bar, percent and ETA of a run that has not ended."""
     if view.problem:
         return [Span(fit(f" ✗ {view.problem}", width), "bad")]
-    if not view.live and run.verdict is not None:
-        return _ended_line(view, run, width)
     facts = run.facts
     if run.state == "queued":
         return [Span(fit(f" {run.job}", width), "accent")]
@@ -145,18 +147,25 @@ def time_line(view: RunView, width: int) -> Line:
     return [Span(fit(words, width), "dim")]
 
 
-def _ended_line(view: RunView, run: RunSnapshot, width: int) -> Line:
+def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
+    """Why the run ended, and the key that helps; in two rows if it failed and one is too short."""
     verdict = run.verdict
     assert verdict is not None
-    role = "good" if verdict.reason in ("finished", "stopped") else "bad"
-    words = f" {ended_why(verdict.reason, verdict.evidence)}"
+    good = verdict.reason in ("finished", "stopped")
+    words = ended_why(verdict.reason, verdict.evidence)
+    message = run.facts.error.message.strip() if run.facts.error is not None else ""
+    if not good and message and verdict.reason not in OUT_OF_MEMORY:
+        first = message.splitlines()[0]
+        words += "" if first in words else f" · {first}"
+    key = ""
     if verdict.reason in OUT_OF_MEMORY:
-        words += f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
+        key = f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
     elif verdict.resumable:
-        words += f" — {view.keys.shown('run', 'resume')} resumes it"
-    if role == "bad" and run.facts.error is not None and run.facts.error.message not in words:
-        words += f" · {run.facts.error.message}"
-    return [Span(fit(words, width), role)]
+        key = f" — {view.keys.shown('run', 'resume')} resumes it"
+    rows = 1 if good or view.symptom is not None else 2
+    room = rows * (width - 1) - (rows - 1) * _WORD - len(key)
+    wrapped = wrap(fit(words, room) + key, width - 1, rows)
+    return [[Span(f" {row}", "good" if good else "bad")] for row in wrapped]
 
 
 class RunHeader(Painted):

@@ -15,6 +15,8 @@ from memconsole.tui.draw.words import verdict_mark
 from memconsole.tui.screens.pick import Choice
 from memconsole.units import format_bytes
 
+_NOT_ENOUGH = "not enough"
+
 
 def found_remedies(
     run_id: str, plan: Plan, devices: Devices | None
@@ -42,15 +44,28 @@ def first_that_fits(found: tuple[Remedy, ...]) -> str:
 
 
 def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
-    """A row per remedy: what it would have saved in this run, and its cost in time and result."""
+    """A row per remedy: whether it is enough, then what it would have saved in this run, and its cost."""
     return [
         Choice(
             str(n),
             remedy.label,
-            f"saves ~{format_bytes(remedy.saves_bytes)} · ×{remedy.time_factor:.2f} · "
-            + verdict_mark(remedy.verdict, "not enough")
+            f"{verdict_mark(remedy.verdict, _NOT_ENOUGH)} · ~{format_bytes(remedy.saves_bytes)} · "
+            f"×{remedy.time_factor:.2f}"
             + (f" · changes: {remedy.result}" if remedy.result else ""),
             label_width=36,
+            sentence=_sentence(remedy),
         )
         for n, remedy in enumerate(found)
     ]
+
+
+def _sentence(remedy: Remedy) -> str:
+    """``Alone it fits, saves ~217 MiB and takes ×1.20 the time; the result stays the same.``"""
+    alone = {
+        Verdict.FITS: "Alone it fits",
+        Verdict.TIGHT: "Alone it is tight",
+        Verdict.DOES_NOT_FIT: f"Alone it is {_NOT_ENOUGH}",
+    }[remedy.verdict]
+    changes = f"it changes: {remedy.result}" if remedy.result else "the result stays the same"
+    saves = format_bytes(remedy.saves_bytes)
+    return f"{alone}, saves ~{saves} and takes ×{remedy.time_factor:.2f} the time; {changes}."

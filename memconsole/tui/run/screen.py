@@ -16,7 +16,7 @@ from memconsole.tui.keys.rows import bindings
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
 from memconsole.tui.run.epoch_table import EpochTable
 from memconsole.tui.run.gauge import MemoryGauges
-from memconsole.tui.run.header import RunHeader
+from memconsole.tui.run.header import RunHeader, header_lines
 from memconsole.tui.run.line_chart import LineChart
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.screens.base import ConsoleScreen
@@ -51,7 +51,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
     def draw_body(self) -> None:
         view = self.console.run_view
         self.set_class(view.pane == "summary", "-summary")
-        self.set_class(view.symptom is not None, "-symptom")
+        self.set_class(len(header_lines(view, self.size.width)) > 2, "-more")
         self.part(RunHeader).show(view)
         self.part(LineChart).show(view)
         self.part(MemoryGauges).show(view)

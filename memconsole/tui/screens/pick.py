@@ -16,7 +16,7 @@ from memconsole.devices.cluster import PARTITIONS
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.tui.draw.ink import Line, Span, cleaned, fit, left, width_of
+from memconsole.tui.draw.ink import Line, Span, cleaned, fit_parts, left, width_of
 from memconsole.tui.draw.words import verdict_mark
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
@@ -43,6 +43,8 @@ class Choice:
     label_width: int = 22
     also: str = ""
     """Words that find it and are not shown."""
+    sentence: str = ""
+    """What the note means, shown above the footer while the row is selected."""
 
 
 def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
@@ -157,7 +159,8 @@ _BACKENDS = {
 class PickScreen(ConsoleModal, inherit_bindings=False):
     """Type to narrow, arrows to move, enter to take. Closes with the value or None.
 
-    If the note of the selected row is cut, it is shown whole above the footer.
+    A note that is too long ends with its last whole part. The selected row's sentence, or its note
+    if that is cut, stands above the footer.
     """
 
     SCREEN = "pick"
@@ -253,7 +256,7 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
     def draw_body(self) -> None:
         width = max(20, self.size.width)
         lines: list[Line] = []
-        cut = ""
+        below = ""
         for place, choice in enumerate(self._found):
             mark = "●" if choice.value == self._present else " "
             head = [
@@ -261,8 +264,9 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
                 Span(left(choice.label, choice.label_width), "strong"),
             ]
             room = width - choice.label_width - 10
-            if place == self._cursor and width_of([Span(choice.note)]) > room:
-                cut = choice.note
-            lines.append([*head, Span("  " + fit(choice.note, room), "dim")])
+            if place == self._cursor:
+                cut = width_of([Span(choice.note)]) > room
+                below = choice.sentence or (choice.note if cut else "")
+            lines.append([*head, Span("  " + fit_parts(choice.note, room), "dim")])
         self.part(ChoiceList).show(lines, self._cursor)
-        self.notice(cut, "dim")
+        self.notice(below, "dim")

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from memconsole.memory.answers.advice import Remedy
+from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.record import events
+from memconsole.runs.record.states import Verdict as Outcome
+from memconsole.tui.draw.ink import plain
+from memconsole.tui.run.header import header_lines
 from memconsole.tui.run.line_chart import legend
+from memconsole.tui.run.remedies import choices_of
 from memconsole.tui.screens.pick import Choice, PickScreen, choices_for
+from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import Console, screen_text, settle, snapshot
 
 
@@ -36,6 +44,61 @@ async def test_the_note_of_the_selected_row_is_shown_whole(
         await pilot.press("down")
         await settle(pilot)
         assert "instead of the whole model" not in screen_text(app)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 48)])
+async def test_each_remedy_says_whole_whether_it_is_enough(
+    size: tuple[int, int], make_console: Callable[..., Console]
+) -> None:
+    found = [
+        Remedy(
+            key="optimize.gradient_checkpointing",
+            changes={},
+            label="gradient checkpointing (remat): full",
+            result=result,
+            saves_bytes=saves,
+            verdict=verdict,
+            fits=verdict is not Verdict.DOES_NOT_FIT,
+            time_factor=1.31,
+        )
+        for verdict, saves, result in (
+            (Verdict.DOES_NOT_FIT, 80 * 2**20 + 2**19, "16-bit arithmetic"),
+            (Verdict.TIGHT, 217 * 2**20, ""),
+            (Verdict.FITS, 3 * 2**30, "adapters instead of the whole model"),
+        )
+    ]
+    app = make_console()
+    async with app.run_test(size=size) as pilot:
+        await app.push_screen(PickScreen("relaunch with", choices_of(found)))
+        await settle(pilot)
+        text = screen_text(app)
+        for words in (
+            "✗ not enough · ~80.5 MiB · ×1.31",
+            "▲ tight · ~217 MiB",
+            "✓ fits · ~3.00 GiB",
+        ):
+            assert words in text
+        assert "…" not in text
+        whole = (
+            "not enough, saves ~80.5 MiB and takes ×1.31 the time; it changes: 16-bit arithmetic."
+        )
+        assert whole in " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_why_a_run_failed_and_the_key_that_helps_are_whole(width: int) -> None:
+    why = "the training step (64 rows of 64 tokens) asked for 2.00 MiB, more host RAM than is left"
+    error = events.Error(cause="out_of_memory", message=f"{why}\nlower it\nalloc_cpu.cpp:124")
+    ended = snapshot(
+        state="failed", error=error, verdict=Outcome(reason="out_of_memory", evidence=why)
+    )
+    lines = header_lines(RunView(ended), width)
+    said = " ".join("".join(span.text for span in line).strip() for line in lines[1:])
+    if width >= 80:
+        assert said == f"out of memory: {why} — f lists what would have saved it"
+    assert said.endswith("— f lists what would have saved it")
+    assert all(len(plain(line)) <= width for line in lines)
+    assert len(lines) <= 3
 
 
 def test_the_data_picker_offers_what_the_task_reads(

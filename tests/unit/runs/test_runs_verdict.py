@@ -130,6 +130,38 @@ def test_verdict(evidence: Evidence, reason: str, says: str, resumable: bool) ->
     assert "\n" not in found.evidence
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "says"),
+    [
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.6 GiB",
+            "it asked for 2.00 GiB, more GPU memory than is left, at step 42, phase train",
+        ),
+        (
+            "RuntimeError",
+            "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 2097152 bytes. Error code 12",
+            "it asked for 2.00 MiB, more host RAM than is left, at step 42, phase train",
+        ),
+        (
+            "JaxRuntimeError",
+            "RESOURCE_EXHAUSTED: Out of memory allocating 4194304 bytes.",
+            "it asked for 4.00 MiB, more memory than is left, at step 42, phase train",
+        ),
+        (
+            "PreflightError",
+            "the training step (4 rows) asked for 2.00 MiB, more host RAM than is left\nlower it",
+            "the training step (4 rows) asked for 2.00 MiB, more host RAM than is left",
+        ),
+    ],
+)
+def test_a_lack_of_memory_is_one_plain_sentence(kind: str, message: str, says: str) -> None:
+    record = ErrorRecord(cause="out_of_memory", type=kind, message=message)
+    found = classify(Evidence(exit_code=1, error=record, heartbeat=Heartbeat(1, 1, 42, 0, "train")))
+    assert (found.reason, found.evidence) == ("out_of_memory", says)
+
+
 class OutOfMemoryError(RuntimeError):
     """Named as torch names it."""
 

@@ -14,6 +14,7 @@ from memconsole.runs.record.failure import ExitCode, words_of_memory
 from memconsole.runs.record.heartbeat import Heartbeat, read_heartbeat
 from memconsole.runs.record.oom import oom_evidence, oom_kills
 from memconsole.runs.record.records import ErrorRecord, ExitRecord, FinalRecord, OomCounts
+from memconsole.runs.record.shortfall import lacked_words, requested_bytes
 from memconsole.runs.record.states import Verdict
 from memconsole.sanitize import clean_line
 
@@ -275,10 +276,15 @@ def _by_error(
 ) -> Verdict:
     reason = _REASON_OF_CAUSE.get(error.cause, "crashed")
     line = error.message.strip().splitlines()[0] if error.message.strip() else "no message"
+    words = f"{error.type} {evidence.where}: {line[:400]}"
+    if error.type == "PreflightError":  # its first line says where
+        words = line[:400]
+    elif reason == "out_of_memory" and requested_bytes(error.message):
+        words = f"it {lacked_words(error.message)}, {evidence.where}"
     return _made(
         evidence,
         reason,
-        f"{error.type} {evidence.where}: {line[:400]}",
+        words,
         exit_code=code,
         number=number,
     )
