@@ -15,12 +15,14 @@ from memconsole.memory.host import (
     compiler_bytes,
     heap_bytes,
     host_bytes,
+    returns_pages,
     runtime_bytes,
     saved_bytes,
+    settled_bytes,
     waiting_on_device,
 )
 from memconsole.memory.state.step_sizes import Moment, StepSizes, step_of
-from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
+from memconsole.memory.table import BETWEEN_STEPS, COMPONENTS, Component, MemoryTable, Tier
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
@@ -37,16 +39,21 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     step = step_of(plan, model, budget.kind)
     largest: dict[str, Moment] = {}
     totals: dict[str, int] = {}
-    for moment in _moments(step):
+    for moment in moments(step):
         total = moment.total
         if moment.phase not in totals or total > totals[moment.phase]:
             totals[moment.phase], largest[moment.phase] = total, moment
     on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
     framework, waiting = runtime_bytes(step, costs), waiting_on_device(step)
-    heap_least, heap, heap_most = heap_bytes(step, costs, largest.values())
-    own = framework + waiting + heap + (compiler if on_cpu else 0)
+    in_step = [moment for phase, moment in largest.items() if phase not in BETWEEN_STEPS]
+    heap_least, heap, heap_most = heap_bytes(step, costs, in_step)
+    standing = waiting + (compiler if on_cpu else 0)
+    own = framework + heap + standing
+    owned = dict.fromkeys(largest, own)
+    for phase in BETWEEN_STEPS if returns_pages(step, costs) else ():
+        owned[phase] = standing + settled_bytes(step, costs, largest[phase])
     ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
-    phases = {phase: total + own for phase, total in ordered.items()}
+    phases = {phase: total + owned[phase] for phase, total in ordered.items()}
     peak_phase = max(phases, key=phases.__getitem__)
     peak = phases[peak_phase]
     sixteen_bit = plan.optimize.precision != "fp32"
@@ -60,7 +67,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
         backend=plan.backend,
         budget=budget,
         tier=Tier.FORMULA,
-        components=_components(largest, own) if parts else (),
+        components=_components(largest, owned) if parts else (),
         phases=phases,
         peak_phase=peak_phase,
         peak_bytes=peak,
@@ -78,7 +85,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     )
 
 
-def _moments(step: StepSizes) -> Iterator[Moment]:
+def moments(step: StepSizes) -> Iterator[Moment]:
     """The moments of a step: a decoder has its own for each backend, other models use the general rule."""
     if not isinstance(step.model, Architecture):
         return general.moments(step)
@@ -94,12 +101,12 @@ def _in_general(plan: Plan, model: Model) -> bool:
     return plan.backend == "torch" and not is_traced(model)
 
 
-def _components(largest: dict[str, Moment], runtime_bytes: int) -> tuple[Component, ...]:
+def _components(largest: dict[str, Moment], owned: dict[str, int]) -> tuple[Component, ...]:
     rows: tuple[dict[str, int], ...] = tuple({} for _ in COMPONENTS)
     for phase, m in largest.items():
         live = (
             m.weights, m.gradients, m.state, m.activations, m.logits, m.workspace, m.data,
-            runtime_bytes,
+            owned[phase],
         )  # fmt: skip
         for row, size in zip(rows, live, strict=True):
             if size:

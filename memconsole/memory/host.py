@@ -22,6 +22,25 @@ def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
     return costs.workspace_bytes + kernels + library
 
 
+def returns_pages(step: StepSizes, costs: Runtime) -> bool:
+    """Whether the trainer returns the heap's free pages to the system before it evaluates or saves."""
+    heap = costs.heaps.get(step.plan.optimize.heap)
+    measured = costs.settled_bytes is not None
+    return step.kind == "cpu" and measured and (heap is None or heap.evaluation is not None)
+
+
+def settled_bytes(step: StepSizes, costs: Runtime, moment: Moment) -> int:
+    """What the framework and the heap of a CPU hold while a run evaluates or saves, in addition to the tensors of
+    `moment`, if the trainer has returned free pages before."""
+    left = costs.settled_bytes or 0
+    left += costs.kernels_16_bytes if step.compute == 2 else 0
+    heap = costs.heaps.get(step.plan.optimize.heap)
+    if heap is not None and heap.evaluation and moment.phase == "evaluation":
+        passing = moment.activations + moment.logits + moment.workspace
+        left += int(heap.evaluation * passing)
+    return left
+
+
 def waiting_on_device(step: StepSizes) -> int:
     """Bytes of rows that wait in the memory of a CPU, where the step runs too. Rows of text are small: the framework's
     own bytes, which were measured with them, include them."""
@@ -69,7 +88,7 @@ def saved_bytes(step: StepSizes) -> int:
 
 def host_bytes(step: StepSizes, costs: Runtime, on_host: int) -> int:
     """Peak resident bytes: the idle trainer, its data, offloaded optimizer state, and `on_host` bytes of tensors if the
-    device is the CPU."""
+    device is the CPU. A compiler that needs more than all of these sets the peak instead."""
     if isinstance(step.model, Architecture):
         data = data_bytes(step.plan, step.model.vocab_size)
     elif step.kind == "cpu":  # part of `on_host`
@@ -77,4 +96,5 @@ def host_bytes(step: StepSizes, costs: Runtime, on_host: int) -> int:
     else:
         data = waiting_bytes(step.plan, step.model)
     imported = costs.compiler_import_bytes if imports_compiler(step.plan) else 0
-    return costs.host_bytes + imported + data + step.state.host + on_host
+    training = data + step.state.host + on_host
+    return costs.host_bytes + imported + max(training, costs.compiling_bytes)

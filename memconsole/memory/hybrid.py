@@ -154,6 +154,8 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     plan = tried(step.plan)
     table = tables[plan]
     forward = {c.name: c.at("evaluation") for c in table.components}
+    # The heap still has what the steps before the jump freed.
+    forward["runtime"] = _column(table, "backward", 0).parts["runtime"]
     found = []
     narrow = plan.optimize.precision != "fp32"
     for moment in predicting.moments(step, narrow=narrow, restoring=restoring):

@@ -23,6 +23,7 @@ from tests.accuracy.results import UNAVAILABLE, into_page, stored, table
 PARTS = {
     "block-programs": "block_programs.py",
     "torch-formula": "torch_formula.py",
+    "torch-sharded": "torch_sharded.py",
     "torch-exact": "torch_exact.py",
     "torch-reserved": "torch_reserved.py",
     "xla": "xla.py",

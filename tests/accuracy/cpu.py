@@ -1,10 +1,11 @@
 """Real runs of both trainers on this machine's CPU: estimated against measured growth of resident memory.
 
-    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write | --compiler]
+    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write | --outside | --compiler]
 
 Each plan trains a few steps, evaluates, samples and saves, as a person's run does. ``--write`` fits the
-runtime coefficients to runs (of seeds of their own, see `FITTED`) instead of reporting; ``--compiler`` what
-torch.compile takes, to some of those runs with and without it. `speed.py` measures and fits the time of a step.
+runtime coefficients to runs (of seeds of their own, see `FITTED`) instead of reporting; ``--outside`` only those of
+what happens outside a training step: evaluating, saving, compiling; ``--compiler`` what torch.compile takes, to
+some of those runs with and without it. `speed.py` measures and fits the time of a step.
 """
 
 from __future__ import annotations
@@ -176,12 +177,14 @@ def main() -> None:
     parser.add_argument("--first", type=int, help="first seed")
     parser.add_argument("--plans", type=int)
     parser.add_argument("--write", action="store_true", help="fit the runtime coefficients")
+    parser.add_argument("--outside", action="store_true", help="fit those outside training steps")
     parser.add_argument("--compiler", action="store_true", help="fit what torch.compile takes")
     options = parser.parse_args()
     if options.compiler:
         fit_compiler()
         return
-    seeds = FITTED if options.write else REPORTED
+    fits = options.write or options.outside
+    seeds = FITTED if fits else REPORTED
     if options.first is not None or options.plans is not None:
         first = options.first if options.first is not None else seeds[0]
         seeds = range(first, first + (options.plans or len(seeds)))
@@ -192,8 +195,8 @@ def main() -> None:
     rows: list[Errors] = []
     for backend in backends:
         outcomes = [Outcome(seed, backend) for seed in seeds]
-        if options.write:
-            fit(backend, outcomes)
+        if fits:
+            fit(backend, outcomes, steps=options.write)
         rows += [
             Errors(
                 estimate=f"{backend} ~ peak on a CPU",

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from memconsole.memory import coefficients as numbers
 from memconsole.memory.activations.kept import kept_by_blocks
+from memconsole.memory.coefficients import Runtime
 from memconsole.memory.estimate import model_of, table_of
+from memconsole.memory.state.data import data_bytes
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import MemoryTable
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.training.compiler import imports_compiler
 from tests.accuracy.results import MIB
 
 if TYPE_CHECKING:
@@ -23,20 +26,25 @@ COEFFICIENTS = Path(__file__).resolve().parents[2] / "memconsole" / "memory" / "
 COMMAND = "python tests/accuracy/cpu.py --write"
 
 
-def fit(backend: str, outcomes: Sequence[Outcome]) -> None:
-    """Put the constants that leave least of these runs unexplained into the coefficients file.
+def fit(backend: str, outcomes: Sequence[Outcome], *, steps: bool = True) -> None:
+    """Put the constants that leave least of these runs unexplained into the coefficients file; without `steps` only
+    those of evaluating, saving and compiling.
 
     Runs whose heap gives freed memory back show the workspace; the others, what the heap keeps.
     """
     document = json.loads(COEFFICIENTS.read_text())
     entry = document["runtime"][backend]["cpu"]
-    for name, value in _constants(backend, outcomes).items():
+    constants, shares = _outside_steps(backend, outcomes), _evaluated(backend, outcomes)
+    if steps:
+        constants |= _constants(backend, outcomes)
+        shares |= _shares(backend, outcomes)
+        entry["source"] = f"fitted to {len(outcomes)} real runs by `{COMMAND}`"
+    for name, value in constants.items():
         entry[name] = value
         print(f"{backend}: {name} {value / MIB:.1f} MiB")
-    for name, share in _shares(backend, outcomes).items():
+    for name, share in shares.items():
         entry["heaps"]["fast"][name] = share
         print(f"{backend}: the fast heap keeps {share} ({name})")
-    entry["source"] = f"fitted to {len(outcomes)} real runs by `{COMMAND}`"
     COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
 
 
@@ -55,13 +63,59 @@ def _constants(backend: str, outcomes: Sequence[Outcome]) -> dict[str, int]:
         found["workspace_bytes"] = costs.workspace_bytes + unexplained(wide)
         more = unexplained(narrow) - unexplained(wide)
         found["kernels_16_bytes"] = costs.kernels_16_bytes + more
-    beside = (
-        (o.host.measured_bytes - o.peak.measured_bytes)
-        - (o.host.estimated_bytes - o.peak.estimated_bytes)
-        for o in outcomes
-    )
+    training = [o for o in outcomes if not _compiler_sets(o, costs)]
+    beside = (_above_idle(o, costs) - _tensors(o) for o in training)
     found["host_bytes"] = costs.host_bytes + int(statistics.median(beside))
     return found
+
+
+def _outside_steps(backend: str, outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """Bytes that do not depend on the plan, of phases that are no part of a training step."""
+    costs = numbers.runtime(backend, "cpu")
+
+    def left(o: Outcome) -> int:
+        kernels = costs.kernels_16_bytes if o.plan.optimize.precision != "fp32" else 0
+        return o.by_phase["checkpoint"] - _stored(o.table, "checkpoint") - kernels
+
+    found = {"settled_bytes": int(statistics.median(map(left, outcomes)))}
+    if compiled := [o for o in outcomes if _compiler_sets(o, costs)]:
+        taken = statistics.median(_above_idle(o, costs) for o in compiled)
+        found["compiling_bytes"] = int(taken)
+    return found
+
+
+def _compiler_sets(outcome: Outcome, costs: Runtime) -> bool:
+    """Whether XLA's compiler took more of the host's memory than the training after it."""
+    return outcome.plan.backend == "jax" and _above_idle(outcome, costs) > 1.1 * _tensors(outcome)
+
+
+def _above_idle(outcome: Outcome, costs: Runtime) -> int:
+    """Measured host bytes of a run in addition to those of an idle trainer."""
+    imported = costs.compiler_import_bytes if imports_compiler(outcome.plan) else 0
+    return outcome.host.measured_bytes - costs.host_bytes - imported
+
+
+def _tensors(outcome: Outcome) -> int:
+    """Measured host bytes of a run's model, and those of its data."""
+    return outcome.peak.measured_bytes + data_bytes(outcome.plan, outcome.plan.data.vocab_size or 0)
+
+
+def _stored(table: MemoryTable, phase: str) -> int:
+    """Estimated bytes of a phase, without the framework's own."""
+    return sum(c.at(phase) for c in table.components if c.name != "runtime")
+
+
+def _evaluated(backend: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """What the fast heap keeps of an evaluation, by the median of the fast runs."""
+    passing = ("activations", "logits and loss", "workspace")
+    found = []
+    for outcome in (o for o in outcomes if o.plan.optimize.heap == "fast"):
+        tight = table_of(replace(outcome.plan, {"optimize.heap": "tight"}), outcome.table.budget)
+        left = outcome.by_phase["evaluate"] - outcome.by_phase["checkpoint"]
+        left += _stored(tight, "checkpoint") - _stored(tight, "evaluation")
+        rows = [c.at("evaluation") for c in tight.components if c.name in passing]
+        found.append(left / sum(rows))
+    return {"evaluation": round(max(0.0, statistics.median(found)), 3)}
 
 
 def _shares(backend: str, outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -16,6 +16,7 @@ import msgspec
 from memconsole.memory.activations import recommender
 from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow
+from memconsole.memory.state.saving import gathered_to_save
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
@@ -138,7 +139,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         workspace=copies,
         data=row_bytes(step.plan, step.model) * rows,
     )
-    yield Moment("checkpoint", step.weights, state=resident)
+    yield Moment("checkpoint", step.weights, state=resident, workspace=gathered_to_save(step))
 
 
 def bounds(

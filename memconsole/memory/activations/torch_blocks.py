@@ -29,7 +29,9 @@ class Blocks:
         compiled = step.plan.optimize.compile
         self.program = compiled_block(a, kernels) if compiled else block_program(a, kernels)
         self.forward = widest(self.program.forward, tokens, scores)
-        backward = self.program.adding if step.accumulates else self.program.backward
+        # Several devices add up whole gradients first, and then those of micro-batches.
+        adds = step.accumulates and step.shards == 1
+        backward = self.program.adding if adds else self.program.backward
         self.backward = widest(backward, tokens, scores)
         evaluated, evaluating = step.evaluation_tokens, kernels_of_evaluation(kernels)
         self.evaluation = widest(

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memconsole.memory.activations.torch_timeline import Timeline
+from memconsole.memory.state.saving import gathered_to_save
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.step_key import step_settings
-
-FILE_BYTES = 64 << 20
-"""`memconsole_trainer.weights.checkpoint.SHARD_BYTES`."""
 
 
 def moments(step: StepSizes) -> Iterator[Moment]:
     """The largest moment of each phase of a step, of an evaluation and of a checkpoint."""
-    weights, resident, data = step.weights + step.gathered, step.state.resident, step.data
+    resident, data = step.state.resident, step.data
     exchanged = step.gradients if step.copied else 0
     for m in _remembered(step):
         yield Moment(
             m.phase,
-            weights + m.weights,
+            step.weights + m.weights,
             max(m.gradients, exchanged),
             resident,
             m.activations,
@@ -36,20 +34,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         weights=step.weights,
         gradients=exchanged,
         state=resident,
-        workspace=_gathered_to_save(step),
+        workspace=gathered_to_save(step),
     )
-
-
-def _gathered_to_save(step: StepSizes) -> int:
-    """Whole tensors that devices which share them gather to save them: on a CPU until a file is full, elsewhere one
-    at a time."""
-    if step.shards == 1:
-        return 0
-    if step.kind == "cpu":
-        held = (step.weights * step.shards, step.state.resident * step.shards)
-        return sum(min(FILE_BYTES, size) for size in held)
-    s = step.sizes
-    return 4 * max(s.embedding, s.head, s.block.largest)
 
 
 def _update(step: StepSizes) -> Moment:
@@ -57,7 +43,7 @@ def _update(step: StepSizes) -> Moment:
     return Moment(
         "optimizer step",
         weights=step.weights,
-        gradients=step.gradients,
+        gradients=max(step.gradients, step.standing),
         state=step.state.at_step,
         workspace=step.state.temporaries,
         data=step.data if step.kind == "cpu" else 0,

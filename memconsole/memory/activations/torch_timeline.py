@@ -20,6 +20,7 @@ from memconsole.memory.activations.torch_blocks import (
     widest,
 )
 from memconsole.memory.activations.torch_masks import mask_making, tables_of
+from memconsole.memory.activations.torch_sharing import Sharing
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 
 CHUNK_TOKENS = 512
@@ -50,8 +51,11 @@ class Timeline:
         self.copies = sum(b.count * b.copies for b in self.blocks)
         """16-bit copies of all blocks' weights in autocast's cache, until the forward context ends."""
         self.kept_copies = sum(b.count * b.kept_copies for b in self.blocks)
+        self.sharing = Sharing(step)
+        self.gradient = self.sharing.gradient
+        """Bytes per element of a gradient."""
         trained = step.flow.head
-        self.head_gradient = step.gradient * step.head if trained else 0
+        self.head_gradient = self.gradient * step.head if trained else 0
         self.head_cast = 2 * step.head if trained and step.compute == 2 else 0
         if step.rounded:
             self.head_cast = 0
@@ -98,10 +102,12 @@ class Timeline:
         yield self._at(
             "forward", standing, self.stream + self.tables + mask_making(self.step, self.tokens)
         )
+        if self.sharing.outside:
+            yield self._at("forward", standing, self.stream, gathered=self.sharing.beginning)
         for b in self.blocks:
             below = max(0, self.kept - b.kept) + self.tables
             live = b.forward if self.step.flow.blocks else b.evaluation
-            yield self._live("forward", live, standing, below, self.copies - b.copies)
+            yield self._block("forward", live, standing, below, self.copies - b.copies)
         live = widest(self.norm.forward, self.tokens, self.scores)
         yield self._live("forward", live, standing, self.between + self.tables, self.copies)
 
@@ -126,7 +132,7 @@ class Timeline:
             return
         work = c * step.head + self.hidden
         yield self._at("backward", standing, live, self.kept_copies, c * n, work)
-        if c == 2 and step.gradient == 4:
+        if c == 2 and self.gradient == 4:
             cast = standing + self.head_gradient
             yield self._at("backward", cast, live, self.kept_copies, 0, work)
 
@@ -147,7 +153,7 @@ class Timeline:
             self.copies + self.head_cast,
             chunk + self.hidden + self.labels,
         )
-        if trained and step.gradient == 2:  # the fp32 sum is cast to the weight's type
+        if trained and self.gradient == 2:  # the fp32 sum is cast to the weight's type
             live = self._before_head + self.hidden
             yield self._at("backward", step.standing, live, self.kept_copies, 0, 6 * step.head)
 
@@ -166,13 +172,12 @@ class Timeline:
         if not self.tied and self.head_gradient:
             a, read = step.architecture, self._before_head + self.hidden
             yield self._stepped((a.vocab_size, a.hidden_size), read, self.kept_copies)
-        waits = self.tied or not (standing or self.stepping)
+        waits = self.tied or shards > 1 or not (standing or self.stepping)
         early = standing + (self.head_gradient if waits else 0)
         moments = self.norm.adding if standing else self.norm.backward
         live = widest(moments, self.tokens, self.scores)
         yield self._live("backward", live, early, self.between + self.tables_kept, self.kept_copies)
         early += 0 if standing else self.norm.gradients
-        reduced = 4 * step.sizes.block.elements if shards > 1 and not step.frozen_blocks else 0
         made = 0 if standing else self.block_gradients
         for b in self.blocks if step.flow.blocks else ():
             # Live bytes are linear in the block's position, so the peak is at the top or the bottom block.
@@ -181,30 +186,38 @@ class Timeline:
             if self.ahead:
                 others = b.kept_copies
                 under = early + -(-max(0, made - 2 * b.program.gradients) // shards)
-                yield self._live("backward", b.backward, under, above, others, reduced)
-            yield self._live("backward", b.backward, early, above, others, reduced)
+                yield self._block(
+                    "backward", b.backward, under, above, others, self.sharing.reduced
+                )
+            yield self._block("backward", b.backward, early, above, others, self.sharing.reduced)
             behind = early + -(-max(0, made - b.program.gradients) // shards)
-            yield self._live("backward", b.backward, behind, self.tables_kept, 0, reduced)
+            yield self._block(
+                "backward", b.backward, behind, self.tables_kept, 0, self.sharing.reduced
+            )
+        made = -(-made // shards)
         if step.flow.table:
-            yield from self._embedding_backward(early + -(-made // shards))
+            yield from self._embedding_backward(early + made + self.sharing.reduced)
+        if shards > 1:  # gradients outside the blocks, which are copied to be added up
+            whole = (self.gradient + 4) * self.sharing.trained_outside
+            yield self._at("backward", standing + made + whole, 0, gathered=0)
 
     def _embedding_backward(self, gradients: int) -> Iterator[Moment]:
         """The dense gradient of the embedding. If the head is tied, its gradient and the embedding's are summed into a
         third tensor."""
         step, a = self.step, self.step.architecture
-        table = 4 * step.sizes.embedding
+        table = (self.gradient if step.shards > 1 else 4) * step.sizes.embedding
         work = self.stream
         if a.scale_embeddings:
             yield self._at("backward", gradients, 0, 0, 0, 2 * self.stream)
         if a.positions == "learned":
-            positions = step.gradient * a.max_positions * a.hidden_size
+            positions = self.gradient * a.max_positions * a.hidden_size
             yield self._at(
                 "backward", gradients + positions, 0, 0, 0, work + 4 * step.sequence * a.hidden_size
             )
             yield self._stepped((a.max_positions, a.hidden_size), work)
             gradients += 0 if step.accumulates or self.stepping else positions
         yield self._at("backward", gradients, 0, 0, 0, work + table + self._embedding_workspace())
-        narrow = step.gradient * step.sizes.embedding
+        narrow = self.gradient * step.sizes.embedding
         if step.rounded:
             yield self._at("backward", gradients, 0, 0, 0, table + narrow)
         if self.tied:
@@ -238,11 +251,14 @@ class Timeline:
         # Evaluation uses the fp32 average. Autocast caches no copies of it, because it needs no gradient.
         averaged = step.state.average > 0 and step.compute == 2 and not step.frozen_blocks
         yield self._at("evaluation", 0, tables + making)
+        if self.sharing.outside:
+            stream = 4 * a.hidden_size * tokens
+            yield self._at("evaluation", 0, stream, gathered=self.sharing.beginning)
         for b in self.blocks:
             copies = b.evaluation.copies if step.plan.optimize.compile else self.copies
             if averaged:
                 copies = 2 * step.sizes.block.largest
-            yield self._live("evaluation", b.evaluation, 0, tables, copies - b.evaluation.copies)
+            yield self._block("evaluation", b.evaluation, 0, tables, copies - b.evaluation.copies)
         copies = 0 if averaged or step.plan.optimize.compile else self.copies
         live = widest(self.evaluated_norm, tokens, tokens * step.sequence)
         yield self._live("evaluation", live, 0, tables, copies)
@@ -252,25 +268,51 @@ class Timeline:
         yield self._at("evaluation", 0, hidden, copies, logits)
 
     def _at(
-        self, phase: str, gradients: int, live: int, copies: int = 0, logits: int = 0, work: int = 0
+        self,
+        phase: str,
+        gradients: int,
+        live: int,
+        copies: int = 0,
+        logits: int = 0,
+        work: int = 0,
+        gathered: int | None = None,
     ) -> Moment:
-        # A block that several devices share is gathered in 16 bits, and freed after its pass.
-        copies = 0 if self.step.shards > 1 else copies
+        """A moment. `gathered`: weights of several devices that this one holds whole; None: those outside the blocks.
+        They are gathered in the type that computes, so that there are no `copies` of them."""
+        if self.step.shards > 1:
+            copies = self.sharing.outside if gathered is None else gathered
         return Moment(phase, copies, gradients, 0, live, logits, work)
 
     def _live(
-        self, phase: str, live: Live, gradients: int, below: int, copies: int, work: int = 0
+        self,
+        phase: str,
+        live: Live,
+        gradients: int,
+        below: int,
+        copies: int,
+        work: int = 0,
+        gathered: int | None = None,
     ) -> Moment:
         t = self.step.evaluation_tokens if phase == "evaluation" else self.tokens
         s = t * self.step.sequence
+        made = live.gradients
+        if self.step.shards > 1:
+            made = made * self.gradient // 4
         return self._at(
             phase,
-            gradients + live.gradients,
+            gradients + made,
             below + live.activations.bytes(t, s),
             copies + live.copies,
             0,
             work + live.workspace.bytes(t, s),
+            gathered,
         )
+
+    def _block(
+        self, phase: str, live: Live, gradients: int, below: int, copies: int, work: int = 0
+    ) -> Moment:
+        """A moment of a block, whose weights and those of the next one are there."""
+        return self._live(phase, live, gradients, below, copies, work, self.sharing.gathered)
 
 
 def _logits(compute: int, count: int) -> int:

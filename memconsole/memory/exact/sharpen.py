@@ -29,18 +29,16 @@ def sharpened(table: MemoryTable, known: KnownExact) -> MemoryTable:
     exact = known.exact
     costs = runtime(table.backend, table.budget.kind)
     totals, rows, tiers = dict(table.phases), _rows(table), dict[str, Tier]()
-    own = max(
-        (size for c in table.components if c.name == _RUNTIME for size in c.phases.values()),
-        default=0,
-    )
+    owned = next((c.phases for c in table.components if c.name == _RUNTIME), {})
+    most = max(owned.values(), default=0)
     for name, found in exact.phases.items():
         phase = name
         if name == exact.program_phase:
             # The compiler gives one number per step; the formula decides which phase is the peak.
             phase = max(table.step_phases, key=table.phases.__getitem__)
-            _spread_program(totals, rows, table.step_phases, phase, found, own)
+            _spread_program(totals, rows, table.step_phases, phase, found, most)
         else:
-            _put(totals, rows, phase, found, own)
+            _put(totals, rows, phase, found, owned.get(phase, most))
         tiers[phase] = Tier.EXACT
     components = _components(rows)
     peak_phase = max(totals, key=totals.__getitem__)

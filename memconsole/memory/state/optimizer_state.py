@@ -183,6 +183,8 @@ def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
     compressed = rule.offload == "compressed"
     whole = -(-state_bytes(optimizer, trained, compressed=compressed) // rule.shards)
     rounded = rule.rounded and backend == "torch"
+    # A torch process updates the rows that it holds as tensors of their own.
+    parts = rule.shards if backend == "torch" else 1
 
     def temporaries(of: Group) -> int:
         if rounded:
@@ -195,10 +197,10 @@ def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
 
     if rule.offload != "none" and kind not in ("cpu", "apple"):
         # the state of one weight is in use while the next one's is copied
-        each = [state_bytes(optimizer, one, compressed=compressed) for one in order]
+        each = [-(-state_bytes(optimizer, one, compressed=compressed) // parts) for one in order]
         at_step = max(map(sum, pairwise(each)), default=whole)
         most = max((temporaries(_alone(one)) for one in order), default=0)
-        return State(resident=0, at_step=at_step, host=whole, temporaries=most)
+        return State(resident=0, at_step=at_step, host=whole, temporaries=-(-most // parts))
     one_by_one = compressed or rounded
     most = max(map(temporaries, order), default=0) if one_by_one else temporaries(trained)
-    return State(resident=whole, at_step=whole, host=0, temporaries=most)
+    return State(resident=whole, at_step=whole, host=0, temporaries=-(-most // parts))

@@ -109,8 +109,9 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def standing(self) -> int:
-        """Bytes of gradients that are there from the first micro-batch, or the first step, on."""
-        return self.gradients if self.accumulates or self.copied else 0
+        """Bytes of gradients that are there from the first micro-batch, or the first step, on. Copies of the model add up
+        micro-batches beside the buffers that they exchange."""
+        return self.gradients * (self.accumulates + self.copied)
 
 
 def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:

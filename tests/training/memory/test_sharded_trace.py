@@ -9,6 +9,7 @@ from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, dumps, replace
 from memconsole_torch.tracing.trace import Tracer
 from memconsole_trainer.weights.checkpoint import SHARD_BYTES
+from tests.accuracy import torch_sharded
 
 SETTINGS = {
     "model.target_params": 1_000_000,
@@ -81,3 +82,21 @@ def test_more_processes_hold_less_each_and_never_share_an_answer() -> None:
 def test_a_trace_of_a_card_says_what_it_does_not_count() -> None:
     assert "connects the devices" in traced(2, "fsdp", "gpu").caveat
     assert "connects the devices" not in traced(2, "fsdp").caveat
+
+
+@pytest.mark.parametrize(
+    ("sharding", "settings"),
+    [
+        ("fsdp", {"optimize.gradient_checkpointing": "full", "optimize.precision": "bf16"}),
+        ("fsdp", {"optimize.optimizer": "lion", "optimize.accumulation_steps": 2}),
+        ("ddp", {"optimize.accumulation_steps": 2, "train.batch_size": 16}),
+    ],
+    ids=str,
+)
+def test_the_formula_is_what_a_trace_of_one_process_finds(
+    sharding: str, settings: dict[str, object]
+) -> None:
+    changes = {"device.count": 2, "optimize.sharding": sharding, **SETTINGS, **settings}
+    wanted = torch_sharded.Wanted(sharding, 2, changes)
+    expected, found = torch_sharded.estimated(wanted), torch_sharded.traced(wanted)
+    assert expected == {phase: pytest.approx(size, rel=0.02) for phase, size in found.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from memconsole.memory.formula import memory_table
@@ -45,8 +46,18 @@ def test_a_device_holds_its_share_and_the_blocks_that_compute(precision: str) ->
     width = 4 if precision == "fp32" else 2
     share = component(split, "weights", "checkpoint")
     assert share == -(-4 * whole // 8)
-    for phase in ("forward", "loss", "backward"):
-        assert component(split, "weights", phase) == share + width * (2 * block + outside)
+    # Where a micro-batch begins, weights outside the blocks are there twice: as they were received, too.
+    begun = share + width * (2 * block + 2 * outside)
+    for phase in ("forward", "evaluation"):
+        assert component(split, "weights", phase) == begun, phase
+    assert component(split, "weights", "loss") == share + width * outside
+    if precision == "fp32":
+        assert component(split, "weights", "backward") == share + width * (2 * block + outside)
+        return
+    # Gradients outside the blocks are added up last, when nothing is gathered.
+    assert component(split, "weights", "backward") == share
+    gradients = component(split, "gradients", "backward")
+    assert gradients == -(-4 * block * model.layers // 8) + (width + 4) * outside
     assert component(split, "optimizer state", "optimizer step") == -(-8 * whole // 8)
 
 
@@ -72,3 +83,38 @@ def test_tables_of_other_counts_are_not_those_that_were_remembered() -> None:
     changes = {"optimize.sharding": "fsdp", "optimize.gradient_checkpointing": "none"}
     backward = [table(changes | {"device.count": n}).phases["backward"] for n in (2, 8, 2)]
     assert backward[0] == backward[2] > backward[1]
+
+
+def test_an_update_works_on_the_rows_that_a_device_holds() -> None:
+    """Temporaries and visiting state have the size of a share, whatever the optimizer does with it."""
+    split = {"optimize.sharding": "fsdp", "optimize.precision": "bf16"}
+    for changes, name in (
+        ({"optimize.optimizer": "lion"}, "workspace"),
+        ({"optimize.optimizer_offload": "pinned"}, "optimizer state"),
+    ):
+        two, eight = (table(split | changes | {"device.count": n}) for n in (2, 8))
+        most, least = (component(t, name, "optimizer step") for t in (two, eight))
+        assert 0 < least <= -(-most // 4) + 1, name
+
+
+def test_copies_that_accumulate_hold_gradients_beside_the_buffers_that_they_exchange() -> None:
+    changes = {"device.count": 2, "optimize.sharding": "ddp", "optimize.accumulation_steps": 2}
+    summed, once = table(changes), table(changes | {"optimize.accumulation_steps": 1})
+    for phase in ("forward", "loss", "optimizer step"):
+        assert component(summed, "gradients", phase) == 2 * component(once, "gradients", phase)
+    assert component(summed, "gradients", "evaluation") == component(
+        once, "gradients", "evaluation"
+    )
+
+
+def test_weights_that_are_shared_are_gathered_to_be_saved_whatever_the_model() -> None:
+    changes = {"model.name": "lqr", "data.source": "lqr", "data.sequence_length": 64}
+    split = {"device.count": 2, "optimize.sharding": "fsdp", "device.name": "cpu"}
+    alone, shared = (
+        memory_table(plan, catalog.model(plan), msgspec.structs.replace(CARD, kind="cpu"))
+        for plan in (replace(Plan(), changes), replace(Plan(), changes | split))
+    )
+    whole = component(alone, "weights", "checkpoint") + component(
+        alone, "optimizer state", "checkpoint"
+    )
+    assert component(shared, "workspace", "checkpoint") == pytest.approx(whole, abs=16)
