@@ -20,6 +20,8 @@ from memconsole_trainer.engine import DeviceFacts, MemoryReading
 from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.host.platform_lines import cpu_name, optimization_lines
 
+LEAST_COMPILE_SECONDS = 0.1
+"""Programs that compile faster are not stored: reading one takes about as long."""
 CACHE_BYTES = 2**29
 """Most bytes of compiled programs kept on disk."""
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
@@ -149,7 +151,7 @@ def keep_compilations() -> None:
     except OSError:
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_COMPILE_SECONDS)
     _forget_oldest(path, CACHE_BYTES)
 
 
