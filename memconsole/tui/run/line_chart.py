@@ -73,14 +73,16 @@ def _legend(
 def start_lines(run: RunSnapshot, live: bool, width: int, height: int) -> list[Line]:
     """In place of an empty chart: the stages of the start-up, each with its time."""
     lines: list[Line] = [[]]
+    took = [(clock_word if one.running else format_duration)(one.seconds) for one in run.stages]
+    clock = max(map(len, took), default=0)
     for n, stage in enumerate(run.stages, 1):
         mark = Span(" ● ", "accent") if stage.running else Span(" ✓ ", "good")
         if n == len(run.stages) and not live and not run.facts.step:
             mark = Span(f" {state_mark(run)[0]} ", state_mark(run)[1])  # where it ended
-        took = clock_word(stage.seconds) if stage.running else format_duration(stage.seconds)
         words = stage_words(stage.phase, stage.detail, run.plan)
         role = "strong" if stage.running else ""
-        lines.append([mark, Span(left(words, max(0, width - 16)), role), Span(right(took, 11))])
+        room = max(0, width - clock - 5)
+        lines.append([mark, Span(left(words, room), role), Span(" " + right(took[n - 1], clock))])
     told = "the loss follows with the first steps" if live else "no loss was logged"
     return [*lines[-max(0, height - 2) :], [], [Span(fit(f" {told}", width), "dim")]][:height]
 

@@ -194,3 +194,28 @@ def test_the_end_of_a_run_does_not_say_its_reason_twice() -> None:
         ended_why("out_of_memory", "killed by the kernel") == "out of memory: killed by the kernel"
     )
     assert ended_why("failed", "") == "failed"
+
+
+def a_run(name: str, speed: float, peak_bytes: int) -> RunDirectory:
+    """A stopped run of two steps with this speed and measured peak."""
+    run = create_run(Plan(), name)
+    log = EventWriter(run.attempt_path(run.new_attempt()))
+    memory = events.Memory(
+        step=2, phase="train", allocated_bytes=peak_bytes, peak_bytes=peak_bytes, reserved_bytes=None,
+        device_bytes=None, device_total_bytes=None, host_bytes=2**30,
+    )  # fmt: skip
+    for record in (step(1, speed, 1.0), step(2, speed, 1.0), memory):
+        log.write(record)
+    log.close()
+    return ended(run, "stopped")
+
+
+def test_compare_says_which_run_was_fastest_and_which_leanest() -> None:
+    quick, small = a_run("quick", 300.0, 90 * 2**20), a_run("small", 200.0, 60 * 2**20)
+    last = CliRunner().invoke(cli, ["compare", "small", "quick"]).output.splitlines()[-1]
+    assert last == (
+        f"fastest: {quick.id}, x1.50 the slowest; leanest: {small.id}, 30.0 MiB less than the most"
+    )
+    alike = CliRunner().invoke(cli, ["compare", "quick", "quick"]).output
+    assert "fastest" not in alike
+    assert "leanest" not in alike
