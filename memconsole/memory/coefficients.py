@@ -22,9 +22,6 @@ class Heap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The same if the matrices of the blocks are frozen: they have no gradients, which would fill the gaps."""
     logits: float = 0.0
     """Of the largest logits that are live at once."""
-    evaluation: float | None = None
-    """Of what an evaluation allocates and frees; what training freed was returned to the system before it. None: it was
-    not, because only the C library can be told to."""
     range: tuple[float, float]
     """The least and the most that was measured, as factors of this sum."""
 
@@ -41,7 +38,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Allocated in addition with 16-bit matmuls: on a CPU oneDNN's compiled kernels, one for each shape."""
     settled_bytes: int | None = None
     """On a CPU: what stays allocated between steps in addition to tensors, after free pages went back to the system.
-    It replaces `workspace_bytes` while a run evaluates and saves. None: the same as while it trains."""
+    It replaces `workspace_bytes` while a run evaluates and saves. None: the same as while it trains.
+    `python tests/accuracy/cpu.py --outside` fits it."""
     reserve_share: float
     """What the allocator reserves above the live peak, as a share of the peak."""
     reserve_share_16: float | None = None
@@ -55,7 +53,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compiler_import_bytes: int = 0
     """Host memory of importing torch's compiler, before the model is built."""
     compiling_bytes: int = 0
-    """Host memory that XLA takes to compile a plan's programs on a CPU, and frees before the model is built."""
+    """Host memory that XLA takes to compile a plan's programs on a CPU, and frees before the model is built. `python
+    tests/accuracy/cpu.py --outside` fits it."""
     heaps: dict[str, Heap] = {}
     """By `optimize.heap`: what the heap of a CPU keeps of freed memory at the peak."""
     context_range: tuple[int, int] | None = None

@@ -51,7 +51,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     own = framework + heap + standing
     owned = dict.fromkeys(largest, own)
     for phase in BETWEEN_STEPS if returns_pages(step, costs) else ():
-        owned[phase] = standing + settled_bytes(step, costs, largest[phase])
+        owned[phase] = standing + settled_bytes(step, costs, largest[phase], heap)
     ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
     phases = {phase: total + owned[phase] for phase, total in ordered.items()}
     peak_phase = max(phases, key=phases.__getitem__)

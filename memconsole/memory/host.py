@@ -23,21 +23,20 @@ def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
 
 
 def returns_pages(step: StepSizes, costs: Runtime) -> bool:
-    """Whether the trainer returns the heap's free pages to the system before it evaluates or saves."""
-    heap = costs.heaps.get(step.plan.optimize.heap)
-    measured = costs.settled_bytes is not None
-    return step.kind == "cpu" and measured and (heap is None or heap.evaluation is not None)
+    """Whether the trainer returns the heap's free pages to the system before it evaluates or saves. It can tell only the
+    C library to."""
+    glibc = step.plan.optimize.heap != "jemalloc"
+    return step.kind == "cpu" and glibc and costs.settled_bytes is not None
 
 
-def settled_bytes(step: StepSizes, costs: Runtime, moment: Moment) -> int:
+def settled_bytes(step: StepSizes, costs: Runtime, moment: Moment, heap: int) -> int:
     """What the framework and the heap of a CPU hold while a run evaluates or saves, in addition to the tensors of
-    `moment`, if the trainer has returned free pages before."""
+    `moment`, if the trainer has returned free pages before. Of the `heap` bytes that it keeps while a run trains, it
+    keeps no more than an evaluation frees."""
     left = costs.settled_bytes or 0
     left += costs.kernels_16_bytes if step.compute == 2 else 0
-    heap = costs.heaps.get(step.plan.optimize.heap)
-    if heap is not None and heap.evaluation and moment.phase == "evaluation":
-        passing = moment.activations + moment.logits + moment.workspace
-        left += int(heap.evaluation * passing)
+    if moment.phase == "evaluation":
+        left += min(heap, moment.activations + moment.logits + moment.workspace)
     return left
 
 

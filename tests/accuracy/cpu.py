@@ -47,6 +47,12 @@ from tests.accuracy.results import (
 REPORTED = range(500, 512)
 FITTED = range(0, 16)
 """Other plans than those reported."""
+WHOLE = {
+    "data.max_examples": "1000000",
+    "data.shuffle_buffer": "10000",
+    "train.max_steps": "12",
+}
+"""What the runs behind ``--outside`` have in place of `FIXED`: between steps a run still holds what its text took."""
 COMPILED = range(0, 6)
 """Of those, the ones that run with torch.compile, too."""
 BAR = Bar(within=0.10)
@@ -194,7 +200,8 @@ def main() -> None:
         unavailable(f"{' and '.join(missing)} not installed")
     rows: list[Errors] = []
     for backend in backends:
-        outcomes = [Outcome(seed, backend) for seed in seeds]
+        more = WHOLE if options.outside else {}
+        outcomes = [Outcome(seed, backend, more) for seed in seeds]
         if fits:
             fit(backend, outcomes, steps=options.write)
         rows += [

@@ -27,17 +27,16 @@ COMMAND = "python tests/accuracy/cpu.py --write"
 
 
 def fit(backend: str, outcomes: Sequence[Outcome], *, steps: bool = True) -> None:
-    """Put the constants that leave least of these runs unexplained into the coefficients file; without `steps` only
-    those of evaluating, saving and compiling.
+    """Put the constants that leave least of these runs unexplained into the coefficients file: those of training steps,
+    or without `steps` those of saving and compiling.
 
     Runs whose heap gives freed memory back show the workspace; the others, what the heap keeps.
     """
     document = json.loads(COEFFICIENTS.read_text())
     entry = document["runtime"][backend]["cpu"]
-    constants, shares = _outside_steps(backend, outcomes), _evaluated(backend, outcomes)
+    constants, shares = _outside_steps(backend, outcomes), dict[str, float]()
     if steps:
-        constants |= _constants(backend, outcomes)
-        shares |= _shares(backend, outcomes)
+        constants, shares = _constants(backend, outcomes), _shares(backend, outcomes)
         entry["source"] = f"fitted to {len(outcomes)} real runs by `{COMMAND}`"
     for name, value in constants.items():
         entry[name] = value
@@ -75,9 +74,11 @@ def _outside_steps(backend: str, outcomes: Sequence[Outcome]) -> dict[str, int]:
 
     def left(o: Outcome) -> int:
         kernels = costs.kernels_16_bytes if o.plan.optimize.precision != "fp32" else 0
-        return o.by_phase["checkpoint"] - _stored(o.table, "checkpoint") - kernels
+        found = o.by_phase["checkpoint"] - _stored(o.table, "checkpoint") - kernels
+        print(f"{backend}: saving takes {found / MIB:.1f} MiB in addition to its tensors")
+        return found
 
-    found = {"settled_bytes": int(statistics.median(map(left, outcomes)))}
+    found = {"settled_bytes": max(0, int(statistics.median(map(left, outcomes))))}
     if compiled := [o for o in outcomes if _compiler_sets(o, costs)]:
         taken = statistics.median(_above_idle(o, costs) for o in compiled)
         found["compiling_bytes"] = int(taken)
@@ -103,19 +104,6 @@ def _tensors(outcome: Outcome) -> int:
 def _stored(table: MemoryTable, phase: str) -> int:
     """Estimated bytes of a phase, without the framework's own."""
     return sum(c.at(phase) for c in table.components if c.name != "runtime")
-
-
-def _evaluated(backend: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """What the fast heap keeps of an evaluation, by the median of the fast runs."""
-    passing = ("activations", "logits and loss", "workspace")
-    found = []
-    for outcome in (o for o in outcomes if o.plan.optimize.heap == "fast"):
-        tight = table_of(replace(outcome.plan, {"optimize.heap": "tight"}), outcome.table.budget)
-        left = outcome.by_phase["evaluate"] - outcome.by_phase["checkpoint"]
-        left += _stored(tight, "checkpoint") - _stored(tight, "evaluation")
-        rows = [c.at("evaluation") for c in tight.components if c.name in passing]
-        found.append(left / sum(rows))
-    return {"evaluation": round(max(0.0, statistics.median(found)), 3)}
 
 
 def _shares(backend: str, outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -30,6 +30,7 @@ BF16 = {"optimize.precision": "bf16"}
 GPT2 = {"model.name": "gpt2", "train.batch_size": 4, "data.sequence_length": 512}
 ONE_B = {"model.name": "llama-3.2-1b", "train.batch_size": 4, "data.sequence_length": 1024}
 EIGHT_B = {"model.name": "llama-3.1-8b", "train.batch_size": 1, "data.sequence_length": 2048}
+ADAPTERS = {"optimize.lora_rank": 16, "optimize.freeze_base": True}
 LQR = {"preset": "lqr"}
 
 
@@ -61,6 +62,7 @@ PLANS: dict[str, Wanted] = {
     "1b-fsdp-4-full": Wanted("fsdp", 4, ONE_B | BF16 | FULL),
     "1b-fsdp-4-offload": Wanted("fsdp", 4, ONE_B | BF16 | FULL | {"optimize.optimizer_offload": "pinned"}),
     "1b-fsdp-8-accumulating": Wanted("fsdp", 8, ONE_B | BF16 | {"optimize.accumulation_steps": 4}),
+    "1b-fsdp-4-adapters": Wanted("fsdp", 4, ONE_B | BF16 | ADAPTERS),
     "8b-fsdp-8-full": Wanted("fsdp", 8, EIGHT_B | BF16 | FULL),
     "8b-fsdp-4-chunked": Wanted("fsdp", 4, EIGHT_B | BF16 | FULL | {"optimize.fused_loss": True}),
     "stories-fsdp-2-cpu": Wanted("fsdp", 2, {}, "cpu"),

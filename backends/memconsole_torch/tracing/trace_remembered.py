@@ -84,6 +84,8 @@ def _described(value: Any) -> Any:
     if isinstance(value, Tensor):
         if type(value) is not FakeTensor and not isinstance(value, torch.nn.Parameter):
             raise _UnknownError
+        if (value.fake_device if type(value) is FakeTensor else value.device) != _CPU:
+            raise _UnknownError  # weights that have shapes only, before they are allocated
         return value.shape, value.stride(), value.storage_offset(), value.dtype
     if isinstance(value, list | tuple):
         return tuple([_described(inner) for inner in value])

@@ -1,0 +1,56 @@
+"""What a run on a CPU holds where it does not train: evaluating, saving, compiling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memconsole.memory.coefficients import runtime
+from memconsole.memory.formula import memory_table
+from memconsole.memory.table import MemoryTable
+from memconsole.plan import catalog
+from memconsole.plan.machine.budget import Budget
+from memconsole.plan.plan import Plan, replace
+
+GIB = 2**30
+HOST = Budget(
+    name="CPU", kind="cpu", memory_label="host RAM", total_bytes=64 * GIB, usable_bytes=64 * GIB, why="test",
+    bandwidth_bytes_per_second=5e10, peak_flops={"fp32": 3e11},
+)  # fmt: skip
+
+
+def table(backend: str, changes: dict[str, Any] | None = None) -> MemoryTable:
+    plan = replace(Plan(), {"backend": backend, "device.name": "cpu"} | (changes or {}))
+    return memory_table(plan, catalog.model(plan), HOST)
+
+
+def own(found: MemoryTable, phase: str) -> int:
+    return next(c for c in found.components if c.name == "runtime").at(phase)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_what_training_freed_is_gone_when_a_run_saves(backend: str) -> None:
+    costs = runtime(backend, "cpu")
+    for heap in ("fast", "tight"):
+        found = table(backend, {"optimize.heap": heap})
+        assert own(found, "checkpoint") == costs.settled_bytes
+    assert own(table(backend), "backward") > own(table(backend), "checkpoint")
+
+
+def test_only_the_c_library_can_be_told_to_return_pages() -> None:
+    kept = table("torch", {"optimize.heap": "jemalloc"})
+    assert own(kept, "checkpoint") == own(kept, "backward")
+
+
+def test_the_heap_keeps_no_more_of_an_evaluation_than_it_frees() -> None:
+    fast, tight = (table("torch", {"optimize.heap": heap}) for heap in ("fast", "tight"))
+    freed = tight.phases["evaluation"] - tight.phases["checkpoint"]
+    assert 0 < own(fast, "evaluation") - own(tight, "evaluation") <= freed
+
+
+def test_a_compiler_that_takes_more_than_training_sets_the_peak_of_the_host() -> None:
+    costs = runtime("jax", "cpu")
+    small, large = table("jax"), table("jax", {"train.batch_size": 128})
+    assert small.host_bytes == costs.host_bytes + costs.compiling_bytes
+    assert large.host_bytes >= costs.host_bytes + large.peak_bytes > small.host_bytes
