@@ -54,6 +54,13 @@ class _Stored(msgspec.Struct, kw_only=True):
     tokens_per_second: float | None = None
 
 
+def calibrated_here(plan: Plan, found: Estimate) -> Estimate:
+    """`found`, calibrated with the runs measured on this machine; for commands, which ask once."""
+    receipts = Receipts()
+    receipts.refresh()
+    return receipts.calibrate(plan, found)
+
+
 class Receipts:
     """The receipts in a folder of runs, by setup. Each is read once; damaged ones are skipped."""
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from memconsole.calibration import Receipts
+from memconsole.calibration import calibrated_here
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.cards import cards_document, table_document, table_lines
 from memconsole.cli.plans.disk import disk_lines
-from memconsole.cli.plans.sources import source_lines
+from memconsole.cli.plans.sources import source_lines, weights_lines
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
@@ -96,9 +96,7 @@ def command(
         found, problem = _exact(plan, device, limit_seconds)
     else:
         found = estimate(plan, device)
-    receipts = Receipts()
-    receipts.refresh()
-    found = receipts.calibrate(plan, found)
+    found = calibrated_here(plan, found)
     more = needed(plan, found.table)
     table = cards_table(plan, device) if all_cards else ()
     rows = row_lengths(plan, device, measure=lengths)
@@ -219,7 +217,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
         )
         + f"   {plan.backend} on {budget.name} ({format_bytes(budget.usable_bytes)} of "
         f"{format_bytes(budget.total_bytes)} {budget.memory_label} usable: {budget.why})",
-        origin(plan).words,
+        *weights_lines(plan),
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step",
         recipe.words(plan),

@@ -1,9 +1,20 @@
-"""The line of `memconsole plan` that tells how data is mixed and what is validated on."""
+"""The lines of `memconsole plan` about where weights and data come from."""
 
 from __future__ import annotations
 
 from memconsole.plan.data.mixture import parts
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.training.origin import check_start, origin
+
+
+def weights_lines(plan: Plan) -> list[str]:
+    """Where the first weights come from, and why `train` would refuse to start from them."""
+    lines = [origin(plan).words]
+    try:
+        check_start(plan)
+    except PlanError as error:
+        lines.append(f"train refuses this plan: {error}")
+    return lines
 
 
 def source_lines(plan: Plan) -> list[str]:

@@ -10,6 +10,7 @@ from types import FrameType
 
 import click
 
+from memconsole.calibration import calibrated_here
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.plan import DOES_NOT_FIT
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
@@ -124,7 +125,7 @@ def train_in_foreground(
 def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDirectory:
     """Tell what the plan will do, on standard error if `quiet`, and start it."""
     devices = read_once()
-    found = check_launch(plan, devices)
+    found = calibrated_here(plan, check_launch(plan, devices))
     table = found.table
     # A node's processor has other memory than this machine's.
     known = plan.launch.on == "here" or plan.device.name != "cpu"

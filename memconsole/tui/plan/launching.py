@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from memconsole.devices.reading import Devices
 from memconsole.launching import default_name, free_name, launch_rows
 from memconsole.memory.table import Estimate
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan
 from memconsole.tui.draw.ink import Line, Span, left, wrap
 from memconsole.tui.draw.words import VERDICTS
+from memconsole.tui.plan.pricing import calibrated
 from memconsole.tui.screens.prompt import PromptScreen
 from memconsole.tui.widgets.text_lines import TextLines
 
+if TYPE_CHECKING:
+    from memconsole.memory.estimate import Lookup
+
 _HEAD = 9
+
+
+def launchable(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Estimate:
+    """The estimate of a plan that can be launched, as the plan screen tells it. Raises `PlanError`."""
+    from memconsole.start import check_launch
+
+    return calibrated(plan, check_launch(plan, devices, lookup))
 
 
 class LaunchScreen(PromptScreen, inherit_bindings=False):

@@ -46,7 +46,7 @@ def _receipts() -> Receipts:
     return Receipts()
 
 
-def _calibrated(plan: Plan, found: Estimate) -> Estimate:
+def calibrated(plan: Plan, found: Estimate) -> Estimate:
     """`found`, calibrated if runs with the plan's setup were measured on this machine."""
     receipts = _receipts()
     receipts.refresh()
@@ -67,7 +67,7 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
     try:
         check(plan)
         found = estimate(plan, budget(plan, devices), lookup)
-        found = _calibrated(plan, found)
+        found = calibrated(plan, found)
         cards = needed(plan, found.table, lambda other, on: table_of(other, on, lookup))
     except PlanError as error:
         return Priced(plan, None, str(error), time.thread_time() - begun)

@@ -328,15 +328,14 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     async def action_launch(self) -> None:
         """Ask for a name and show what will run, unless it cannot be trained here."""
-        from memconsole.start import check_launch
-        from memconsole.tui.plan.launching import LaunchScreen
+        from memconsole.tui.plan.launching import LaunchScreen, launchable
 
         plan = self.view.plan
         if self.view.problem:
             self.notice(f"cannot launch: {self.view.problem}", "bad")
             return
         try:
-            found = await asyncio.to_thread(check_launch, plan, self.view.devices, self.lookup)
+            found = await asyncio.to_thread(launchable, plan, self.view.devices, self.lookup)
             screen = LaunchScreen(plan, found)
         except PlanError as error:
             self.notice(f"not launched: {error}", "bad")

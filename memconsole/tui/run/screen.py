@@ -178,11 +178,10 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     async def _launch(self, plan: Plan, name: str) -> None:
         """Ask for the name of a new run and show what it will do, before it is launched."""
-        from memconsole.start import check_launch
-        from memconsole.tui.plan.launching import LaunchScreen
+        from memconsole.tui.plan.launching import LaunchScreen, launchable
 
         try:
-            found = await asyncio.to_thread(check_launch, plan, self.console.devices)
+            found = await asyncio.to_thread(launchable, plan, self.console.devices)
             screen = LaunchScreen(plan, found, name)
         except plans.PlanError as error:
             self.notice(f"not launched: {error}", "bad")

@@ -15,6 +15,8 @@ from memconsole.memory.answers.receipts import Machine, Measured
 from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Tier
 from memconsole.plan.plan import Plan, replace
+from memconsole.tui.plan.launching import launchable
+from memconsole.tui.plan.pricing import price
 
 HERE = Machine("this processor", {"torch": "2.13.0"})
 PLAN = replace(Plan(), {"device.name": "cpu", "train.max_steps": 100})
@@ -97,3 +99,19 @@ def test_receipts_of_whole_runs_are_read_and_those_of_a_few_steps_are_not(
 
     assert seconds(LEAST_STEPS) == pytest.approx(2 * plain.step_seconds)
     assert seconds(LEAST_STEPS - 1) == plain.step_seconds
+
+
+def test_a_launch_tells_the_time_and_the_memory_that_the_plan_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Receipts, "_machine", lambda self, name, kind: Machine(HOST.name, HERE.versions)
+    )
+    monkeypatch.setattr("memconsole.tui.plan.pricing._receipts", lambda: Receipts(tmp_path))
+    plain = estimate(PLAN, HOST)
+    written(tmp_path, "run", PLAN, plain.tokens_per_second / 2, LEAST_STEPS)
+    said, launched = price(PLAN, None).estimate, launchable(PLAN, None)
+    assert said is not None
+    assert launched.step_seconds == said.step_seconds == pytest.approx(2 * plain.step_seconds)
+    assert launched.table.tier == said.table.tier == Tier.CALIBRATED
+    assert launched.table.peak_bytes == said.table.peak_bytes != plain.table.peak_bytes

@@ -124,6 +124,11 @@ def test_plan_and_its_json_say_it() -> None:
         "model.weights=random",
     ]
     assert json.loads(CliRunner().invoke(cli, words).output)["weights"] == "from scratch"
+    assert "train refuses" not in said
+    frozen = ["plan", "--set", "device.name=rtx-3060-12gb", "--set", "optimize.lora_rank=8"]
+    lines = CliRunner().invoke(cli, frozen).output.splitlines()
+    assert lines[1] == "from scratch"
+    assert lines[2].startswith("train refuses this plan: optimize.lora_rank = 8: the frozen base")
     refused = CliRunner().invoke(cli, ["plan", "--set", "model.weights=best"])
     assert 'model.weights = "best": expected random' in str(refused.exception)
 
