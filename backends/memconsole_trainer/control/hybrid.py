@@ -33,6 +33,7 @@ from memconsole_trainer.control.predictor import predictor
 from memconsole_trainer.control.tally import Tally
 from memconsole_trainer.control.trend import Trend
 from memconsole_trainer.engine import Batch, Engine, StepMetrics
+from memconsole_trainer.host import heap
 from memconsole_trainer.jumps import JumpingEngine, Path, phase_precision
 from memconsole_trainer.schedule import learning_rate
 
@@ -170,9 +171,11 @@ class Hybrid:
     # Steps with gradients
 
     def _begin_full(self, engine: JumpingEngine) -> None:
-        """Forget the snapshots of the phases before."""
+        """Forget the snapshots of the phases before. What is allocated between the arrays of steps
+        leaves gaps in the heap, so each full phase begins with a heap that keeps nothing freed."""
         engine.jumps.forget(len(self._s.follows_jump))
         self._s.follows_jump = []
+        heap.trim()
         self._snapshot(engine)
 
     def _train(self, engine: JumpingEngine, batch: Batch) -> None:

@@ -269,6 +269,34 @@ def test_training_goes_on_bit_for_bit_from_a_state_in_any_phase(backend: str, me
         assert control.state() == decisions
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_phase_computes_gradients_in_its_own_precision(backend: str) -> None:
+    own = {"warmup": "bf16", "full": "same", "correct": "bf16"}
+    engine = engine_of(backend, **{f"hybrid__{phase}_precision": p for phase, p in own.items()})
+    alone = {
+        "same": engine_of(backend),
+        "bf16": engine_of(backend, optimize__precision="bf16"),
+    }
+    control, seen = Hybrid(engine_plan(engine), STEPS), set()
+    control.prepare(engine)
+    for step in range(STEPS):
+        phase, losses = control.phase, {}
+        if phase in own and phase not in seen:
+            state = State(engine)
+            for precision, other in alone.items():
+                other.load_state(state)
+                other.train_step(batch(seed=step))
+                losses[precision] = other.take_metrics()[-1].loss
+        control.step(engine, batch(seed=step))
+        loss = control.take_metrics(engine)[-1].loss
+        if losses:
+            seen.add(phase)
+            assert losses["same"] != losses["bf16"]
+            assert loss == losses[own[phase]]
+        control.prepare(engine)
+    assert seen == set(own)
+
+
 def engine_plan(engine: Any) -> Any:
     return engine._plan
 
