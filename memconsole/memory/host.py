@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.activations.kept import kept_by_blocks
-from memconsole.memory.coefficients import Runtime
+from memconsole.memory.coefficients import Heap, Runtime
 from memconsole.memory.state.data import data_bytes, waiting_bytes
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.plan.models.architecture import Architecture
@@ -55,20 +55,36 @@ def compiler_bytes(plan: Plan, costs: Runtime) -> int:
 def heap_bytes(step: StepSizes, costs: Runtime, largest: Iterable[Moment]) -> tuple[int, int, int]:
     """Bytes that the heap of a CPU keeps of freed memory at the peak: least, usual and most. They vary with the order in
     which gaps are filled. `largest` are the largest moments of a step."""
-    heap = costs.heaps.get(step.plan.optimize.heap) if step.kind == "cpu" else None
+    heap = _heap(step, costs)
     if heap is None:
         return 0, 0, 0
     found, kept = tuple(largest), 0.0
     if heap.step:  # weights and optimizer state are never freed
         lasting = step.weights + step.state.resident
         kept += heap.step * max(0, max(m.total for m in found) - lasting)
-    kept += heap.logits * max(m.logits for m in found)
-    share = heap.activations_frozen if step.frozen_blocks else heap.activations
-    if share:
-        blocks = kept_by_blocks(step.plan, step.model, step.flow, "none", step.kind)
-        kept += share * blocks * step.tokens
+    kept += heap.logits * max(m.logits for m in found) + _of_blocks(step, heap)
     low, high = heap.range
     return int(low * kept), int(kept), int(high * kept)
+
+
+def less_in_forward(step: StepSizes, costs: Runtime, freed: int) -> int:
+    """By how many bytes less the heap of a CPU keeps while only forward passes run, with a heap that kept nothing
+    before. `freed`: by how much less they allocate and free than a step."""
+    heap = _heap(step, costs)
+    return 0 if heap is None else int(heap.step * max(0, freed) + _of_blocks(step, heap))
+
+
+def _heap(step: StepSizes, costs: Runtime) -> Heap | None:
+    return costs.heaps.get(step.plan.optimize.heap) if step.kind == "cpu" else None
+
+
+def _of_blocks(step: StepSizes, heap: Heap) -> float:
+    """What the heap keeps of what blocks keep for the backward pass."""
+    share = heap.activations_frozen if step.frozen_blocks else heap.activations
+    if not share:
+        return 0.0
+    blocks = kept_by_blocks(step.plan, step.model, step.flow, "none", step.kind)
+    return share * blocks * step.tokens
 
 
 SHARD_BYTES = 64 * 2**20

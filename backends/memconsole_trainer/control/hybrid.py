@@ -310,12 +310,12 @@ class Hybrid:
 
     def _snapshot(self, engine: JumpingEngine, follows_jump: bool = False) -> None:
         s = self._s
-        engine.jumps.snapshot()
-        s.follows_jump = [*s.follows_jump, follows_jump]
-        surplus = len(s.follows_jump) - self._choice.snapshots
-        if surplus > 0:
+        surplus = len(s.follows_jump) + 1 - self._choice.snapshots
+        if surplus > 0:  # first, so that one snapshot more never takes memory
             engine.jumps.forget(surplus)
             s.follows_jump = s.follows_jump[surplus:]
+        engine.jumps.snapshot()
+        s.follows_jump = [*s.follows_jump, follows_jump]
 
     def _pairs(self) -> list[tuple[int, int]]:
         """The movements between snapshots with no jump between them."""

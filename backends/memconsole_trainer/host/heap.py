@@ -39,6 +39,7 @@ def close_gaps() -> None:
             _aside.append(block)
         else:
             library.free(block)
+            library.malloc_trim(0)  # the heap may have grown by more than the block
             size //= 2
 
 

@@ -12,6 +12,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.control.hybrid import LEAST_KEPT, Hybrid
 from memconsole_trainer.control.monitor import LEAST
 from memconsole_trainer.engine import Batch, MemoryReading, StepMetrics
+from memconsole_trainer.host import heap
 from memconsole_trainer.loop.watch import Watch
 
 SETTINGS: dict[str, Any] = {
@@ -29,10 +30,16 @@ class ScriptedJumps:
     """Every jump lowers the loss, unless the loss is `now`."""
 
     now: float | None = None
+    held = most = 0
+    """Snapshots now, and at most."""
 
-    def snapshot(self) -> None: ...
+    def snapshot(self) -> None:
+        self.held += 1
+        self.most = max(self.most, self.held)
 
-    def forget(self, count: int) -> None: ...
+    def forget(self, count: int) -> None:
+        assert 0 <= count <= self.held
+        self.held -= count
 
     def products(self, pairs: Any) -> dict[str, Any]:
         assert len(pairs) >= LEAST_KEPT
@@ -112,6 +119,26 @@ def test_a_divergent_last_step_of_a_full_phase_is_followed_by_another_full_phase
     control, engine = begun()
     take(control, engine)
     assert control.phase == "predict"
+
+
+def test_no_more_snapshots_are_held_than_the_plan_says_while_one_is_added() -> None:
+    control, engine = begun()
+    assert engine.jumps.held == 6
+    take(control, engine, 3)
+    assert control.phase == "predict"
+    assert (engine.jumps.held, engine.jumps.most) == (6, 6)
+
+
+def test_a_full_phase_begins_with_a_heap_that_keeps_nothing_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trimmed = list[int]()
+    monkeypatch.setattr(heap, "trim", lambda: trimmed.append(1))
+    control, engine = begun()
+    engine.norm = 150.0
+    assert len(trimmed) == 1
+    take(control, engine)  # another full phase follows
+    assert len(trimmed) == 2
 
 
 @pytest.mark.parametrize("now", [math.inf, math.nan])
