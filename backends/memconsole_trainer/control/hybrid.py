@@ -44,6 +44,9 @@ FORWARD = 1 / 3
 2020, §2.1)."""
 LEAST_KEPT = 2
 """Movements from which a standard error can be computed. A predict phase with fewer ends."""
+TRIM_EVERY = 10
+"""Gradient steps after which the heap of a CPU gives back what it keeps. Snapshots between the arrays
+of steps leave gaps, with which it grows."""
 RESIDUALS = 64
 """Jumps whose results are kept."""
 
@@ -171,15 +174,15 @@ class Hybrid:
     # Steps with gradients
 
     def _begin_full(self, engine: JumpingEngine) -> None:
-        """Forget the snapshots of the phases before. What is allocated between the arrays of steps
-        leaves gaps in the heap, so each full phase begins with a heap that keeps nothing freed."""
+        """Forget the snapshots of the phases before."""
         engine.jumps.forget(len(self._s.follows_jump))
         self._s.follows_jump = []
-        heap.trim()
         self._snapshot(engine)
 
     def _train(self, engine: JumpingEngine, batch: Batch) -> None:
         s, choice = self._s, self._choice
+        if s.phases.taken % TRIM_EVERY == 0 and engine.device.kind == "cpu":
+            heap.trim()
         engine.train_step(batch)
         (metrics,) = engine.take_metrics()
         judged = s.monitor.observe(metrics.loss, metrics.gradient_norm, choice)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole_trainer.control.hybrid import LEAST_KEPT, Hybrid
+from memconsole_trainer.control.hybrid import LEAST_KEPT, TRIM_EVERY, Hybrid
 from memconsole_trainer.control.monitor import LEAST
 from memconsole_trainer.engine import Batch, MemoryReading, StepMetrics
 from memconsole_trainer.host import heap
@@ -90,9 +90,9 @@ def take(control: Hybrid, engine: ScriptedEngine, steps: int = 1) -> None:
         control.prepare(cast(Any, engine))
 
 
-def begun(**settings: Any) -> tuple[Hybrid, ScriptedEngine]:
+def begun(kind: str = "cpu", **settings: Any) -> tuple[Hybrid, ScriptedEngine]:
     """A controller before the last step of its first full phase."""
-    control, engine = Hybrid(replace(Plan(), {**SETTINGS, **settings}), 1000), ScriptedEngine()
+    control, engine = Hybrid(replace(Plan(), {**SETTINGS, **settings}), 1000), ScriptedEngine(kind)
     control.prepare(cast(Any, engine))
     take(control, engine, 2 * LEAST)
     assert control.phase == "full"
@@ -129,16 +129,19 @@ def test_no_more_snapshots_are_held_than_the_plan_says_while_one_is_added() -> N
     assert (engine.jumps.held, engine.jumps.most) == (6, 6)
 
 
-def test_a_full_phase_begins_with_a_heap_that_keeps_nothing_freed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_the_heap_of_a_cpu_gives_back_what_it_keeps_every_few_steps(
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before the first step of a phase with gradients, and before every tenth after it."""
     trimmed = list[int]()
     monkeypatch.setattr(heap, "trim", lambda: trimmed.append(1))
-    control, engine = begun()
+    control, engine = begun(kind)
+    once = 1 + 2 * LEAST // TRIM_EVERY
+    assert len(trimmed) == (once if kind == "cpu" else 0)
     engine.norm = 150.0
-    assert len(trimmed) == 1
-    take(control, engine)  # another full phase follows
-    assert len(trimmed) == 2
+    take(control, engine, 2)  # another full phase follows
+    assert len(trimmed) == (once + 1 if kind == "cpu" else 0)
 
 
 @pytest.mark.parametrize("now", [math.inf, math.nan])
