@@ -151,7 +151,9 @@ def _saving(
     changed_seconds = step_seconds(changed, after_model, budget)
     units = units_per_step(changed, after_model)
     factor = changed_seconds / units * units_per_step(plan, model) / seconds
-    reason = refusal or ("" if saves > 0 else nothing_saved(row, changed, *alike(table, after)))
+    reason = refusal or (
+        "" if saves > 0 else nothing_saved(row, plan, changed, *alike(table, after))
+    )
     return Saving(
         key=row.key,
         value=value,

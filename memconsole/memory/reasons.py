@@ -21,8 +21,10 @@ PHASE_WORDS = {
 }
 
 
-def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: MemoryTable) -> str:
-    """The reason why `after` is not smaller than `before`."""
+def nothing_saved(
+    row: Optimization, present: Plan, changed: Plan, before: MemoryTable, after: MemoryTable
+) -> str:
+    """The reason why `after`, of the plan `changed`, is not smaller than `before`."""
     specific = row.saves_nothing and row.saves_nothing(changed, before.budget.kind)
     if specific:
         return specific
@@ -34,7 +36,7 @@ def nothing_saved(row: Optimization, changed: Plan, before: MemoryTable, after: 
     if row.touches and not any(live) and not costs:
         return f"the peak is {peak}, where there {_are(row.touches[0])}"
     if costs and row.outweighed:
-        return row.outweighed(changed)
+        return row.outweighed(present, changed)
     if costs:
         return f"needs more memory: the peak is then {phase_words(after.peak_phase)}"
     return f"the peak is {peak}, which this does not change"

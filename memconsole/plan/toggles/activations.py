@@ -71,7 +71,9 @@ def _micro_batches_traced(plan: Plan, kind: str) -> int:
     return steps if kind == "cpu" else min(2, steps)
 
 
-def _gradient_copy(plan: Plan) -> str:
+def _larger_or_copied(present: Plan, changed: Plan) -> str:
+    if changed.optimize.accumulation_steps < present.optimize.accumulation_steps:
+        return "with fewer micro-batches per step each of them is larger"
     return "the gradient copy of accumulation outweighs the smaller micro-batch"
 
 
@@ -97,7 +99,7 @@ ACCUMULATION = Optimization(
     reach=Reach.STEP,
     traced=_micro_batches_traced,
     touches=("activations", "logits and loss"),
-    outweighed=_gradient_copy,
+    outweighed=_larger_or_copied,
     remedy=RemedyRule(rank=20, values=_more_steps),
     says=_accumulation_said,
     evaluating=switched({"optimize.accumulation_steps": 1}),

@@ -33,8 +33,12 @@ def _widened_by_xla(plan: Plan, kind: str) -> str | None:
     return None
 
 
-def _copies_outweigh(plan: Plan) -> str:
-    return f"the 16-bit copies of the weights outweigh the smaller activations in {plan.backend}"
+def _wider_or_copied(present: Plan, changed: Plan) -> str:
+    if changed.optimize.precision == "fp32":
+        return "fp32 computes and keeps every number in 32 bits"
+    if present.optimize.precision == "bf16-sr":
+        return "the weights are then kept in fp32, with copies in 16 bits"
+    return f"the 16-bit copies of the weights outweigh the smaller activations in {changed.backend}"
 
 
 def _without_rounding(plan: Plan) -> dict[str, Any]:
@@ -56,7 +60,7 @@ PRECISION = Optimization(
     reach=Reach.STEP,
     touches=("activations", "logits and loss", "weights"),
     saves_nothing=_widened_by_xla,
-    outweighed=_copies_outweigh,
+    outweighed=_wider_or_copied,
     remedy=RemedyRule(rank=30),
     says=None,  # each backend logs its compute types itself
     evaluating=_without_rounding,

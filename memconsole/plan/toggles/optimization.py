@@ -108,8 +108,8 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     """The components of the memory table that it reduces, the main one first; or `HOST_MEMORY`."""
     saves_nothing: Callable[[Plan, str], str | None] | None = None
     """Why a plan's value saves nothing on a kind of device, if that is known without the table."""
-    outweighed: Callable[[Plan], str] | None = None
-    """Why the value of a plan may need more memory."""
+    outweighed: Callable[[Plan, Plan], str] | None = None
+    """Why a changed plan, the second, may need more memory than the present one."""
     remedy: RemedyRule | None
     """None: never offered for a plan that does not fit."""
 

@@ -104,6 +104,18 @@ def test_reasons_name_the_device_or_the_backend_where_those_are_why() -> None:
     assert "always compiled" in saving(jax, "optimize.compile", True).reason
 
 
+def test_a_value_that_needs_more_than_the_present_one_says_why_from_there() -> None:
+    many = plans.replace(Plan(), {"optimize.accumulation_steps": 16})
+    larger = "with fewer micro-batches per step each of them is larger"
+    assert saving(many, "optimize.accumulation_steps", 1).reason == larger
+    stored = plans.replace(Plan(), {"optimize.precision": "bf16-sr", **LLAMA_8B})
+    assert "fp32 computes" in saving(stored, "optimize.precision", "fp32").reason
+    assert "kept in fp32" in saving(stored, "optimize.precision", "bf16").reason
+    small = saving(Plan(), "optimize.precision", "bf16")
+    assert small.saves_bytes < 0
+    assert "16-bit copies of the weights outweigh" in small.reason
+
+
 def test_what_the_backend_does_not_train_is_priced_and_marked() -> None:
     row = BY_KEY["optimize.optimizer"]
     for backend in ("torch", "jax"):
