@@ -11,7 +11,7 @@ from typing import Any
 from memconsole.tui.app.console import ConsoleApp
 
 FOLDER = Path(__file__).parent
-SIZES = ((80, 24), (160, 48))
+SIZES = ((80, 24), (100, 30), (160, 48))
 FONT = "DejaVu Sans Mono"
 _CELL_PIXELS, _ROW_PIXELS, _FIRST_BASELINE = 12.2, 24.4, 20.0
 _TEXT = re.compile(r'<text class="[^"]*-r\d+" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>')

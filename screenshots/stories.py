@@ -62,7 +62,7 @@ async def training(folder: Path) -> None:
     await until(run, lambda snapshot: snapshot.facts.step >= 320)
     for size in SIZES:
         await watched(run, folder, size, "run-live")
-    await watched(run, folder, SIZES[1], "run-live-light", "memconsole-light")
+    await watched(run, folder, SIZES[-1], "run-live-light", "memconsole-light")
     if not await until(run):
         raise RuntimeError("the run ended before its pictures were taken: make it longer")
     for size in SIZES:
@@ -71,6 +71,8 @@ async def training(folder: Path) -> None:
 
 async def comparing(folder: Path) -> None:
     """Two runs' curves over each other."""
+    from memconsole.runs.record.directory import list_runs
+
     rates = ("2e-3", "2e-4")
     runs = [launched(f"rate {rate}", (*SHORT, f"train.learning_rate={rate}")) for rate in rates]
     for run in runs:
@@ -80,7 +82,7 @@ async def comparing(folder: Path) -> None:
         async with app.run_test(size=size) as pilot:
             await devices_known(app, pilot)
             await pilot.press("a")
-            await listing(app, pilot, "runs", len(runs))
+            await listing(app, pilot, "runs", len(list_runs()))
             await pilot.press("space", "down", "space", "c")
             await listing(app, pilot, "compare", len(runs))
             await shoot(app, pilot, folder / name_of("compare-runs", size))
@@ -133,7 +135,7 @@ PICTURES = {
     for story, names in _BOTH.items()
 }
 """What each story draws."""
-PICTURES["training"] += (name_of("run-live-light", SIZES[1]),)
+PICTURES["training"] += (name_of("run-live-light", SIZES[-1]),)
 
 
 def launched(name: str, settings: tuple[str, ...], *options: str) -> str:
