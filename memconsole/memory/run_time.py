@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from memconsole.memory.seconds import seconds_per_unit, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
+from memconsole.plan import catalog
 from memconsole.plan.data.counted import counted_tokens
+from memconsole.plan.data.rows import counted_rows
 from memconsole.plan.machine.budget import Budget
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
@@ -28,11 +31,12 @@ def run_steps(plan: Plan, model: Model) -> int | None:
 
 
 def steps_are_known(plan: Plan) -> bool:
-    """Whether `run_steps` is the run's own number: the plan says it, or a run has counted the tokens of its data.
-    Otherwise it is guessed from the size of the data."""
-    return plan.train.max_steps is not None or (
-        not plan.data.mix and counted_tokens(plan) is not None
-    )
+    """Whether `run_steps` is the run's own number: the plan says it, or a run has counted its data. Otherwise it is
+    guessed from the size of the data."""
+    if plan.train.max_steps is not None:
+        return True
+    count = counted_tokens if isinstance(catalog.model(plan), Architecture) else counted_rows
+    return not plan.data.mix and count(plan) is not None
 
 
 def start_seconds(plan: Plan) -> float:

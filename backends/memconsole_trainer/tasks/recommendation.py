@@ -11,6 +11,7 @@ import numpy as np
 
 from memconsole import regular_file, typed_json
 from memconsole.plan import catalog
+from memconsole.plan.data.rows import keep_counted_rows
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan
@@ -61,6 +62,7 @@ def open_data(
     found = RatingData(plan, model, histories, numbering, data)
     if not len(found.rows().bounds):
         raise DataError(f"{path}: no user has two interactions to train on")
+    keep_counted_rows(plan, len(found.rows().bounds))
     if plan.data.validation_fraction and not found.validation_rows:
         say.warning("nothing is held out for validation: no user has three interactions")
     if metadata is None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from memconsole.plan import catalog
+from memconsole.plan.data.rows import keep_counted_rows
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
@@ -49,6 +50,7 @@ def open_data(
             f"{d.source} has no trajectory_ids: blocks of neighbouring windows are held out, so that a few "
             "validation windows overlap windows of training"
         )
+    keep_counted_rows(plan, split.train_rows)
     return WindowData(plan, file, split, say)
 
 

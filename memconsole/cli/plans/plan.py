@@ -283,7 +283,9 @@ def _run_lines(plan: Plan, found: Estimate) -> list[str]:
     known = steps_are_known(plan)
     steps = f"{'' if known else Tier.FORMULA}{found.run_steps:,} steps"
     guess = (
-        "" if known else " (guessed from the size of the data, until a run has counted its tokens)"
+        ""
+        if known
+        else f" (guessed from the size of the data, until a run has counted its {task_of(plan).units})"
     )
     time = f"{Tier.FORMULA}{format_duration(found.run_seconds)} in all, {start} of it to start"
     return [f"run {steps}{guess}, {time}"]

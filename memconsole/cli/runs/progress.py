@@ -150,7 +150,7 @@ def summary(run: RunSnapshot) -> str:
         )
         if last.train_loss is not None:
             rows.append(("Same, on training rows", f"{last.train_loss:.4f}"))
-        for found in figures(task_of(run.plan), last):
+        for found in figures(task_of(run.plan), last, summary=True):
             label = found.measure.label
             title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"
             rows.append((title, f"{found.value:.4f}"))

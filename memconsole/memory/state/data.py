@@ -7,6 +7,7 @@ from functools import lru_cache
 from memconsole.plan import catalog
 from memconsole.plan.data.counted import counted_tokens
 from memconsole.plan.data.mixture import parts
+from memconsole.plan.data.rows import training_rows
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, Plan, PlanError
@@ -110,8 +111,11 @@ def units_per_step(plan: Plan, model: Model) -> int:
 
 
 def training_units(plan: Plan, model: Model) -> int | None:
-    """The task's units in one epoch; None if unknown, such as rows of a file that was not read."""
-    return training_tokens(plan) if isinstance(model, Architecture) else None
+    """The task's units in one epoch; None if unknown."""
+    if isinstance(model, Architecture):
+        return training_tokens(plan)
+    rows = training_rows(plan, model)
+    return None if rows is None else rows * task_of_model(model).units_per_row(plan)
 
 
 def dataset_tokens(plan: Plan) -> int | None:

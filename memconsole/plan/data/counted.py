@@ -1,10 +1,10 @@
-"""How many tokens a run counted in its training data, kept so that later plans need not guess."""
+"""What runs counted in their training data, kept so that later plans need not guess."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,42 +23,55 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """What a run counted."""
 
     train_tokens: int
+    """Tokens, or rows of a task that does not read text."""
 
 
 def counted_tokens(plan: Plan) -> int | None:
     """The train tokens of `data.source` in its present state, as a run with the same tokenizer counted them; None if
     there was none. Damaged files are ignored."""
+    return kept_count(plan, _name)
+
+
+def keep_counted(plan: Plan, train_tokens: int) -> None:
+    """Keep a count. If the cache cannot be written, later plans go on guessing."""
+    keep_count(plan, train_tokens, _name)
+
+
+def kept_count(plan: Plan, name: Callable[[Plan], str]) -> int | None:
+    """The count that was kept as `name(plan)`; None if there is none. Damaged files are ignored."""
     key, now = (plan.data, plan.model), time.monotonic()
     found = _known.get(key)
     if found is None or now - found[0] > KNOWN_SECONDS:
         if len(_known) > 256:
             _known.clear()
-        found = _known[key] = (now, _read(plan))
+        found = _known[key] = (now, _read(plan, name))
     return found[1]
 
 
-def keep_counted(plan: Plan, train_tokens: int) -> None:
-    """Keep a count. If the cache cannot be written, later plans go on guessing."""
+def keep_count(plan: Plan, count: int, name: Callable[[Plan], str]) -> None:
+    """Keep a count as `name(plan)`. If the cache cannot be written, later plans go on guessing."""
     try:
-        keep(_file(plan), msgspec.json.encode(Counted(train_tokens=train_tokens)))
+        file = cache_folder() / "counted" / f"{name(plan)}.json"
+        keep(file, msgspec.json.encode(Counted(train_tokens=count)))
     except (OSError, PlanError):
         return
     _known.clear()
 
 
-def _read(plan: Plan) -> int | None:
+def _read(plan: Plan, name: Callable[[Plan], str]) -> int | None:
     try:
-        stored = typed_json.decode(regular_file.read(_file(plan), FILE_BYTES), Counted)
+        file = cache_folder() / "counted" / f"{name(plan)}.json"
+        stored = typed_json.decode(regular_file.read(file, FILE_BYTES), Counted)
     except (OSError, PlanError, ValueError, msgspec.MsgspecError, RecursionError):
         return None
     return stored.train_tokens if stored.train_tokens > 0 else None
 
 
-def _file(plan: Plan) -> Path:
+def _name(plan: Plan) -> str:
     words = (
         lengths_key(plan),
         plan.data.validation,
         plan.data.validation_fraction,
         plan.data.held_out,
     )
-    return cache_folder() / "counted" / f"{hashlib.sha256(repr(words).encode()).hexdigest()}.json"
+    return hashlib.sha256(repr(words).encode()).hexdigest()

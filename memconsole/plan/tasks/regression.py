@@ -33,7 +33,13 @@ class Regression:
         Measure("unseen_loss", "masked MSE on unseen systems", short="unseen"),
         Measure("ridge_loss", "linear map that is told the family", short="told"),
         *(
-            Measure(f"{side}{of}cost_ratio", f"x optimal cost on {systems}{by}", headline=False)
+            Measure(
+                f"{side}{of}cost_ratio",
+                f"x optimal cost on {systems}{by}",
+                short=by[2:],
+                headline=False,
+                summed_up=not side,
+            )
             for side, systems in (("", "unseen systems"), ("seen_", "systems trained on"))
             for of, by in (
                 ("", ""),

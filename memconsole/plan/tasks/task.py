@@ -26,6 +26,8 @@ class Measure(msgspec.Struct, frozen=True):
     """Its name in narrow places; if empty, the label is used."""
     headline: bool = True
     """Whether screens and logs show it. Reports hold all measures."""
+    summed_up: bool = False
+    """Whether the summary of an ended run shows it although it is no headline."""
 
     @property
     def name(self) -> str:

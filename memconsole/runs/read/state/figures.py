@@ -70,8 +70,9 @@ def best_evaluation(task: Task, evaluations: Iterable[Evaluation]) -> Best | Non
     return Best(measure_of(task, score.key), score.value, evaluation.step)
 
 
-def figures(task: Task, evaluation: Evaluated) -> tuple[Figure, ...]:
-    """The task's headline measures and then its baselines, those that the evaluation has."""
+def figures(task: Task, evaluation: Evaluated, *, summary: bool = False) -> tuple[Figure, ...]:
+    """The task's headline measures, with those of a summary if `summary`, and then its baselines; those that the
+    evaluation has."""
     found = dict(evaluation.metrics)
     if evaluation.bits_per_byte is not None:
         found["bits_per_byte"] = evaluation.bits_per_byte
@@ -83,5 +84,5 @@ def figures(task: Task, evaluation: Evaluated) -> tuple[Figure, ...]:
             (task.baselines, True),
         )
         for measure in measures
-        if measure.headline and measure.key in found
+        if (measure.headline or (summary and measure.summed_up)) and measure.key in found
     )
