@@ -83,10 +83,10 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
     console.wait_for(r"chunked loss +off")
     console.press("b")
     console.wait_for(r"micro-batch +8")
-    wait_for_mebibytes(console, 1.15 * before, 2 * before)
+    wait_for_mebibytes(console, 1.03 * before, 2 * before)
     console.press("u")
     console.wait_for(r"micro-batch +4")
-    wait_for_mebibytes(console, 0.9 * before, 1.1 * before)
+    wait_for_mebibytes(console, 0.97 * before, 1.03 * before)
 
     launch(console)
     console.wait_for("running", SLOW)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memconsole.memory.exact import affine
-from memconsole.memory.formula import _moments
+from memconsole.memory.formula import moments
 from memconsole.memory.seconds import step_flops
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.model import Model, Parameter
@@ -125,7 +125,7 @@ def test_a_table_below_a_frozen_decoder_is_priced_as_it_is_traced(
     timeline = trace.record(plan, model, "cpu", hidden=False).timeline
     exact = affine.evaluate(timeline, plan.train.batch_size, plan.data.sequence_length)
     found: dict[str, int] = {}
-    for moment in _moments(step_of(plan, model, "cpu")):
+    for moment in moments(step_of(plan, model, "cpu")):
         found[moment.phase] = max(found.get(moment.phase, 0), moment.total)
     for phase, traced in exact.phases.items():
         assert found[phase] == pytest.approx(traced.total_bytes, rel=0.01), phase

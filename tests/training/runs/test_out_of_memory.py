@@ -102,7 +102,7 @@ def test_a_step_that_needs_more_than_the_plan_allows_ends_with_what_it_lacked(
     seen = ended(run)
     assert seen.verdict is not None
     assert seen.verdict.reason == "out_of_memory", seen.verdict
-    assert "allocat" in seen.verdict.evidence.lower()
+    assert "asked for" in seen.verdict.evidence
     receipt = receipt_of(run)
     lacked = receipt.shortfall
     assert lacked is not None
