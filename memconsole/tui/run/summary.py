@@ -65,8 +65,8 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
         whole = figures(task_of(run.plan), run.evaluations[-1], summary=True)
         simpler = [f for f in whole if not f.measure.headline]
         if simpler:
-            words = (f"{measure_word(f.value)} {f.measure.name}" for f in simpler)
-            rows.append(("beside it", " · ".join(words), "validation"))
+            text = " · ".join(f"{measure_word(f.value)} {f.measure.name}" for f in simpler)
+            rows.append(("beside it", text, "validation"))
     train = ended.final_train_loss if ended else facts.loss
     if train is not None:
         text = marked(loss_word(train), "final_train_loss", run.uncertain)
