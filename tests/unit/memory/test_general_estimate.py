@@ -30,6 +30,7 @@ from memconsole.memory.tracers.ahead import prepared
 from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
+from memconsole.plan.data.rows import training_rows
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
@@ -156,7 +157,10 @@ def test_rates_count_windows() -> None:
     plan = regression(optimize__accumulation_steps=2)
     found = estimate(plan, device("gpu"))
     assert found.tokens_per_second * found.step_seconds == pytest.approx(32)
-    assert found.epoch_minutes is None
+    assert found.epoch_minutes is not None
+    assert found.epoch_minutes * 60 * found.tokens_per_second == pytest.approx(
+        training_rows(plan, model_of(plan))
+    ), "a window a row"
     row = task_of(plan).flops_per_row(plan, model_of(plan))
     assert step_flops(plan, model_of(plan)) == pytest.approx(3 * 32 * row)
     assert found.peak_tokens_per_second == pytest.approx(1e13 / (3 * row))
