@@ -73,6 +73,9 @@ def make_command(
         "seed": seed,
         "options": parse_options(found, assignments),
     }
+    if found.suffixes and out.suffix.lower() not in found.suffixes:
+        allowed = " or ".join(found.suffixes)
+        raise PlanError(f"{out}: {found.name} is read from a file whose name ends with {allowed}")
     if out.exists() and not force:
         raise PlanError(f"{out}: exists; choose another name, or replace it with --force")
     if not out.absolute().parent.is_dir():

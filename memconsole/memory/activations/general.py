@@ -14,10 +14,10 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.memory.activations import recommender
-from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow
 from memconsole.memory.state.saving import gathered_to_save
 from memconsole.memory.state.step_sizes import Moment, StepSizes
+from memconsole.plan.data.rows import row_bytes
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.sections.optimize import Checkpointing

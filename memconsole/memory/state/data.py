@@ -7,7 +7,7 @@ from functools import lru_cache
 from memconsole.plan import catalog
 from memconsole.plan.data.counted import counted_tokens
 from memconsole.plan.data.mixture import parts
-from memconsole.plan.data.rows import training_rows
+from memconsole.plan.data.rows import row_bytes, training_rows
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, Plan, PlanError
@@ -72,11 +72,6 @@ def waiting_bytes(plan: Plan, model: Model) -> int:
     size = _file_bytes(plan.data)
     held = rows if size is None else min(rows, size // row)
     return (held + ahead) * row
-
-
-def row_bytes(plan: Plan, model: Model) -> int:
-    """Bytes of one row of a batch, all arrays together."""
-    return sum(array.row_bytes for array in task_of_model(model).inputs(plan, model))
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,6 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.memory.state.data import row_bytes
 from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import Rule, State, state
 from memconsole.memory.state.sizes import (
@@ -18,6 +17,7 @@ from memconsole.memory.state.sizes import (
     order,
     sizes,
 )
+from memconsole.plan.data.rows import row_bytes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan

@@ -101,9 +101,9 @@ def _standard_library(entry: DatasetEntry) -> DatasetEntry:
 
 
 def _made(entry: DatasetEntry) -> DatasetEntry:
-    """The entry of a file or folder in the current folder, if it has been made. Otherwise the plan can be priced only."""
+    """The entry of a file in the current folder, if it has been made. Otherwise the plan can be priced only."""
     path = Path(entry.where).absolute()
-    if not path.exists():
+    if not path.is_file():
         return entry
     found = _local(str(path), {})
     return msgspec.structs.replace(

@@ -22,8 +22,8 @@ _known: dict[tuple[DataChoice, ModelChoice], tuple[float, int | None]] = {}
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """What a run counted."""
 
-    train_tokens: int
-    """Tokens, or rows of a task that does not read text."""
+    count: int
+    """Training tokens, or training rows of a task that does not read text."""
 
 
 def counted_tokens(plan: Plan) -> int | None:
@@ -52,7 +52,7 @@ def keep_count(plan: Plan, count: int, name: Callable[[Plan], str]) -> None:
     """Keep a count as `name(plan)`. If the cache cannot be written, later plans go on guessing."""
     try:
         file = cache_folder() / "counted" / f"{name(plan)}.json"
-        keep(file, msgspec.json.encode(Counted(train_tokens=count)))
+        keep(file, msgspec.json.encode(Counted(count=count)))
     except (OSError, PlanError):
         return
     _known.clear()
@@ -64,7 +64,7 @@ def _read(plan: Plan, name: Callable[[Plan], str]) -> int | None:
         stored = typed_json.decode(regular_file.read(file, FILE_BYTES), Counted)
     except (OSError, PlanError, ValueError, msgspec.MsgspecError, RecursionError):
         return None
-    return stored.train_tokens if stored.train_tokens > 0 else None
+    return stored.count if stored.count > 0 else None
 
 
 def _name(plan: Plan) -> str:

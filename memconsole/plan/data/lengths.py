@@ -43,9 +43,9 @@ def lengths_key(plan: Plan) -> str:
         data.split, data.max_examples, data.template, data.lowercase, data.code_field,
     ]  # fmt: skip
     if entry.kind == "file":
-        parts.append(_changed(Path(entry.where).expanduser()))
+        parts.append(changed(Path(entry.where).expanduser()))
     if data.tokenizer is not None:
-        parts += [data.tokenizer, _changed(Path(data.tokenizer).expanduser())]
+        parts += [data.tokenizer, changed(Path(data.tokenizer).expanduser())]
     else:
         vocabulary = catalog.architecture(plan).vocab_size
         parts += [
@@ -55,7 +55,8 @@ def lengths_key(plan: Plan) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _changed(path: Path) -> tuple[int, int] | None:
+def changed(path: Path) -> tuple[int, int] | None:
+    """A file's modification time in ns and its bytes; None if it cannot be read."""
     try:
         found = path.stat()
     except OSError:

@@ -36,6 +36,8 @@ class Kind(msgspec.Struct, frozen=True):
     units: str
     """What a size counts, in the plural."""
     options: tuple[Option, ...] = ()
+    suffixes: tuple[str, ...] = ()
+    """How the file's name ends, by which readers know its format; empty if any name will do."""
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -46,7 +48,12 @@ class Size(msgspec.Struct, frozen=True):
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("equipment", "records of machines: symptom, codes, cause and solution (JSONL)", "records"),
+    Kind(
+        "equipment",
+        "records of machines: symptom, codes, cause and solution (JSONL)",
+        "records",
+        suffixes=(".jsonl", ".ndjson"),
+    ),
     Kind(
         "lqr",
         "HDF5 windows of optimally controlled linear systems, to train the model lqr",
@@ -60,6 +67,7 @@ KINDS: tuple[Kind, ...] = (
             Option("stride", 21, "steps from one window of a trajectory to the next"),
             Option("compression", "lzf", "none, lzf or gzip"),
         ),
+        (".h5", ".hdf5"),
     ),
     Kind(
         "ratings",

@@ -138,6 +138,8 @@ def test_the_command_makes_a_file_once_and_shows_a_bar(tmp_path: Path) -> None:
         cli, ["data", "make", "lqr", str(tmp_path / "x" / "a.h5"), "--size", "9"]
     )
     assert "there is no folder" in str(nowhere.exception)
+    unnamed = CliRunner().invoke(cli, ["data", "make", "lqr", str(tmp_path / "a"), "--size", "9"])
+    assert "a file whose name ends with .h5 or .hdf5" in str(unnamed.exception)
     listed = CliRunner().invoke(cli, ["data", "make", "--help"]).output
     assert "HDF5 windows of optimally controlled linear systems" in listed
     assert "uncertainty" in listed
