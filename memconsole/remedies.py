@@ -8,7 +8,7 @@ from memconsole.memory.answers.advice import Remedy, remedies
 from memconsole.memory.answers.correction import OutOfMemoryRun
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.report.comparison import measured_phases
-from memconsole.runs.record.shortfall import Shortfall
+from memconsole.runs.record.failures.shortfall import Shortfall
 
 
 def remedies_of(

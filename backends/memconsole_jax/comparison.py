@@ -12,8 +12,8 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole_jax import tasks
-from memconsole_jax.stacking import stacks
-from memconsole_jax.step import mean_gradients
+from memconsole_jax.compiled.step import mean_gradients
+from memconsole_jax.layout.stacking import stacks
 from memconsole_trainer.engine import Array, Batch, WeightSource
 
 

@@ -20,16 +20,16 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision, replace
 from memconsole.plan.sections.hybrid import GRADIENT_PHASES
 from memconsole_jax import devices, held, tasks
+from memconsole_jax.compiled.programs import Programs
+from memconsole_jax.compiled.step import Backward, TrainState
 from memconsole_jax.gang import join
 from memconsole_jax.jumps import JaxJumps
-from memconsole_jax.loading import Loader
-from memconsole_jax.mesh import put
+from memconsole_jax.layout.mesh import put
 from memconsole_jax.models import dropout
 from memconsole_jax.profiling import Recording
-from memconsole_jax.programs import Programs
-from memconsole_jax.saved import Saved
-from memconsole_jax.step import Backward, TrainState
-from memconsole_jax.techniques.average import first
+from memconsole_jax.saved.loading import Loader
+from memconsole_jax.saved.tensors import Saved
+from memconsole_jax.techniques.weights.average import first
 from memconsole_trainer.engine import (
     STEP,
     Array,

@@ -14,7 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_map_with_path
 from numpy.typing import NDArray
 
-from memconsole_jax.techniques import quantized_adam
+from memconsole_jax.techniques.optimizer import quantized_adam
 from memconsole_trainer.engine import Keeping
 from memconsole_trainer.techniques import blockwise
 

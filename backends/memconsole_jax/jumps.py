@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.plan import replace
 from memconsole_jax import held, tasks
-from memconsole_jax.programs import Programs
+from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.tasks.task import Tree
 from memconsole_trainer import engine
 from memconsole_trainer.control.confirm import rows_of_group

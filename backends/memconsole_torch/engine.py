@@ -28,21 +28,12 @@ from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
 from memconsole_torch.profiling import Recording
 from memconsole_torch.tasks.task import Rows
-from memconsole_torch.techniques import (
-    activation_offload,
-    checkpointing,
-    compilation,
-    dropout,
-    lora,
-    offload,
-    optimizers,
-    precision,
-    quantized_base,
-    rounding,
-    sharding,
-)
-from memconsole_torch.techniques.average import Average
+from memconsole_torch.techniques import compilation, sharding
+from memconsole_torch.techniques.activations import activation_offload, checkpointing, dropout
+from memconsole_torch.techniques.optimizer import offload, optimizers
 from memconsole_torch.techniques.optimizer_in_backward import InBackward
+from memconsole_torch.techniques.weights import lora, precision, quantized_base, rounding
+from memconsole_torch.techniques.weights.average import Average
 from memconsole_trainer.engine import (
     STEP,
     Array,

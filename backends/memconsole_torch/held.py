@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from memconsole_torch.techniques import blocks
+from memconsole_torch.techniques.optimizer import blocks
 from memconsole_trainer.engine import Keeping, Part
 
 

@@ -15,7 +15,8 @@ from memconsole.plan.sections.optimize import Precision
 from memconsole_torch.held import Held
 from memconsole_torch.models.pretrained import copy_into, on_host
 from memconsole_torch.tasks.task import Rows, Task
-from memconsole_torch.techniques import compilation, precision
+from memconsole_torch.techniques import compilation
+from memconsole_torch.techniques.weights import precision
 from memconsole_trainer.control.confirm import rows_of_group
 from memconsole_trainer.engine import Array, Batch, StateSource
 from memconsole_trainer.jumps import PREFIX, SHRINKAGE, TINY, Pairs, Path, stored

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from memconsole.plan.plan import PlanError
 from memconsole.plan.processes import processes
 from memconsole.runs.act import together
-from memconsole.runs.act.attempt import STOPPING, Attempt
-from memconsole.runs.act.member import Member
-from memconsole.runs.record import events, files
+from memconsole.runs.act.trainer.attempt import STOPPING, Attempt
+from memconsole.runs.act.trainer.member import Member
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.failure import ExitCode, exit_code_of
+from memconsole.runs.record.failures.failure import ExitCode, exit_code_of
+from memconsole.runs.record.log import events
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
 from memconsole_trainer.backends import Launch, launcher, rank
 

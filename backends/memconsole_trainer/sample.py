@@ -15,7 +15,7 @@ from memconsole.plan.templates.chat import CHAT_ANSWER, RecordError
 from memconsole.plan.templates.choice import template_of
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.sources.records import Record
-from memconsole_trainer.data.text.tokenizer import Tokenizer
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer
 from memconsole_trainer.weights import trained

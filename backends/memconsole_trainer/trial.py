@@ -21,7 +21,7 @@ from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.units import format_bytes
 from memconsole_trainer.backends import engine_factory
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.weights.initialize import InitialWeights
 

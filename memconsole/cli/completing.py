@@ -59,8 +59,8 @@ def checkpoints(
 ) -> list[CompletionItem]:
     """best, last, and the steps that the run of this command has kept."""
     from memconsole.errors import UserError
+    from memconsole.runs.record.checkpoints.manifest import step_of
     from memconsole.runs.record.directory import find_run
-    from memconsole.runs.record.manifest import step_of
 
     words = ["best", "last"]
     try:

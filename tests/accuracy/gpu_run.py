@@ -23,7 +23,7 @@ import numpy as np
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, loads, replace
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 
 STEPS = 3

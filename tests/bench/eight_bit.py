@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from memconsole_torch.techniques.quantized_adam import CPU_SLICE, Buffers, QuantizedAdamW
+from memconsole_torch.techniques.optimizer.quantized_adam import CPU_SLICE, Buffers, QuantizedAdamW
 
 SHAPES = [(512, 512)] * 32 + [(1408, 512)] * 32
 """The matrices of a Llama of 31 M parameters."""

@@ -31,7 +31,7 @@ import torch
 
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_torch.engine import TorchEngine, create
 from memconsole_trainer.control.controller import Controller, controller_of
 from memconsole_trainer.control.plain import Plain

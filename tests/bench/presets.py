@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from memconsole.runs.read.report.report import Story, read_story
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventreader import EventReader
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
 from tests.bench.trained import BACKENDS, Settings, into_page, machine, markdown, trained
 
 RESULTS = Path(__file__).with_name("results") / "presets.json"

@@ -75,9 +75,9 @@ def measured(settings: dict[str, Any], run: Path) -> dict[str, Any]:
     from memconsole.plan import catalog
     from memconsole.plan.plan import Plan, replace
     from memconsole_trainer.data.stream import BatchShape, BatchStream
-    from memconsole_trainer.data.text.batches import TextRows
     from memconsole_trainer.data.text.opened import open_text
     from memconsole_trainer.data.text.portion import _blocks
+    from memconsole_trainer.data.text.rows.batches import TextRows
     from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 
     plan = replace(

@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.runs.record import events
-from memconsole.runs.record.eventreader import EventReader
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
 from tests.bench.trained import BACKENDS, trained
 
 BEFORE = "command and supervisor"

@@ -83,10 +83,10 @@ def timed(work: Callable[[], int]) -> tuple[float, float]:
 def measured(settings: dict[str, Any], rounds: int, run: Path) -> dict[str, Any]:
     """The rates of one source."""
     from memconsole.plan.plan import Plan, replace
+    from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
     from memconsole_trainer.data.text.opened import open_text
     from memconsole_trainer.data.text.portion import _blocks
     from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
-    from memconsole_trainer.data.text.text_blocks import TextBlocks
 
     plan = replace(Plan(), {"data.validation_fraction": 0.0, "data.cache_gib": 0, **settings})
     from memconsole.plan import catalog

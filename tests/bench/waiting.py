@@ -49,8 +49,8 @@ def waited(preset: str, backend: str, steps: int, folder: Path) -> dict[str, flo
     """Seconds of the run's steps, and those of them that waited."""
     from memconsole.plan import catalog
     from memconsole.plan.plan import SETTINGS, Plan, get
-    from memconsole.runs.record import events
-    from memconsole.runs.record.eventreader import EventReader
+    from memconsole.runs.record.log import events
+    from memconsole.runs.record.log.eventreader import EventReader
 
     plan = catalog.presets()[preset].plan
     settings = {k: get(plan, k) for k in SETTINGS if get(plan, k) != get(Plan(), k)}

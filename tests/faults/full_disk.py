@@ -28,9 +28,9 @@ from memconsole.runs.act import launch
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.report import report
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunError
-from memconsole.runs.record.heartbeat import Heartbeat, read_heartbeat
-from memconsole.runs.record.manifest import step_of
+from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
 
 
 @contextmanager

@@ -274,7 +274,7 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
 def recording(recorder: Recorder) -> Iterator[None]:
     """Record what this process does in the recorder's folder."""
     global _recorder, _hooked
-    from memconsole.runs.record import eventlog
+    from memconsole.runs.record.log import eventlog
 
     if not _hooked:
         sys.addaudithook(_heard)

@@ -26,7 +26,7 @@ TRAINER = """
 import os, sys, time
 from pathlib import Path
 from memconsole.runs.record import events
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory
 
 run, number = RunDirectory(Path(sys.argv[1])), int(sys.argv[2])
@@ -85,7 +85,7 @@ class Story:
 
     @property
     def step(self) -> int:
-        from memconsole.runs.record.heartbeat import read_heartbeat
+        from memconsole.runs.record.processes.heartbeat import read_heartbeat
 
         number = self.run.newest_attempt()
         beat = read_heartbeat(self.run.attempt_path(number)) if number else None

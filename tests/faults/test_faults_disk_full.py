@@ -19,9 +19,9 @@ from pathlib import Path
 os.environ["XDG_STATE_HOME"] = sys.argv[1]
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import events, files
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import create_run
-from memconsole.runs.record.eventreader import EventReader
+from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
 
 def step(n):

@@ -24,11 +24,11 @@ from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import liveness, settled
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record import events
+from memconsole.runs.record.checkpoints.manifest import step_of, verify
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventreader import EventReader
-from memconsole.runs.record.heartbeat import read_heartbeat
-from memconsole.runs.record.manifest import step_of, verify
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
+from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from tests.training.harness.runs import plan, state_hashes
 
 pytestmark = pytest.mark.slow

@@ -18,12 +18,12 @@ from power_cut import Recorder, recording, restore
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import restart
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record import events
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.manifest import step_of
+from memconsole.runs.record.log import events
 from memconsole_trainer.weights.checkpoint import Checkpoints
 from tests.training.harness import runs
 
@@ -34,7 +34,7 @@ SAVES = ((2, 1.0), (4, 0.5), (4, 0.25), (6, 0.75))
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A place for thousands of folders: in memory, where the system has such a place."""
-    monkeypatch.setattr("memconsole.runs.act.attempt.RESERVE_BYTES", 1000)
+    monkeypatch.setattr("memconsole.runs.act.trainer.attempt.RESERVE_BYTES", 1000)
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as new:
         monkeypatch.setenv("XDG_STATE_HOME", f"{new}/state")

@@ -18,8 +18,9 @@ from memconsole.runs.act import control, launch
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import liveness, settled
-from memconsole.runs.record import files, locks
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord, FinalRecord
 from memconsole.runs.record.states import Verdict
 

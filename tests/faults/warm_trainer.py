@@ -69,7 +69,7 @@ class Fate:
 
     def install(self) -> None:
         """Count from here on."""
-        from memconsole.runs.act.attempt import Attempt
+        from memconsole.runs.act.trainer.attempt import Attempt
         from memconsole_trainer.weights.checkpoint import Checkpoints
 
         self._before(Attempt, "progress", self._progress)

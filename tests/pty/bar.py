@@ -36,7 +36,7 @@ TRAINER = """
 import math, sys, time
 from pathlib import Path
 from memconsole.runs.record import events
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory
 
 run, number = RunDirectory(Path(sys.argv[1])), int(sys.argv[2])
@@ -73,7 +73,7 @@ MANY = """
 import math, sys
 from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
-from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.read.follow import Follower
 from memconsole.plan import plan as plans
 

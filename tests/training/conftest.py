@@ -34,8 +34,8 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> None:
     """State really moves, between two parts of the same memory."""
     import torch
 
-    from memconsole_jax import offload as jax_offload
-    from memconsole_torch.techniques import offload as torch_offload
+    from memconsole_jax.compiled import offload as jax_offload
+    from memconsole_torch.techniques.optimizer import offload as torch_offload
 
     monkeypatch.setattr(torch_offload, "same_memory", lambda device: False)
     monkeypatch.setattr(jax_offload, "same_memory", lambda kind: False)
@@ -57,8 +57,8 @@ def _compile_evaluations_late() -> Iterator[None]:
     """Engines of JAX compile the program of their evaluations on first use: few tests evaluate."""
     with pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(ImportError):
+            from memconsole_jax.compiled.programs import Programs
             from memconsole_jax.engine import JaxEngine
-            from memconsole_jax.programs import Programs
 
             compile_, lower = JaxEngine._compile, Programs.lower_evaluate
 

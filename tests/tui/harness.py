@@ -12,7 +12,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.curves.curve import Curve, GaugeCurves
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.facts import RunFacts
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp
 from memconsole.tui.app.messages import SnapshotArrived

@@ -29,7 +29,7 @@ from memconsole.plan.plan import replace as replaced
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.plan.pricing import Priced

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from memconsole_jax.mesh import by_rows, gathered
+from memconsole_jax.layout.mesh import by_rows, gathered
 from memconsole_jax.models import accumulation
 from memconsole_jax.models.accumulation import Sums
 

@@ -16,10 +16,11 @@ from memconsole_jax.models import dropout
 from memconsole_jax.models.decoder import assemble
 from memconsole_jax.tasks.sampling import TokenSampler
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
-from memconsole_jax.techniques import checkpointing, precision
-from memconsole_jax.techniques.activation_offload import Disk
-from memconsole_jax.techniques.fused_loss import chunked_nats, plain_nats
-from memconsole_jax.techniques.lora import assembled
+from memconsole_jax.techniques.activations import checkpointing
+from memconsole_jax.techniques.activations.activation_offload import Disk
+from memconsole_jax.techniques.activations.fused_loss import chunked_nats, plain_nats
+from memconsole_jax.techniques.weights import precision
+from memconsole_jax.techniques.weights.lora import assembled
 
 
 class Language:

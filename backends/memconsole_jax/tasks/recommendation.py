@@ -13,9 +13,10 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.recommendation import PADDING
 from memconsole_jax.models.recommender import Projected, assemble
 from memconsole_jax.tasks.task import Evaluation, Loss, Tree
-from memconsole_jax.techniques import checkpointing, precision, two_level
-from memconsole_jax.techniques.activation_offload import Disk
-from memconsole_jax.techniques.lora import equipped
+from memconsole_jax.techniques.activations import checkpointing, two_level
+from memconsole_jax.techniques.activations.activation_offload import Disk
+from memconsole_jax.techniques.weights import precision
+from memconsole_jax.techniques.weights.lora import equipped
 
 
 class Recommendation:

@@ -12,8 +12,9 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
 from memconsole_jax.models.regressor import assemble
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
-from memconsole_jax.techniques import checkpointing, precision
-from memconsole_jax.techniques.activation_offload import Disk
+from memconsole_jax.techniques.activations import checkpointing
+from memconsole_jax.techniques.activations.activation_offload import Disk
+from memconsole_jax.techniques.weights import precision
 
 
 class Regression:

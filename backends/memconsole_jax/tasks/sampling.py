@@ -14,12 +14,12 @@ from flax import nnx
 from jax import Array, lax
 
 from memconsole.plan.models.architecture import Architecture
-from memconsole_jax.mesh import put
+from memconsole_jax.layout.mesh import put
 from memconsole_jax.models.decoder import Decoder, layer_view, local_layers
 from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
-from memconsole_jax.techniques.lora import assembled
-from memconsole_trainer.data.text.validation import PROMPT_TOKENS
+from memconsole_jax.techniques.weights.lora import assembled
+from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
 
 STOPS = 8
 """Tokens that may end a sample."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from jax import Array
 
 from memconsole.plan.plan import Plan
-from memconsole_jax.techniques.activation_offload import Disk
+from memconsole_jax.techniques.activations.activation_offload import Disk
 
 Tree = dict[str, Array]
 Loss = Callable[..., Array]

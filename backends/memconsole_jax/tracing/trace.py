@@ -23,7 +23,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, PlanError, loads
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import target as targets
-from memconsole_jax.programs import Programs
+from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.tracing import trace_targets
 from memconsole_jax.tracing.trace_targets import Target
 from memconsole_jax.tracing.trace_verdict import is_out_of_memory, needed_bytes

@@ -10,7 +10,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.tasks.task import Rows
-from memconsole_torch.techniques import fused_loss
+from memconsole_torch.techniques.activations import fused_loss
 
 
 class Language:

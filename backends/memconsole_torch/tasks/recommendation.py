@@ -10,7 +10,7 @@ from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole.plan.plan import Plan
 from memconsole_torch.models.recommender import Projected, Recommender
 from memconsole_torch.tasks.task import Rows
-from memconsole_torch.techniques import two_level
+from memconsole_torch.techniques.activations import two_level
 
 
 class Recommendation:

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from memconsole_torch.techniques.optimizers import CombinedOptimizer
-from memconsole_torch.techniques.rounding import norm_of
-from memconsole_torch.techniques.rule import Rule
+from memconsole_torch.techniques.optimizer.optimizers import CombinedOptimizer
+from memconsole_torch.techniques.optimizer.rule import Rule
+from memconsole_torch.techniques.weights.rounding import norm_of
 
 
 class InBackward:

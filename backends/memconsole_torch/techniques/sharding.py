@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memconsole.plan.plan import Plan
 from memconsole_torch.shards import is_shard, rows_held
-from memconsole_torch.techniques.precision import COMPUTE
+from memconsole_torch.techniques.weights.precision import COMPUTE
 from memconsole_trainer.engine import Array
 
 if TYPE_CHECKING:  # a second, which a run on one device does not need

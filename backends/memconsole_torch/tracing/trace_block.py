@@ -24,7 +24,8 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import capped_attention
 from memconsole_torch.models.decoder import rotation
-from memconsole_torch.techniques import optimizers, precision, quantized_base
+from memconsole_torch.techniques.optimizer import optimizers
+from memconsole_torch.techniques.weights import precision, quantized_base
 from memconsole_torch.tracing import trace_devices
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_torch.tracing.trace_remembered import Remembered

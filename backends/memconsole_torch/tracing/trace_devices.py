@@ -26,20 +26,16 @@ from torch import Tensor
 
 from memconsole_torch import jumps
 from memconsole_torch.models import capped_attention, decoder
-from memconsole_torch.techniques import (
-    activation_offload,
-    average,
+from memconsole_torch.techniques.activations import activation_offload, dropout, fused_loss
+from memconsole_torch.techniques.optimizer import (
     blocks,
     compressed,
-    dropout,
-    fused_loss,
     offload,
     optimizers,
     quantized_adam,
-    quantized_base,
-    rounding,
     stochastic,
 )
+from memconsole_torch.techniques.weights import average, quantized_base, rounding
 from memconsole_torch.tracing.trace_liveness import Override, Workspace
 from memconsole_trainer.techniques.base_storage import pairs
 

@@ -21,7 +21,9 @@ from memconsole.plan.tasks import Input, task_of_model
 from memconsole_torch import devices
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
-from memconsole_torch.techniques import fused_loss, lora, offload
+from memconsole_torch.techniques.activations import fused_loss
+from memconsole_torch.techniques.optimizer import offload
+from memconsole_torch.techniques.weights import lora
 from memconsole_torch.tracing import trace_devices, trace_gang
 from memconsole_torch.tracing.trace_liveness import Liveness, Override, Workspace
 from memconsole_torch.tracing.trace_remembered import Remembered

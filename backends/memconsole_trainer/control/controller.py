@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from memconsole.plan.plan import Plan
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.control.hybrid import Hybrid
 from memconsole_trainer.control.plain import Plain
 from memconsole_trainer.engine import Batch, Engine, StepMetrics

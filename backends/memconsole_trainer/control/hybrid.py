@@ -23,7 +23,7 @@ from memconsole import typed_json
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.hybrid import LEAST_MOVEMENTS
 from memconsole.plan.training.recipe import peak_learning_rate
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.control.bandit import Bandit
 from memconsole_trainer.control.confirm import is_confirmed
 from memconsole_trainer.control.halves import halves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.engine import Batch, Engine, StepMetrics
 
 

@@ -13,7 +13,7 @@ import sys
 import msgspec
 
 from memconsole.plan.plan import Plan, PlanError, apply_settings, replace
-from memconsole.runs.record.failure import ExitCode
+from memconsole.runs.record.failures.failure import ExitCode
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources.documents import DataError
 

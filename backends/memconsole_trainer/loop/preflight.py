@@ -14,10 +14,10 @@ from pathlib import Path
 
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.record import events
-from memconsole.runs.record.failure import cause_of
-from memconsole.runs.record.shortfall import lacked_words
+from memconsole.runs.act.trainer.attempt import Attempt
+from memconsole.runs.record.failures.failure import cause_of
+from memconsole.runs.record.failures.shortfall import lacked_words
+from memconsole.runs.record.log import events
 from memconsole.units import format_bytes
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.loop.saving import Saver

@@ -6,9 +6,9 @@ import gc
 from contextlib import ExitStack
 from pathlib import Path
 
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.state.reduce import PROFILING
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.record.requests import Request
 from memconsole_trainer.engine import Engine, Recording
 from memconsole_trainer.loop.watch import Watch

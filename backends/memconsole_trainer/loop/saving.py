@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.record import consent, events
+from memconsole.runs.act.trainer.attempt import Attempt
+from memconsole.runs.record import consent
+from memconsole.runs.record.log import events
 from memconsole.runs.record.spares import FULL
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole_trainer.gang import ElsewhereError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memconsole.plan.sections.hybrid import PHASES
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 
 Scalar = tuple[str, float]
 

@@ -19,12 +19,13 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import check_start, origin, shortly
 from memconsole.plan.training.resuming import ELSEWHERE, without_lost_source
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.life.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
-from memconsole.runs.record import events, verified
+from memconsole.runs.record.checkpoints import verified
+from memconsole.runs.record.checkpoints.manifest import damaged, step_of
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.manifest import damaged, step_of
+from memconsole.runs.record.log import events
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.control.controller import Controller, controller_of
 from memconsole_trainer.data.sources.documents import DataError

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from memconsole.plan.tasks import Task
 from memconsole.runs.read.state.figures import figures
-from memconsole.runs.record.events import Ended, Epoch, Evaluation, Step
+from memconsole.runs.record.log.events import Ended, Epoch, Evaluation, Step
 
 WIDTH = 80
 _RULE = "=" * WIDTH

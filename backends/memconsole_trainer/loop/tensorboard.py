@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.loop.scalars import scalars
 
 FOLDER = "tensorboard"

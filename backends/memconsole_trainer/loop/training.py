@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from memconsole.plan.tasks import task_of
 from memconsole.plan.tasks.judging import improves, measure_of, scores_of
-from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.record import events
-from memconsole.runs.record.manifest import step_of
+from memconsole.runs.act.trainer.attempt import Attempt
+from memconsole.runs.record.checkpoints.manifest import step_of
+from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import Item
 from memconsole_trainer.engine import Batch, StepMetrics

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from memconsole.plan.sections.hybrid import PHASES, RESTORE
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.state.reduce import PROFILING
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.control.controller import Controller
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.host.host_memory import HostMemory, resident, tree_memory

@@ -20,9 +20,9 @@ from memconsole_trainer.data.sources.records import (
     StreamRecords,
     rendered,
 )
-from memconsole_trainer.data.text.marked import encode, ids
 from memconsole_trainer.data.text.opened import TextSources
-from memconsole_trainer.data.text.tokenizer import Tokenizer
+from memconsole_trainer.data.text.tokens.marked import encode, ids
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.text.batches import TextRows, language_batch
 from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.portion import boundary
 from memconsole_trainer.data.text.prepared import Prepared, prepare
-from memconsole_trainer.data.text.rows import Other, Source
+from memconsole_trainer.data.text.rows.batches import TextRows, language_batch
+from memconsole_trainer.data.text.rows.rows import Other, Source
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
-from memconsole_trainer.data.text.tokenizer import file_fingerprint
+from memconsole_trainer.data.text.tokens.tokenizer import file_fingerprint
 from memconsole_trainer.engine import Array, Batch, Engine, LossSum
 from memconsole_trainer.tasks.answering import (
     Answered,

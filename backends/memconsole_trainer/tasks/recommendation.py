@@ -16,7 +16,8 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.runs.record import events, files
+from memconsole.runs.record import files
+from memconsole.runs.record.log import events
 from memconsole_trainer.data.ratings.baselines import Baselines
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
 from memconsole_trainer.data.ratings.metadata import find_metadata

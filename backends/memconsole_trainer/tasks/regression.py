@@ -14,7 +14,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.windows.file import WindowFile, Windows, blocks

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.stream import BatchShape, Rows
 from memconsole_trainer.engine import Batch, Engine, LossSum

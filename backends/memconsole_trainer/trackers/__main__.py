@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from memconsole.plan.machine.trackers import KINDS, Kind
-from memconsole.runs.act.daemon import detach
+from memconsole.runs.act.supervise.daemon import detach
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record import locks
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.trackers import FOLDER, lock_path
 from memconsole_trainer.trackers.forward import AFTER_END_SECONDS, forward
 from memconsole_trainer.trackers.tracker import Told, Tracker

@@ -12,10 +12,11 @@ from memconsole.plan import plan as plans
 from memconsole.plan.machine.trackers import Kind
 from memconsole.plan.plan import PlanError
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record import events, files
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventreader import EventReader
 from memconsole.runs.record.labels import read_labels
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.redaction import redact, secret_values
 from memconsole.runs.record.trackers import Sent, read_sent, state_path
 from memconsole.sanitize import clean_line

@@ -11,7 +11,7 @@ import msgspec
 
 from memconsole import typed_json
 from memconsole.plan.tasks.judging import Score, best_of
-from memconsole.runs.record.manifest import STATE, read_json
+from memconsole.runs.record.checkpoints.manifest import STATE, read_json
 
 BEST = "best"
 """Name of the link to the best checkpoint."""

@@ -15,7 +15,7 @@ from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.prepared import held_out
-from memconsole_trainer.data.text.validation import Validation
+from memconsole_trainer.data.text.rows.validation import Validation
 from memconsole_trainer.engine import LossSum, WeightSource
 from memconsole_trainer.weights.bitnet import CONFIG, BitNetWeights, Packing
 from memconsole_trainer.weights.export_run import export_run

@@ -25,9 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole import typed_json
-from memconsole.runs.record.directory import CHECKPOINT_NAME
-from memconsole.runs.record.files import sync_directory
-from memconsole.runs.record.manifest import (
+from memconsole.runs.record.checkpoints.manifest import (
     DAMAGED,
     FORMAT,
     MANIFEST,
@@ -37,6 +35,8 @@ from memconsole.runs.record.manifest import (
     step_of,
     verify,
 )
+from memconsole.runs.record.directory import CHECKPOINT_NAME
+from memconsole.runs.record.files import sync_directory
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.weights import tensorfile
 from memconsole_trainer.weights.best import best, mark

@@ -17,7 +17,7 @@ from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.huggingface import CONFIG_BYTES
 from memconsole.plan.plan import Plan
 from memconsole.plan.templates.choice import source_of, template_of
-from memconsole_trainer.data.text.tokenizer import Tokenizer
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 GENERATION = "generation_config.json"
 _NAMES = ("bos", "eos", "unk", "pad")

@@ -18,9 +18,9 @@ from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.plan import Plan
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
 from memconsole.plan.training.trained import frozen_names
+from memconsole.runs.record.checkpoints.manifest import step_of, verify
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.manifest import step_of, verify
-from memconsole_trainer.data.text.tokenizer import Tokenizer, file_fingerprint, load
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, file_fingerprint, load
 from memconsole_trainer.engine import Engine, WeightsError, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged

@@ -7,7 +7,7 @@ import click
 from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_pause, wait_accepted
 from memconsole.runs.record.directory import find_run
-from memconsole.runs.record.identity import user_name
+from memconsole.runs.record.processes.identity import user_name
 
 
 @click.command()

@@ -9,10 +9,10 @@ import click
 from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_profile, wait_accepted
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
-from memconsole.runs.record.eventreader import EventReader
-from memconsole.runs.record.identity import user_name
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
+from memconsole.runs.record.processes.identity import user_name
 from memconsole.sanitize import clean_line
 
 POLL_SECONDS = 0.2

@@ -16,7 +16,7 @@ from memconsole.runs.act.control import request_continue
 from memconsole.runs.read.life.ladder import rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.directory import RunDirectory, find_run
-from memconsole.runs.record.identity import user_name
+from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.requests import pause_asked
 
 

@@ -12,7 +12,7 @@ from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import status
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record.directory import find_run
-from memconsole.runs.record.identity import user_name
+from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.states import LIVE
 
 POLL_SECONDS = 0.2

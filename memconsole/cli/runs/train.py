@@ -23,8 +23,8 @@ from memconsole.runs.act.control import request_stop
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, find_run
-from memconsole.runs.record.manifest import step_of
 from memconsole.runs.record.redaction import REDACTED
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.start import check_launch, start

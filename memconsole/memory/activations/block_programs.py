@@ -30,7 +30,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
-"""Elements decoded at a time: `memconsole_torch.techniques.quantized_base.CPU_SLICE` and `DEVICE_SLICE`."""
+"""Elements decoded at a time: `memconsole_torch.techniques.weights.quantized_base.CPU_SLICE` and `DEVICE_SLICE`."""
 
 
 class Size(NamedTuple):

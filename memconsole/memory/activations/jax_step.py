@@ -15,9 +15,9 @@ from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 
 CHUNK_TOKENS = 1024
-"""`memconsole_jax.techniques.fused_loss.CHUNK_TOKENS`."""
+"""`memconsole_jax.techniques.activations.fused_loss.CHUNK_TOKENS`."""
 CPU_CHUNK_TOKENS = 128
-"""`memconsole_jax.techniques.fused_loss.CPU_CHUNK_TOKENS`."""
+"""`memconsole_jax.techniques.activations.fused_loss.CPU_CHUNK_TOKENS`."""
 SCORE_BYTES = 32 * 2**20
 """`memconsole_jax.models.attention.SCORE_BYTES`."""
 CPU_SCORE_BYTES = 8 * 2**20
@@ -28,7 +28,7 @@ LIBRARY_SCORES = 3
 """How many chunks of attention scores XLA's libraries allocate on a CPU, in addition to what XLA plans (measured by
 `tests/accuracy/cpu.py`)."""
 ALIGNED_ROWS = 16
-"""`memconsole_jax.techniques.fused_loss.ALIGNED_ROWS`."""
+"""`memconsole_jax.techniques.activations.fused_loss.ALIGNED_ROWS`."""
 
 
 def moments(step: StepSizes) -> Iterator[Moment]:

@@ -24,9 +24,9 @@ from memconsole.memory.activations.torch_sharing import Sharing
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 
 CHUNK_TOKENS = 512
-"""`memconsole_torch.techniques.fused_loss.CHUNK_TOKENS`."""
+"""`memconsole_torch.techniques.activations.fused_loss.CHUNK_TOKENS`."""
 CPU_CAPPED, CAPPED = 2**18, 2**24
-"""`memconsole_torch.techniques.fused_loss.CPU_CACHED` and `CAPPED`."""
+"""`memconsole_torch.techniques.activations.fused_loss.CPU_CACHED` and `CAPPED`."""
 EMBEDDING_ROWS = 10
 """Rows that one thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
 

@@ -46,7 +46,7 @@ def data_bytes(plan: Plan, vocab_size: int) -> int:
 
 
 LEAST_CACHED_TOKENS = 1 << 18
-"""About the tokens of the smallest text whose tokens are kept: `memconsole_trainer.data.text.token_key.LEAST_BYTES`."""
+"""About the tokens of the smallest text whose tokens are kept: `memconsole_trainer.data.text.blocks.token_key.LEAST_BYTES`."""
 
 
 def cache_bytes(plan: Plan, model: Model) -> int | None:

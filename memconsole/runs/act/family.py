@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 from memconsole.runs.act.environment import RUN_ID
-from memconsole.runs.record import identity, locks
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.processes import identity, locks
 
 PROC = Path("/proc")
 

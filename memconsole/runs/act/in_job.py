@@ -21,14 +21,16 @@ from types import FrameType
 import msgspec
 
 from memconsole.plan.processes import nodes
-from memconsole.runs.act import daemon, slurm, together
-from memconsole.runs.act.attempt import STOPPING
-from memconsole.runs.act.spawn import TrainerCommand, trainer_command
-from memconsole.runs.act.supervision import POLL_SECONDS, Supervisor, say
-from memconsole.runs.act.supervisor import see_through
-from memconsole.runs.record import files, locks, spares
+from memconsole.runs.act import slurm, together
+from memconsole.runs.act.supervise import daemon
+from memconsole.runs.act.supervise.spawn import TrainerCommand, trainer_command
+from memconsole.runs.act.supervise.supervision import POLL_SECONDS, Supervisor, say
+from memconsole.runs.act.supervise.supervisor import see_through
+from memconsole.runs.act.trainer.attempt import STOPPING
+from memconsole.runs.record import files, spares
 from memconsole.runs.record.directory import RunDirectory, RunError
-from memconsole.runs.record.failure import ExitCode
+from memconsole.runs.record.failures.failure import ExitCode
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord
 from memconsole.runs.record.requests import Request
 from memconsole.runs.record.states import Verdict

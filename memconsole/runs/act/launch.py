@@ -21,17 +21,18 @@ from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.act.family import wake
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.life.liveness import liveness, refusal, settled
-from memconsole.runs.record import borrowed, consent
+from memconsole.runs.record import consent
+from memconsole.runs.record.checkpoints import borrowed
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
 from memconsole.runs.record.files import write_atomic
-from memconsole.runs.record.identity import user_name
+from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.records import StartRecord
 from memconsole.runs.record.redaction import recorded_environment
 
 START_SECONDS = 60.0
 """How long a supervisor may take to start on an overloaded machine."""
 # -P: a file in the current folder must not shadow a module.
-SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.supervisor")
+SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.supervise.supervisor")
 
 
 def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -> RunDirectory:

@@ -7,7 +7,7 @@ import os
 import secrets
 
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.record import manifest, verified
+from memconsole.runs.record.checkpoints import manifest, verified
 from memconsole.runs.record.directory import RunDirectory, RunError
 
 ROOM_BYTES = 1 << 20

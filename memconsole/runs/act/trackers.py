@@ -14,8 +14,8 @@ import sys
 
 from memconsole.plan.machine.trackers import KINDS, Kind, wanted
 from memconsole.plan.plan import PlanError
-from memconsole.runs.record import locks
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.trackers import FOLDER, lock_path
 
 START_SECONDS = 20.0

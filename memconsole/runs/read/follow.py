@@ -27,10 +27,10 @@ from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_me
 from memconsole.runs.read.state.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.state.stages import Stage, stages_of
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventreader import EventReader
-from memconsole.runs.record.heartbeat import Heartbeat, read_heartbeat
-from memconsole.runs.record.identity import boot_seconds
 from memconsole.runs.record.labels import read_labels
+from memconsole.runs.record.log.eventreader import EventReader
+from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
+from memconsole.runs.record.processes.identity import boot_seconds
 from memconsole.runs.record.requests import pause_asked, stop_requests
 from memconsole.runs.record.states import WAIT_DISK, State, Verdict
 from memconsole.runs.record.trackers import tracked_at, tracker_problems

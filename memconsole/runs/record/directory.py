@@ -18,8 +18,8 @@ from memconsole.errors import UserError
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
-from memconsole.runs.record.identity import host_name
 from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
+from memconsole.runs.record.processes.identity import host_name
 from memconsole.runs.record.records import AttemptRecord, JobRecord, RunRecord
 from memconsole.sanitize import clean_line
 

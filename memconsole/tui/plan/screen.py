@@ -22,16 +22,16 @@ from memconsole.runs.read.shown.words import state_word
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.ahead import LookAhead
-from memconsole.tui.plan.budget_bar import BudgetBar, PlannedSpeed
+from memconsole.tui.plan.dialogs.pickers import Pickers
+from memconsole.tui.plan.dialogs.plan_files import PlanFiles
+from memconsole.tui.plan.dialogs.solving import Solver
 from memconsole.tui.plan.exact import ExactNumbers
-from memconsole.tui.plan.memory_table import MemoryTableView, PhaseStrip
-from memconsole.tui.plan.pickers import Pickers
-from memconsole.tui.plan.plan_files import PlanFiles
-from memconsole.tui.plan.plan_summary import PlanSummary
 from memconsole.tui.plan.pricing import LOOP_SECONDS, Priced, budget_moved, price, with_rows
-from memconsole.tui.plan.solving import Solver
-from memconsole.tui.plan.toggle_detail import ToggleDetail
-from memconsole.tui.plan.toggles import Toggles
+from memconsole.tui.plan.widgets.budget_bar import BudgetBar, PlannedSpeed
+from memconsole.tui.plan.widgets.memory_table import MemoryTableView, PhaseStrip
+from memconsole.tui.plan.widgets.plan_summary import PlanSummary
+from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail
+from memconsole.tui.plan.widgets.toggles import Toggles
 from memconsole.tui.screens.base import SMALLEST, ConsoleScreen
 from memconsole.tui.views.plan_view import ExactState, PlanView, previous_value
 
@@ -328,7 +328,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     async def action_launch(self) -> None:
         """Ask for a name and show what will run, unless it cannot be trained here."""
-        from memconsole.tui.plan.launching import LaunchScreen, launchable
+        from memconsole.tui.plan.dialogs.launching import LaunchScreen, launchable
 
         plan = self.view.plan
         if self.view.problem:

@@ -178,7 +178,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     async def _launch(self, plan: Plan, name: str) -> None:
         """Ask for the name of a new run and show what it will do, before it is launched."""
-        from memconsole.tui.plan.launching import LaunchScreen, launchable
+        from memconsole.tui.plan.dialogs.launching import LaunchScreen, launchable
 
         try:
             found = await asyncio.to_thread(launchable, plan, self.console.devices)

@@ -10,7 +10,7 @@ from memconsole.runs.read.shown.jumps import jump_words
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.figures import best_evaluation, figures
-from memconsole.runs.record.shortfall import shortfall
+from memconsole.runs.record.failures.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
 from memconsole.tui.draw.words import loss_word, measure_word, minutes_word, rate_word
 from memconsole.tui.run.phases import phase_rows

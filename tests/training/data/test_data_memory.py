@@ -28,10 +28,10 @@ from memconsole.plan.plan import Plan
 from memconsole_trainer.data.text.prepared import prepare
 from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.text.opened import alone
-from memconsole_trainer.data.text.batches import TextRows
+from memconsole_trainer.data.text.rows.batches import TextRows
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.host.host_memory import HostMemory
-from memconsole_trainer.data.text.rows import load_grain
+from memconsole_trainer.data.text.rows.rows import load_grain
 
 plan = msgspec.json.decode(sys.argv[1], type=Plan)
 model = Architecture(

@@ -17,13 +17,13 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks.language import MASKED
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.text.batches import language_batch, make_batch
 from memconsole_trainer.data.text.portion import boundary
+from memconsole_trainer.data.text.rows.batches import language_batch, make_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.checkpoint import weights_digest
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -17,7 +17,7 @@ from memconsole_jax.models import decoder as jax_decoder
 from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import decoder as torch_decoder
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Engine, WeightsError
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.weights.initialize import InitialWeights

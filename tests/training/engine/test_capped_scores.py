@@ -14,10 +14,10 @@ from torch import Tensor
 
 from memconsole.memory.activations import kernels, torch_timeline
 from memconsole_jax.models.attention import causal_attention
-from memconsole_jax.techniques import fused_loss as jax_loss
+from memconsole_jax.techniques.activations import fused_loss as jax_loss
 from memconsole_torch.models import capped_attention
 from memconsole_torch.models.decoder import Decoder, sliding_window_mask
-from memconsole_torch.techniques import checkpointing, fused_loss
+from memconsole_torch.techniques.activations import checkpointing, fused_loss
 from memconsole_torch.tracing.trace_liveness import Liveness
 from tests.training.harness import tiny_models
 

@@ -18,9 +18,9 @@ from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import LANGUAGE, task_of_model
 from memconsole.plan.training.trained import frozen_names
-from memconsole_jax.programs import Programs
+from memconsole_jax.compiled.programs import Programs
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.techniques import optimizers
+from memconsole_torch.techniques.optimizer import optimizers
 from memconsole_torch.tracing import trace
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Merged, bf16_rounded
 from memconsole_trainer.weights.initialize import InitialWeights

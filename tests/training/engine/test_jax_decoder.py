@@ -13,10 +13,10 @@ import pytest
 
 from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
 from memconsole_jax import comparison
+from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.models import attention
 from memconsole_jax.models.attention import causal_attention, chunk_rows
 from memconsole_jax.models.decoder import assemble
-from memconsole_jax.stacking import stacks
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models

@@ -15,9 +15,9 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax import comparison, devices, engine
 from memconsole_jax.engine import JaxEngine
-from memconsole_jax.stacking import stacks
+from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.tasks import sampling
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -12,7 +12,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan
 from memconsole_jax import target
-from memconsole_jax.programs import Programs
+from memconsole_jax.compiled.programs import Programs
 from tests.training.harness.adapted import MODELS
 from tests.training.harness.pairs import ADAPTERS, BASE, covering, plan_of
 

@@ -20,7 +20,7 @@ from memconsole_jax import comparison as jax_comparison
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.techniques import offload
+from memconsole_torch.techniques.optimizer import offload
 from memconsole_trainer.engine import Batch, Engine, Part, WeightsError
 from memconsole_trainer.weights.initialize import InitialWeights
 

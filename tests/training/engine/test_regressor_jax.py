@@ -14,10 +14,11 @@ from memconsole.memory.exact.timeline import TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, dumps, replace
-from memconsole_jax import comparison, devices, engine, offload, tasks
+from memconsole_jax import comparison, devices, engine, tasks
+from memconsole_jax.compiled import offload
+from memconsole_jax.compiled.programs import Programs
+from memconsole_jax.compiled.step import mean_gradients
 from memconsole_jax.engine import JaxEngine
-from memconsole_jax.programs import Programs
-from memconsole_jax.step import mean_gradients
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.engine import Batch, Part, WeightsError
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -19,7 +19,7 @@ from memconsole_torch.comparison import gradients, logits
 from memconsole_torch.engine import TorchEngine, create
 from memconsole_torch.models.generate import choose
 from memconsole_torch.techniques import compilation
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -15,7 +15,7 @@ import sys, numpy, torch
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as engines
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.weights.initialize import InitialWeights
 
 torch.set_num_threads(1)

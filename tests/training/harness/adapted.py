@@ -13,7 +13,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -13,7 +13,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import BY_KEY, check_trainable, conflict
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 from tests.training.harness import adapted
 from tests.training.harness.adapted import LENGTH, batch

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventreader import EventReader
+from memconsole.runs.record.log.eventreader import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
 
 TINY: dict[str, Any] = {

@@ -10,7 +10,7 @@ import torch
 import transformers as t
 
 from memconsole.plan.models.architecture import Architecture, RopeScaling
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 
 SIZES: dict[str, Any] = {

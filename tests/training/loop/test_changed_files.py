@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from memconsole.runs.act import launch
-from memconsole.runs.record import consent, events
+from memconsole.runs.record import consent
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.failure import ExitCode
+from memconsole.runs.record.failures.failure import ExitCode
+from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchStream, Item
 from memconsole_trainer.weights.trained import read

@@ -9,8 +9,8 @@ import pytest
 
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.log import events
 from memconsole_trainer.loop.progress import Progress
 from tests.training.harness.runs import attempt, final, plan, told
 

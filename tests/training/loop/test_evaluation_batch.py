@@ -14,7 +14,7 @@ from memconsole.memory.exact import affine
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.backends import engine_factory
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -109,7 +109,7 @@ def test_a_torch_evaluation_holds_as_much_after_six_batches_as_after_two() -> No
 
 def test_xla_plans_more_for_a_larger_evaluation_batch_and_returns_two_numbers() -> None:
     jax = pytest.importorskip("jax")
-    from memconsole_jax.programs import Programs
+    from memconsole_jax.compiled.programs import Programs
 
     temporary = []
     for rows in (2, 8, 64):

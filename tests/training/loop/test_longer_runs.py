@@ -21,9 +21,10 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.training import resuming
 from memconsole.plan.training.origin import check_start, origin, shortly
 from memconsole.runs.act.launch import resume
-from memconsole.runs.record import borrowed, events
+from memconsole.runs.record.checkpoints import borrowed
+from memconsole.runs.record.checkpoints.manifest import MANIFEST, step_of
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
-from memconsole.runs.record.manifest import MANIFEST, step_of
+from memconsole.runs.record.log import events
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.loop.progress import Progress, fingerprint, stretch
 from memconsole_trainer.weights import trained

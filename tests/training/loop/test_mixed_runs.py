@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.log import events
 from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.sources import unpacked
-from memconsole_trainer.data.text import token_key
+from memconsole_trainer.data.text.blocks import token_key
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
 

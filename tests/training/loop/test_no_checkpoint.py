@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from memconsole.runs.act import launch, restart
-from memconsole.runs.record import events, manifest, verified
+from memconsole.runs.record.checkpoints import manifest, verified
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.log import events
 from memconsole_trainer.weights.checkpoint import Checkpoints
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 

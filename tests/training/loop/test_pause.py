@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.record import events
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventreader import EventReader
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
 from memconsole_trainer.__main__ import run as run_attempt
 
 PAUSE_SECONDS = 1.5

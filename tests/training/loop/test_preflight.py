@@ -14,11 +14,12 @@ import pytest
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks.language import MASKED
-from memconsole.runs.act.attempt import Attempt
-from memconsole.runs.record import events, files
+from memconsole.runs.act.trainer.attempt import Attempt
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventreader import EventReader
-from memconsole.runs.record.failure import ExitCode
+from memconsole.runs.record.failures.failure import ExitCode
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.records import ErrorRecord
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.engine import Batch

@@ -15,8 +15,9 @@ from memconsole.cli.main import cli
 from memconsole.runs.act import control, launch
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record import events, files, requests
+from memconsole.runs.record import files, requests
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.log import events
 from tests.training.harness.runs import attempt, plan, state_hashes, told
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.log import events
 from memconsole_trainer.data.make.equipment import record
 from memconsole_trainer.sample import main as sample
 from tests.training.harness.runs import TINY, attempt, final, state_hashes, told

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.log import events
 from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard, crc32c, record
 from tests.training.harness.runs import attempt, plan, told
 

@@ -21,13 +21,13 @@ from memconsole.memory.run_time import run_steps
 from memconsole.plan import catalog
 from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.plan import replace
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record import events
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.manifest import step_of
+from memconsole.runs.record.log import events
 from memconsole_trainer.__main__ import run as run_attempt
-from memconsole_trainer.data.text.tokenizer import train
+from memconsole_trainer.data.text.tokens.tokenizer import train
 from memconsole_trainer.weights.checkpoint import weights_digest
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 

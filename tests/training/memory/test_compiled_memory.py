@@ -23,7 +23,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from memconsole_torch.engine import TorchEngine
 from memconsole_torch.models.decoder import rotation
-from memconsole_torch.techniques import compilation, precision
+from memconsole_torch.techniques import compilation
+from memconsole_torch.techniques.weights import precision
 
 ROWS, LENGTH = 4, 128
 TOKENS = ROWS * LENGTH

@@ -12,14 +12,14 @@ import pytest
 
 from memconsole.plan.plan import Checkpointing, Plan, replace
 from memconsole_jax import target
+from memconsole_jax.compiled.programs import Programs
+from memconsole_jax.compiled.step import mean_gradients
+from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.models import attention
 from memconsole_jax.models.layers import Norm, looked_up, product
-from memconsole_jax.programs import Programs
-from memconsole_jax.stacking import stacks
-from memconsole_jax.step import mean_gradients
 from memconsole_jax.tasks.language import LANGUAGE, summed_nats
-from memconsole_jax.techniques.fused_loss import MASKED, plain_nats
-from memconsole_jax.techniques.optimizers import transformation
+from memconsole_jax.techniques.activations.fused_loss import MASKED, plain_nats
+from memconsole_jax.techniques.optimizer.optimizers import transformation
 from tests.training.harness import tiny_models
 
 RANDOM = np.random.default_rng(0)

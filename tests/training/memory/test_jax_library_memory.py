@@ -36,7 +36,7 @@ import numpy as np
 from memconsole_jax import engine
 from memconsole_jax.models import attention
 from memconsole_jax.tracing import trace, trace_targets
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.memory.test_jax_library_memory import MODEL, PLAN
 

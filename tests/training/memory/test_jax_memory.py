@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole_jax.stacking import stacks
-from memconsole_jax.step import TrainState, train_step
-from memconsole_jax.techniques import fused_loss
-from memconsole_jax.techniques.fused_loss import chunked_nats, plain_nats
-from memconsole_jax.techniques.optimizers import transformation
+from memconsole_jax.compiled.step import TrainState, train_step
+from memconsole_jax.layout.stacking import stacks
+from memconsole_jax.techniques.activations import fused_loss
+from memconsole_jax.techniques.activations.fused_loss import chunked_nats, plain_nats
+from memconsole_jax.techniques.optimizer.optimizers import transformation
 from memconsole_trainer.techniques import loss_scale
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models

@@ -19,7 +19,8 @@ from memconsole.plan.plan import Plan, replace
 torch = pytest.importorskip("torch")
 
 from memconsole_torch.models.decoder import Decoder
-from memconsole_torch.techniques import checkpointing, precision
+from memconsole_torch.techniques.activations import checkpointing
+from memconsole_torch.techniques.weights import precision
 from memconsole_torch.tracing.trace_liveness import Liveness
 from tests.accuracy.random_plans import draw as draw_small
 from tests.accuracy.torch_formula import TRAINING, estimated, traced

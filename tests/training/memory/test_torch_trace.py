@@ -141,7 +141,7 @@ def test_every_part_of_the_backend_widens_the_slices_of_another_device() -> None
             for name, module in sys.modules.items()
             if name.startswith("memconsole_torch.") and hasattr(module, "CPU_SLICE")
         }
-    defining = sizes.pop("memconsole_torch.techniques.stochastic")
+    defining = sizes.pop("memconsole_torch.techniques.optimizer.stochastic")
     assert len(sizes) >= 5
     assert min(sizes.values()) > defining
 

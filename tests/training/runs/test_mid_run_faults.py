@@ -13,9 +13,9 @@ import pytest
 from memconsole.plan import catalog
 from memconsole.plan.data.made import Size, kind, parse_options
 from memconsole.plan.plan import replace
-from memconsole.runs.record import events
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.manifest import step_of
+from memconsole.runs.record.log import events
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from tests.training.harness.runs import attempt, final, told

@@ -13,8 +13,8 @@ import pytest
 from memconsole.runs.act import launch
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import settled
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.log import events
 from memconsole_trainer.weights.checkpoint import LoadedCheckpoint
 from tests.shell import memconsole, wait_for_step
 from tests.training.harness.runs import TINY, final, plan, state_hashes, told

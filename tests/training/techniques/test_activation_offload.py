@@ -17,11 +17,11 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import PlanError
 from memconsole_jax import engine as jax_engine
 from memconsole_jax import target
-from memconsole_jax.stacking import stacks
+from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.tasks.language import summed_nats
-from memconsole_jax.techniques import checkpointing
+from memconsole_jax.techniques.activations import checkpointing
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.techniques import activation_offload
+from memconsole_torch.techniques.activations import activation_offload
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING, estimated, traced

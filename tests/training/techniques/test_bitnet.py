@@ -21,8 +21,8 @@ from transformers.integrations import bitnet as theirs
 from memconsole.cli.main import cli
 from memconsole.plan.models.architecture import parameters
 from memconsole.plan.tasks.language import MASKED
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.log import events
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.pretrained import load
 from memconsole_trainer.data.stream import BatchShape

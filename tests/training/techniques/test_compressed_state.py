@@ -14,11 +14,11 @@ import torch
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import PlanError
-from memconsole_jax import offload as jax_offload
-from memconsole_jax.techniques import compressed as jax_compressed
-from memconsole_torch.techniques import compressed as torch_compressed
-from memconsole_torch.techniques import rounding as torch_rounding
-from memconsole_torch.techniques.compressed import Compressed
+from memconsole_jax.compiled import offload as jax_offload
+from memconsole_jax.techniques.optimizer import compressed as jax_compressed
+from memconsole_torch.techniques.optimizer import compressed as torch_compressed
+from memconsole_torch.techniques.optimizer.compressed import Compressed
+from memconsole_torch.techniques.weights import rounding as torch_rounding
 from memconsole_trainer.techniques.compressed import slot_index
 from memconsole_trainer.techniques.rounding import random_bits, rounded, tensor_key
 from tests.accuracy.torch_formula import TRAINING, estimated, traced

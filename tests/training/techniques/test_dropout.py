@@ -16,7 +16,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import check_conflicts
 from memconsole_jax.models import dropout as jax_dropout
 from memconsole_torch.models.capped_attention import _kept, capped_attention
-from memconsole_torch.techniques.dropout import dropped, kept
+from memconsole_torch.techniques.activations.dropout import dropped, kept
 from memconsole_trainer.techniques.dropout import key_of
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.training.harness.adapted import State, batch, built, plan_with

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from memconsole_torch.techniques.rule import FusedAdamW, FusedSGD
+from memconsole_torch.techniques.optimizer.rule import FusedAdamW, FusedSGD
 
 torch.set_num_threads(1)
 BETAS, EPSILON = (0.9, 0.95), 1e-8

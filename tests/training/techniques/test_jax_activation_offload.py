@@ -20,9 +20,9 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, dumps
 from memconsole.units import MIB
 from memconsole_jax import engine as jax_engine
-from memconsole_jax.techniques.activation_offload import Disk
+from memconsole_jax.techniques.activations.activation_offload import Disk
 from memconsole_jax.tracing import trace, trace_targets
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from tests.accuracy.torch_formula import TRAINING
 from tests.training.harness import adapted
 from tests.training.harness.activation_offload import EVERYTHING, FULL, KEY, STEPS
@@ -54,7 +54,7 @@ import numpy as np
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import loads
 from memconsole_jax import engine
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.weights.initialize import InitialWeights
 
 plan, a = loads(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Architecture)

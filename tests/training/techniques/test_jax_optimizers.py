@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from memconsole.plan.plan import Plan, replace
-from memconsole_jax.stacking import Stack, stacks
-from memconsole_jax.techniques.optimizers import clip_factor, transformation
+from memconsole_jax.layout.stacking import Stack, stacks
+from memconsole_jax.techniques.optimizer.optimizers import clip_factor, transformation
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
 

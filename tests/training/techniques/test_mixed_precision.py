@@ -28,12 +28,12 @@ from memconsole.plan.machine.processor import (
 )
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
-from memconsole_jax.programs import Programs
-from memconsole_jax.techniques import precision as jax_precision
-from memconsole_jax.techniques.rounding import Rounding
+from memconsole_jax.compiled.programs import Programs
+from memconsole_jax.techniques.weights import precision as jax_precision
+from memconsole_jax.techniques.weights.rounding import Rounding
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.techniques.stochastic import round_into
+from memconsole_torch.techniques.optimizer.stochastic import round_into
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.techniques import loss_scale, rounding
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -14,8 +14,8 @@ import torch
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import parameters
 from memconsole.plan.plan import Plan
-from memconsole_jax.techniques import muon as jax_muon
-from memconsole_torch.techniques import muon as torch_muon
+from memconsole_jax.techniques.optimizer import muon as jax_muon
+from memconsole_torch.techniques.optimizer import muon as torch_muon
 from memconsole_trainer.techniques import muon
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case

@@ -12,9 +12,9 @@ import torch
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import PlanError
-from memconsole_jax import offload as jax_offload
+from memconsole_jax.compiled import offload as jax_offload
 from memconsole_jax.tracing import trace, trace_targets
-from memconsole_torch.techniques import offload as torch_offload
+from memconsole_torch.techniques.optimizer import offload as torch_offload
 from memconsole_trainer.techniques import loss_scale
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case

@@ -26,10 +26,10 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import engine as jax_engine
-from memconsole_jax.techniques import quantized_adam as in_jax
+from memconsole_jax.techniques.optimizer import quantized_adam as in_jax
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.techniques import quantized_adam as in_torch
-from memconsole_trainer.data.text.batches import language_batch
+from memconsole_torch.techniques.optimizer import quantized_adam as in_torch
+from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -18,9 +18,9 @@ from memconsole.plan.check import check
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax import target
-from memconsole_jax.techniques import quantized_base as jax_base
+from memconsole_jax.techniques.weights import quantized_base as jax_base
 from memconsole_torch import comparison as torch_comparison
-from memconsole_torch.techniques import quantized_base as torch_base
+from memconsole_torch.techniques.weights import quantized_base as torch_base
 from memconsole_trainer.techniques import adapters, base_storage
 from memconsole_trainer.techniques.base_storage import BLOCK, SCALES, dequantize, quantize
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
@@ -263,7 +263,7 @@ def test_jax_never_holds_the_whole_base_decoded(mode: str) -> None:
     import jax
     import msgspec
 
-    from memconsole_jax.programs import Programs
+    from memconsole_jax.compiled.programs import Programs
 
     device = jax.devices("cpu")[0]
     wide: Architecture = msgspec.structs.replace(

@@ -18,7 +18,8 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
-from memconsole_torch.techniques import checkpointing, fused_loss, optimizers
+from memconsole_torch.techniques.activations import checkpointing, fused_loss
+from memconsole_torch.techniques.optimizer import optimizers
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from memconsole import regular_file
 from memconsole.regular_file import open_descriptor
-from memconsole.runs.record import manifest
+from memconsole.runs.record.checkpoints import manifest
 from memconsole_trainer.weights.checkpoint import Checkpoints
 
 KILLED = 9

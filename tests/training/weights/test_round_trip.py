@@ -23,7 +23,7 @@ from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole_trainer.chat import forget
 from memconsole_trainer.chat import main as chat
 from memconsole_trainer.data.sources.records import Record
-from memconsole_trainer.data.text import tokenizer as tokenizers
+from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
 from memconsole_trainer.export import main as export
 from memconsole_trainer.sample import main as sample
 from memconsole_trainer.tasks.answering import Answerer

@@ -14,8 +14,8 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from memconsole.runs.record.checkpoints.manifest import step_of, verify
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.manifest import step_of, verify
 from memconsole_trainer.host.host_memory import resident
 from memconsole_trainer.weights import checkpoint, tensorfile
 from memconsole_trainer.weights.checkpoint import (

@@ -17,7 +17,7 @@ from memconsole.devices.reading import Devices, Missing, Process
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import RunStatus
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.app.wire import Wire

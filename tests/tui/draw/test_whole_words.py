@@ -10,7 +10,7 @@ import pytest
 from memconsole.memory.answers.advice import Remedy
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict as Outcome
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.run.header import header_lines

@@ -24,7 +24,7 @@ from memconsole.tui.keys.names import character_name, key_name, printed, written
 from memconsole.tui.keys.rows import ALL_SCREENS, EXCLUDING, KEYS, RESERVED, for_screen
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.screen import PlanScreen
-from memconsole.tui.plan.toggle_detail import detail_lines
+from memconsole.tui.plan.widgets.toggle_detail import detail_lines
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.run.output_pane import closed_lines
 from memconsole.tui.run.screen import RunScreen

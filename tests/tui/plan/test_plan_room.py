@@ -16,11 +16,11 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.draw.comparing import PricedPlan, plan_rows
 from memconsole.tui.draw.ink import plain
-from memconsole.tui.plan.budget_bar import budget_lines
-from memconsole.tui.plan.memory_table import table_lines
-from memconsole.tui.plan.plan_summary import summary_lines
-from memconsole.tui.plan.toggle_detail import ToggleDetail, brief_lines
-from memconsole.tui.plan.toggles import toggle_line
+from memconsole.tui.plan.widgets.budget_bar import budget_lines
+from memconsole.tui.plan.widgets.memory_table import table_lines
+from memconsole.tui.plan.widgets.plan_summary import summary_lines
+from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail, brief_lines
+from memconsole.tui.plan.widgets.toggles import toggle_line
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.units import format_bytes
 from tests.tui.harness import Console, screen_text, settle

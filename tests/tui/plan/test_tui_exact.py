@@ -17,10 +17,10 @@ from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.exact import REST_SECONDS
-from memconsole.tui.plan.memory_table import MemoryTableView
+from memconsole.tui.plan.widgets.memory_table import MemoryTableView
 from tests.tui.harness import Console, screen_lines, screen_text, settle, snapshot
 
 Make = Callable[..., Console]
@@ -251,7 +251,7 @@ def test_what_changed_is_shown_at_one_tier() -> None:
     from memconsole.memory.exact.sharpen import KnownExact
     from memconsole.memory.exact.timeline import Exact, ExactPhase
     from memconsole.tui.draw.ink import plain
-    from memconsole.tui.plan.memory_table import table_lines
+    from memconsole.tui.plan.widgets.memory_table import table_lines
     from memconsole.tui.views.plan_view import PlanView
 
     device = budget(CARD, None)
@@ -280,7 +280,7 @@ async def test_the_console_ends_its_tracer(make_console: Make, tracers: Tracers)
 async def test_what_cannot_be_trained_is_marked_and_not_green(
     make_console: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memconsole.tui.plan.toggles import saving_span
+    from memconsole.tui.plan.widgets.toggles import saving_span
 
     row = msgspec.structs.replace(BY_KEY["optimize.sharding"], trains={})
     rows = tuple(row if r.key == row.key else r for r in OPTIMIZATIONS)

@@ -15,7 +15,7 @@ from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.draw.ink import width_of
-from memconsole.tui.plan.document_lengths import brief, whole
+from memconsole.tui.plan.widgets.document_lengths import brief, whole
 from memconsole.tui.views.plan_view import RowLengths
 from memconsole.units import format_bytes
 from tests.tui.harness import Console, screen_text, settle

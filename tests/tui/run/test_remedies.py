@@ -15,7 +15,7 @@ from memconsole.runs.act.control import request_kill
 from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp
-from memconsole.tui.plan.launching import LaunchScreen
+from memconsole.tui.plan.dialogs.launching import LaunchScreen
 from memconsole.tui.screens.pick import PickScreen
 from tests.tui.harness import screen_text, snapshot
 

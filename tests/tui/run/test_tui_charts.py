@@ -13,7 +13,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.curves.curve import Curve, SeriesCurves
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.reduce import MAX_SAMPLES, SAMPLE_CHARACTERS, RunState, reduce
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
 from memconsole.tui.run.line_chart import legend, small_charts
 from memconsole.tui.run.summary import summary_rows

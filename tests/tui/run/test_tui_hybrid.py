@@ -10,7 +10,7 @@ import msgspec
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.tui.draw.comparing import run_rows
 from memconsole.tui.draw.ink import Line
 from memconsole.tui.plan.pricing import price

@@ -14,8 +14,8 @@ from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.shown.snapshot import Help, RunSnapshot, Symptom
 from memconsole.runs.read.state.stages import Stage
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.app.parting import parting_words

@@ -9,14 +9,15 @@ from typing import Any
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
-from memconsole.runs.record import events, locks
 from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
-from memconsole.runs.record.eventlog import EventWriter
 from memconsole.runs.record.labels import read_labels
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventlog import EventWriter
+from memconsole.runs.record.processes import locks
 from memconsole.tui.draw.comparing import PricedPlan, chart_lines, plan_rows, run_rows
 from memconsole.tui.draw.ink import plain
+from memconsole.tui.plan.dialogs.side_by_side import ComparePlansScreen
 from memconsole.tui.plan.pricing import price
-from memconsole.tui.plan.side_by_side import ComparePlansScreen
 from memconsole.tui.runs.compare import CompareRunsScreen
 from memconsole.tui.runs.screen import RunsScreen
 from tests.tui.harness import Console, finished, screen_text, settle, snapshot

@@ -8,7 +8,7 @@ import pytest
 from memconsole.memory.table import Tier
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.run.summary import summary_rows

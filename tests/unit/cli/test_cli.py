@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from memconsole.cli.main import cli
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, loads
-from memconsole.runs.record.identity import user_name
+from memconsole.runs.record.processes.identity import user_name
 from memconsole.tui.screens.prompt import path_refusal
 
 PLAN_KEYS = {

@@ -14,9 +14,9 @@ from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.sources.documents import FileDocuments
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.text import tokenizer as tokenizers
-from memconsole_trainer.data.text.tokenizer import END_OF_TEXT, Tokenizer
-from memconsole_trainer.data.text.validation import from_texts
+from memconsole_trainer.data.text.rows.validation import from_texts
+from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
+from memconsole_trainer.data.text.tokens.tokenizer import END_OF_TEXT, Tokenizer
 
 TEXTS = ["the quick brown fox — naïve café, 東京 🦊. " * 20, "def f(x):\n    return x + 1\n" * 30]
 BYTE_LEVEL = tokenizers.train(TEXTS, 300)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memconsole_trainer.data.text.tokenizer import UNKNOWN, byte_length, load, of_characters
+from memconsole_trainer.data.text.tokens.tokenizer import UNKNOWN, byte_length, load, of_characters
 
 TEXT = ["To be, or not to be:\nthat is the question — é", "Whether 'tis nobler"]
 

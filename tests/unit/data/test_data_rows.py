@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape, BatchStream
-from memconsole_trainer.data.text.batches import TextRows, make_batch
-from memconsole_trainer.data.text.rows import array_rows, streamed_rows
-from memconsole_trainer.data.text.tokenizer import Tokens
-from memconsole_trainer.data.text.tokens import ArrayRows, row_count, windows
+from memconsole_trainer.data.text.rows.batches import TextRows, make_batch
+from memconsole_trainer.data.text.rows.rows import array_rows, streamed_rows
+from memconsole_trainer.data.text.tokens.tokenizer import Tokens
+from memconsole_trainer.data.text.tokens.tokens import ArrayRows, row_count, windows
 
 
 class Blocks:
@@ -177,7 +177,7 @@ def test_orders_too_long_to_store_are_permutations_and_resume_too(
         return iter(array_rows(tokens, 5, 4, 1, 1))
 
     stored = [row.tolist() for row in order()]
-    monkeypatch.setattr("memconsole_trainer.data.text.rows.STORED_PERMUTATION", 10)
+    monkeypatch.setattr("memconsole_trainer.data.text.rows.rows.STORED_PERMUTATION", 10)
     walked = order()
     computed = [row.tolist() for row in walked]
     assert sorted(computed) == sorted(stored) == [list(range(i, i + 5)) for i in range(0, 2000, 4)]

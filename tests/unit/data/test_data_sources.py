@@ -24,9 +24,9 @@ from memconsole_trainer.data.sources.documents import (
 from memconsole_trainer.data.sources.hdf5 import Hdf5Texts, TokenRows
 from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.sources.split import Last, Split, split_of
-from memconsole_trainer.data.text.text_blocks import TextBlocks
-from memconsole_trainer.data.text.tokenizer import train
-from memconsole_trainer.data.text.validation import from_texts
+from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
+from memconsole_trainer.data.text.rows.validation import from_texts
+from memconsole_trainer.data.text.tokens.tokenizer import train
 
 
 def opened(path: Path, **settings: Any) -> Any:

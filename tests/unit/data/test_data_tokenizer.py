@@ -18,11 +18,11 @@ from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.sources.documents import FileDocuments
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.text import tokenizer as tokenizers
 from memconsole_trainer.data.text.opened import alone
 from memconsole_trainer.data.text.prepared import prepare
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
-from memconsole_trainer.data.text.tokenizer import END_OF_TEXT
+from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
+from memconsole_trainer.data.text.tokens.tokenizer import END_OF_TEXT
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 20, "def f(x):\n    return x + 1\n" * 30]
 TRAINED = tokenizers.train(TEXTS, 300)
@@ -45,7 +45,7 @@ def test_the_vocabulary_is_as_large_as_asked_and_ids_are_small() -> None:
 
 def test_training_twice_gives_the_same_tokenizer_even_in_another_process() -> None:
     code = (
-        "import sys; from memconsole_trainer.data.text.tokenizer import train;"
+        "import sys; from memconsole_trainer.data.text.tokens.tokenizer import train;"
         "print(train(eval(sys.stdin.read()), 300).fingerprint)"
     )
     there = subprocess.run(

@@ -16,12 +16,12 @@ from memconsole.plan.models.sizing import size
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape, BatchStream
-from memconsole_trainer.data.text.batches import TextRows
 from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.prepared import Prepared, prepare
-from memconsole_trainer.data.text.rows import Other, Source, epoch_rows
+from memconsole_trainer.data.text.rows.batches import TextRows
+from memconsole_trainer.data.text.rows.rows import Other, Source, epoch_rows
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
-from memconsole_trainer.data.text.tokenizer import Tokens
+from memconsole_trainer.data.text.tokens.tokenizer import Tokens
 
 LENGTH = 4
 

@@ -34,11 +34,11 @@ from memconsole_trainer.data.sources.records import (
 )
 from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
-from memconsole_trainer.data.text.batches import TextRows
-from memconsole_trainer.data.text.marked import encode, ids, learned, marked_dtype, trimmed
-from memconsole_trainer.data.text.packing import Cuts, cuts, laid, placed
-from memconsole_trainer.data.text.record_blocks import RecordBlocks, held_out_records
-from memconsole_trainer.data.text.tokenizer import Tokenizer, load, train
+from memconsole_trainer.data.text.blocks.packing import Cuts, cuts, laid, placed
+from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks, held_out_records
+from memconsole_trainer.data.text.rows.batches import TextRows
+from memconsole_trainer.data.text.tokens.marked import encode, ids, learned, marked_dtype, trimmed
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
 from memconsole_trainer.tasks.answering import Nearest, f1, held_records, scores
 
 MADE = [record(np.random.default_rng(number)) for number in range(400)]

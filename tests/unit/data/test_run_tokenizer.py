@@ -13,9 +13,9 @@ from memconsole.plan.models.sizing import size
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.sources.documents import FileDocuments
 from memconsole_trainer.data.sources.split import Split
-from memconsole_trainer.data.text import tokenizer as tokenizers
 from memconsole_trainer.data.text.opened import alone
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
+from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 20, "def f(x):\n    return x + 1\n" * 30]
 TRAINED = tokenizers.train(TEXTS, 300)

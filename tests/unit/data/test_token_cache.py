@@ -16,13 +16,13 @@ from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.sources.documents import StreamDocuments
 from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.sources.split import Split, split_of
-from memconsole_trainer.data.text import token_cache, token_key
-from memconsole_trainer.data.text.block import Facts, Made
-from memconsole_trainer.data.text.packing import Cuts
-from memconsole_trainer.data.text.text_blocks import TextBlocks
-from memconsole_trainer.data.text.token_cache import TokenCache
-from memconsole_trainer.data.text.token_key import open_cache
-from memconsole_trainer.data.text.tokenizer import Tokenizer, train
+from memconsole_trainer.data.text.blocks import token_cache, token_key
+from memconsole_trainer.data.text.blocks.block import Facts, Made
+from memconsole_trainer.data.text.blocks.packing import Cuts
+from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
+from memconsole_trainer.data.text.blocks.token_cache import TokenCache
+from memconsole_trainer.data.text.blocks.token_key import open_cache
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
 
 MANY = 1 << 40
 

@@ -13,8 +13,8 @@ import pytest
 from memconsole.plan.models.tokenizer_file import control_tokens, tokenizer_vocab_size
 from memconsole.plan.plan import PlanError
 from memconsole.plan.templates.template import Template
-from memconsole_trainer.data.text import marked
-from memconsole_trainer.data.text.tokenizer import END_OF_TEXT, Tokenizer, load, train
+from memconsole_trainer.data.text.tokens import marked
+from memconsole_trainer.data.text.tokens.tokenizer import END_OF_TEXT, Tokenizer, load, train
 
 PIECES = Path(__file__).parents[2] / "data" / "sentencepiece"
 EXPECTED = json.loads((PIECES / "expected.json").read_text())

@@ -12,7 +12,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.remedies import died
-from memconsole.runs.record.shortfall import shortfall
+from memconsole.runs.record.failures.shortfall import shortfall
 
 GIB = 2**30
 PLAN = plans.replace(

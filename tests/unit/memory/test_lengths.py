@@ -24,8 +24,8 @@ from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.text import lengths as measuring
-from memconsole_trainer.data.text import tokenizer as tokenizers
 from memconsole_trainer.data.text.lengths import measure_lengths
+from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
 
 TEXTS = [f"document {n}: " + "a few words of it, " * (n % 17) for n in range(60)]
 

@@ -15,7 +15,7 @@ from memconsole.memory.answers.receipts import Machine, Measured
 from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Tier
 from memconsole.plan.plan import Plan, replace
-from memconsole.tui.plan.launching import launchable
+from memconsole.tui.plan.dialogs.launching import launchable
 from memconsole.tui.plan.pricing import price
 
 HERE = Machine("this processor", {"torch": "2.13.0"})

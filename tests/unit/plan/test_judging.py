@@ -7,7 +7,7 @@ import math
 from memconsole.plan.tasks import TASKS
 from memconsole.plan.tasks.judging import Score, best_of, improves, scores_of
 from memconsole.runs.read.state.figures import best_evaluation
-from memconsole.runs.record.events import Evaluation
+from memconsole.runs.record.log.events import Evaluation
 
 RANKING, CONTROL, TEXT = TASKS["recommendation"], TASKS["regression"], TASKS["language"]
 

@@ -14,7 +14,7 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.data.mixture import parts, validation_plan
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.tui.plan.plan_summary import summary_lines
+from memconsole.tui.plan.widgets.plan_summary import summary_lines
 from memconsole.tui.views.plan_view import PlanView
 
 

@@ -25,7 +25,7 @@ def loaded_after(code: str) -> set[str]:
         "memconsole.cli.plans.plan",
         "memconsole.cli.runs.train",
         "memconsole.cli.machine.doctor",
-        "memconsole.runs.act.supervisor",
+        "memconsole.runs.act.supervise.supervisor",
         "memconsole_trainer.trackers.__main__",
     ],
 )
@@ -49,5 +49,5 @@ def test_help_loads_no_command() -> None:
 
 
 def test_supervisor_is_small() -> None:
-    loaded = loaded_after("import memconsole.runs.act.supervisor")
+    loaded = loaded_after("import memconsole.runs.act.supervise.supervisor")
     assert not loaded & {"click", "textual", "rich", "psutil"}

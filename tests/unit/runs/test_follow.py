@@ -19,10 +19,10 @@ from memconsole.runs.read.state.pace import eta_seconds, seconds_per_step
 from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.read.state.saved_state import SavedState
 from memconsole.runs.read.state.stages import stage_words
-from memconsole.runs.record import events
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventlog import EventWriter
-from memconsole.runs.record.heartbeat import HeartbeatWriter
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventlog import EventWriter
+from memconsole.runs.record.processes.heartbeat import HeartbeatWriter
 
 
 class Clock:

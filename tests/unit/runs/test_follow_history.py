@@ -12,7 +12,7 @@ from memconsole.runs.read.curves.curve import Curve, GaugeCurves
 from memconsole.runs.read.curves.history import RECENT_POINTS, History
 from memconsole.runs.read.curves.series import BUCKETS
 from memconsole.runs.read.state.reduce import PROFILING, RunState, forget_memory, reduce
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 
 STARTED = events.Started(
     attempt=2, backend="torch", versions={}, device_id="cpu", device_name="", device_kind="cpu",

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from memconsole.runs.read.state.reduce import PROFILING, RunState, reduce
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole_trainer.engine import MemoryReading
 from memconsole_trainer.host import host_memory
 from memconsole_trainer.host.host_memory import HostMemory, Resident, Tree

@@ -7,7 +7,7 @@ from memconsole.cli.runs.train import exit_code
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.facts import RunFacts
-from memconsole.runs.record.events import Ended, Epoch, Evaluation
+from memconsole.runs.record.log.events import Ended, Epoch, Evaluation
 from memconsole.runs.record.states import Verdict
 
 RUN = RunSnapshot(

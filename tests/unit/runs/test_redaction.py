@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.runs.record import events
-from memconsole.runs.record.eventlog import EventWriter
-from memconsole.runs.record.eventreader import EventReader
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventlog import EventWriter
+from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.redaction import (
     REDACTED,
     OutputStream,

@@ -14,11 +14,17 @@ from memconsole.plan.plan import Plan, apply_settings
 from memconsole.runs.read.report.comparison import EstimatedTable, MemoryLine, compare
 from memconsole.runs.read.report.receipt import Receipt, driver_version, write_receipt
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record import events, files
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.failures.shortfall import (
+    Shortfall,
+    held_bytes,
+    requested_bytes,
+    shortfall,
+)
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.records import ExitRecord
-from memconsole.runs.record.shortfall import Shortfall, held_bytes, requested_bytes, shortfall
 from memconsole.runs.record.states import Verdict
 
 BUDGET = Budget(

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from memconsole.plan.plan import Plan
-from memconsole.runs.act.attempt import Attempt, Fenced
-from memconsole.runs.record import events, files, locks
+from memconsole.runs.act.trainer.attempt import Attempt, Fenced
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventreader import EventReader
-from memconsole.runs.record.heartbeat import read_heartbeat
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
+from memconsole.runs.record.processes import locks
+from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
 
 

@@ -15,7 +15,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record import files, locks
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import (
     RUN_ID,
     RunDirectory,
@@ -25,6 +25,7 @@ from memconsole.runs.record.directory import (
     list_runs,
     make_runs_root,
 )
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord, RunRecord
 from memconsole.runs.record.states import Verdict
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memconsole.runs.record import events
-from memconsole.runs.record.eventline import RECORD_BYTES, decode_line, encode_line
-from memconsole.runs.record.eventlog import WAITING_RECORDS, EventWriter
-from memconsole.runs.record.eventreader import EventReader, segment_numbers
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventline import RECORD_BYTES, decode_line, encode_line
+from memconsole.runs.record.log.eventlog import WAITING_RECORDS, EventWriter
+from memconsole.runs.record.log.eventreader import EventReader, segment_numbers
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

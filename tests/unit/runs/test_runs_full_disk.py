@@ -12,15 +12,19 @@ import pytest
 
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.control import request_stop
-from memconsole.runs.act.serving import Serving
-from memconsole.runs.act.stop_deadline import LONGEST_SECONDS, SHORTEST_SECONDS, StopDeadline
+from memconsole.runs.act.supervise.serving import Serving
+from memconsole.runs.act.supervise.stop_deadline import (
+    LONGEST_SECONDS,
+    SHORTEST_SECONDS,
+    StopDeadline,
+)
 from memconsole.runs.read.life.liveness import Liveness
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import files, requests, spares
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.heartbeat import Heartbeat
+from memconsole.runs.record.processes.heartbeat import Heartbeat
 from memconsole.runs.record.redaction import OutputStream
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.views.run_view import RunView

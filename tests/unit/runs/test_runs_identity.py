@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 from memconsole.plan.plan import Plan
-from memconsole.runs.act import control, daemon
-from memconsole.runs.record import identity, requests
+from memconsole.runs.act import control
+from memconsole.runs.act.supervise import daemon
+from memconsole.runs.record import requests
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.processes import identity
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

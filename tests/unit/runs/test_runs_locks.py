@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.runs.record import locks
+from memconsole.runs.record.processes import locks
 
 HOLD = """
 import os, sys, time

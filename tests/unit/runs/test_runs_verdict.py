@@ -11,11 +11,16 @@ from memconsole.plan import plan as plans
 from memconsole.plan.machine import jemalloc
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act.environment import device_kind, trainer_environment
-from memconsole.runs.act.stop_deadline import LONGEST_SECONDS, SeenDurations, StopDeadline
+from memconsole.runs.act.supervise.stop_deadline import LONGEST_SECONDS, SeenDurations, StopDeadline
 from memconsole.runs.read.life.verdict import Evidence, classify
-from memconsole.runs.record.failure import ExitCode, cause_of, exit_code_of, words_of_memory
-from memconsole.runs.record.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
-from memconsole.runs.record.oom import oom_kills
+from memconsole.runs.record.failures.failure import (
+    ExitCode,
+    cause_of,
+    exit_code_of,
+    words_of_memory,
+)
+from memconsole.runs.record.failures.oom import oom_kills
+from memconsole.runs.record.processes.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
 from memconsole.runs.record.records import ErrorRecord, FinalRecord, OomCounts
 
 KILL, BUS, TERM = signal.SIGKILL, signal.SIGBUS, signal.SIGTERM

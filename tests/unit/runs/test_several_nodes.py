@@ -10,10 +10,10 @@ import pytest
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act import in_job, together
-from memconsole.runs.act.attempt import STOPPING
 from memconsole.runs.act.in_job import JobSupervisor
-from memconsole.runs.act.supervision import Supervisor
+from memconsole.runs.act.supervise.supervision import Supervisor
 from memconsole.runs.act.together import Meeting, here, meeting, on_every_node
+from memconsole.runs.act.trainer.attempt import STOPPING
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.records import ErrorRecord

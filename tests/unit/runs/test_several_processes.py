@@ -14,11 +14,12 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.processes import processes
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training.resuming import changed, words
-from memconsole.runs.act import again
-from memconsole.runs.act.attempt import STOPPING, Attempt
-from memconsole.runs.act.member import Member
-from memconsole.runs.record import files, locks
+from memconsole.runs.act.supervise import again
+from memconsole.runs.act.trainer.attempt import STOPPING, Attempt
+from memconsole.runs.act.trainer.member import Member
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ErrorRecord
 from memconsole.runs.record.states import Verdict
 from memconsole_trainer.loop.progress import fingerprint

@@ -14,7 +14,7 @@ from memconsole.runs.read.life import slurm
 from memconsole.runs.read.life.liveness import Liveness, liveness
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.heartbeat import HeartbeatWriter
+from memconsole.runs.record.processes.heartbeat import HeartbeatWriter
 from memconsole.runs.record.records import (
     AttemptRecord,
     ExitRecord,

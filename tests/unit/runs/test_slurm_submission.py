@@ -176,7 +176,7 @@ sys.exit(in_job.main(command=lambda run, n: [sys.executable, "-P", script, str(r
 LOOP = """
 import sys, time
 from pathlib import Path
-from memconsole.runs.act.attempt import Attempt
+from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory
 
 with Attempt(RunDirectory(Path(sys.argv[1])), int(sys.argv[2])) as attempt:

@@ -13,7 +13,7 @@ from memconsole.plan.training.recipe import learning_rate
 from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
 from memconsole.runs.read.state.reduce import RunState, reduce
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 
 PLAN = replace(Plan(), {"train.warmup_steps": 20})
 

@@ -17,9 +17,10 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.record import events, files
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
-from memconsole.runs.record.eventlog import EventWriter
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.records import ExitRecord
 from memconsole.runs.record.states import Verdict
 from memconsole.runs.record.trackers import FOLDER, read_sent

@@ -17,7 +17,7 @@ import msgspec
 
 from memconsole.plan.data.made import kind
 from memconsole.plan.plan import PlanError
-from memconsole.runs.record.failure import ExitCode
+from memconsole.runs.record.failures.failure import ExitCode
 from memconsole_trainer.data.make.bar import Bar
 from memconsole_trainer.data.make.maker import Facts, Request, maker
 

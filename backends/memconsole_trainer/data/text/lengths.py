@@ -23,7 +23,7 @@ from memconsole_trainer.data.sources.documents import (
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.text.opened import alone
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
-from memconsole_trainer.data.text.tokenizer import Tokenizer
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 MOST_BYTES = 2 << 20
 """About how much text is tokenized. Of a larger source, evenly spaced documents are tokenized."""

@@ -14,10 +14,10 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.record.files import write_atomic
 from memconsole_trainer.data.sources.documents import Documents, StreamDocuments
 from memconsole_trainer.data.sources.hdf5 import TokenRows
-from memconsole_trainer.data.text.marked import learned
-from memconsole_trainer.data.text.text_blocks import TextBlocks
-from memconsole_trainer.data.text.tokenizer import Tokenizer, Tokens
-from memconsole_trainer.data.text.tokens import RowBlocks, TokenBlocks
+from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
+from memconsole_trainer.data.text.tokens.marked import learned
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
+from memconsole_trainer.data.text.tokens.tokens import RowBlocks, TokenBlocks
 
 EXACT_BYTES = 4 << 20
 """Text up to this size is counted exactly; of longer text, a spread sample is counted."""

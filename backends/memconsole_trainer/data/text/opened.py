@@ -16,7 +16,7 @@ from memconsole_trainer.data.sources.hashes import DataHashes, text_hash
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.sources.split import Everything, Split, split_of
-from memconsole_trainer.data.text.validation import held_out_texts
+from memconsole_trainer.data.text.rows.validation import held_out_texts
 
 COMPARED_BYTES = 16 << 20
 """Text of `data.validation` that training documents are compared with: more than is evaluated."""

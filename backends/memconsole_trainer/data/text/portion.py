@@ -13,14 +13,14 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hdf5 import TokenRows
-from memconsole_trainer.data.text.marked import learned
+from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks
+from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
+from memconsole_trainer.data.text.blocks.token_key import open_cache
 from memconsole_trainer.data.text.measure import measure
 from memconsole_trainer.data.text.opened import TextPart
-from memconsole_trainer.data.text.record_blocks import RecordBlocks
-from memconsole_trainer.data.text.text_blocks import TextBlocks
-from memconsole_trainer.data.text.token_key import open_cache
-from memconsole_trainer.data.text.tokenizer import Tokenizer, Tokens
-from memconsole_trainer.data.text.tokens import RowBlocks, TokenBlocks, row_count
+from memconsole_trainer.data.text.tokens.marked import learned
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
+from memconsole_trainer.data.text.tokens.tokens import RowBlocks, TokenBlocks, row_count
 
 JOINED_BYTES = 16 << 20
 """Tokens are collected up to this size before they are added to those that are held."""

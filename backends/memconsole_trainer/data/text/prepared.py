@@ -16,12 +16,12 @@ from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.text import validation
+from memconsole_trainer.data.text.blocks.record_blocks import held_out_records
 from memconsole_trainer.data.text.opened import TextPart, TextSources
 from memconsole_trainer.data.text.portion import Portion, boundary, prepare_part
-from memconsole_trainer.data.text.record_blocks import held_out_records
-from memconsole_trainer.data.text.tokenizer import Tokenizer
-from memconsole_trainer.data.text.validation import MOST_TOKENS, Validation
+from memconsole_trainer.data.text.rows import validation
+from memconsole_trainer.data.text.rows.validation import MOST_TOKENS, Validation
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

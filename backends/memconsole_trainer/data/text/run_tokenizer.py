@@ -11,10 +11,10 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.templates.choice import template_of
 from memconsole_trainer.data.sources.documents import Documents, StreamDocuments
 from memconsole_trainer.data.sources.hdf5 import TokenRows
-from memconsole_trainer.data.text import tokenizer as tokenizers
+from memconsole_trainer.data.text.blocks.record_blocks import frequent_codes
 from memconsole_trainer.data.text.opened import TextPart, TextSources
-from memconsole_trainer.data.text.record_blocks import frequent_codes
-from memconsole_trainer.data.text.tokenizer import Tokenizer
+from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 CODES_SHARE = 4
 """At most this part of a vocabulary are codes that are kept whole."""

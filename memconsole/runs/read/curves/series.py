@@ -8,7 +8,7 @@ import msgspec
 
 from memconsole.runs.read.curves.curve import GaugeCurves, SeriesCurves
 from memconsole.runs.read.curves.history import History
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 
 BUCKETS = 127
 """A series is one screen row or a small chart, which needs about one bucket per cell."""

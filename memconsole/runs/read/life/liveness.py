@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from memconsole.runs.read.life import slurm
 from memconsole.runs.read.life.job_verdict import before_it_began, without_record
 from memconsole.runs.read.life.verdict import verdict
-from memconsole.runs.record import files, identity, locks
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.processes import identity, locks
 from memconsole.runs.record.records import ExitRecord, Identity, JobRecord
 from memconsole.runs.record.states import LIVE, State, Verdict
 

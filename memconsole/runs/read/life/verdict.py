@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memconsole.regular_file import open_regular
-from memconsole.runs.record import files, identity, requests
+from memconsole.runs.record import files, requests
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.failure import ExitCode, words_of_memory
-from memconsole.runs.record.heartbeat import Heartbeat, read_heartbeat
-from memconsole.runs.record.oom import oom_evidence, oom_kills
+from memconsole.runs.record.failures.failure import ExitCode, words_of_memory
+from memconsole.runs.record.failures.oom import oom_evidence, oom_kills
+from memconsole.runs.record.failures.shortfall import lacked_words, requested_bytes
+from memconsole.runs.record.processes import identity
+from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
 from memconsole.runs.record.records import ErrorRecord, ExitRecord, FinalRecord, OomCounts
-from memconsole.runs.record.shortfall import lacked_words, requested_bytes
 from memconsole.runs.record.states import Verdict
 from memconsole.sanitize import clean_line
 

@@ -23,7 +23,7 @@ from memconsole.runs.read.report.report import (
 )
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.shortfall import Shortfall
+from memconsole.runs.record.failures.shortfall import Shortfall
 from memconsole.sanitize import clean_line
 
 

@@ -26,12 +26,13 @@ from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import total_minutes
 from memconsole.runs.read.state.figures import best_evaluation
 from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
-from memconsole.runs.record import events, files
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.eventreader import EventReader
-from memconsole.runs.record.heartbeat import read_heartbeat
+from memconsole.runs.record.failures.shortfall import Shortfall, shortfall
 from memconsole.runs.record.labels import read_labels
-from memconsole.runs.record.shortfall import Shortfall, shortfall
+from memconsole.runs.record.log import events
+from memconsole.runs.record.log.eventreader import EventReader
+from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
 from memconsole.sanitize import clean_line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 
 
 def counts_word(jump: events.Jump) -> str:

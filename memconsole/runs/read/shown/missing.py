@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from memconsole.runs.record import files
-from memconsole.runs.record.eventreader import EventReader
+from memconsole.runs.record.log.eventreader import EventReader
 
 _LISTS = ("steps", "evaluations", "epochs", "memory.measured", "memory.by_phase")
 """Figures that only the records tell. The names are those of `report --json`."""

@@ -12,7 +12,7 @@ from memconsole.runs.read.shown.missing import uncertain_figures
 from memconsole.runs.read.shown.words import total_minutes, units_per_second
 from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.stages import Stage
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.record.states import LIVE, State, Verdict
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.heartbeat import Heartbeat
-from memconsole.runs.record.manifest import step_of
+from memconsole.runs.record.processes.heartbeat import Heartbeat
 from memconsole.runs.record.states import WAIT_DISK
 
 

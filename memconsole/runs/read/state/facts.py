@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 
 
 class FactsSoFar(msgspec.Struct, kw_only=True):

@@ -10,7 +10,7 @@ from memconsole.runs.read.curves.history import History
 from memconsole.runs.read.curves.series import GaugeHistory, StepSeries
 from memconsole.runs.read.state.facts import FactsSoFar
 from memconsole.runs.read.state.stages import StageMark, marked
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.sanitize import clean, clean_line
 
 STATE_VERSION = 3

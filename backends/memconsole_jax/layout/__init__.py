@@ -1,0 +1,1 @@
+"""How arrays lie: stacked over layers, on one device or spread over several."""

@@ -1,0 +1,67 @@
+"""Loads weights from their source to the device as the plan stores them, one array on the host at a
+time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.plan import Plan
+from memconsole_jax.compiled.programs import Programs
+from memconsole_jax.layout.mesh import put
+from memconsole_jax.layout.stacking import Stack
+from memconsole_jax.techniques.weights import quantized_base
+from memconsole_trainer.techniques import adapters
+
+Tensor = Callable[[str], NDArray[np.generic]]
+"""Returns the tensor of a canonical name."""
+
+
+class Loader:
+    """Loads the stacks of one plan's model to where its programs have them."""
+
+    def __init__(self, plan: Plan, programs: Programs) -> None:
+        self._plan, self._programs = plan, programs
+
+    def load(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+        """The arrays of `found`."""
+        return dict(self.each(found, tensor))
+
+    def each(self, found: Mapping[str, Stack], tensor: Tensor) -> Iterator[tuple[str, jax.Array]]:
+        """Yield name and array of each stack of `found`."""
+        for name, stack in found.items():
+            yield name, self._put(self._stored(name, stack.gather(tensor)), name)
+
+    def average(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+        """The averages of `found`, which are never rounded."""
+        return {name: self._put(stack.gather(tensor), name) for name, stack in found.items()}
+
+    def base(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+        """The arrays of a frozen base; some may be stored as codes."""
+        storage = self._plan.optimize.base_storage
+        loaded: dict[str, jax.Array] = {}
+        for name, stack in found.items():
+            if self._programs.is_quantized(name):
+                arrays = quantized_base.gathered(stack, storage, tensor)
+                loaded |= {n: self._put(array) for n, array in arrays.items()}
+            else:
+                loaded |= self.load({name: stack}, tensor)
+        return loaded
+
+    def _stored(self, name: str, array: NDArray[np.float32]) -> Any:
+        """`array` in its storage precision: a weight of a frozen base is rounded to 16 bits if the
+        plan computes in 16 bits."""
+        if not self._programs.is_rounded(name):
+            return array
+        narrow = adapters.narrow_rounded(self._plan, array)
+        dtype = self._programs.dtype(name)
+        return narrow if dtype == jnp.float32 else narrow.astype(dtype)
+
+    def _put(self, array: Any, name: str | None = None) -> jax.Array:
+        place = self._programs.place(name) if name else self._programs.sharding
+        return put(array, place)

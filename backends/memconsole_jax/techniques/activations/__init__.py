@@ -1,0 +1,1 @@
+"""Activations and losses: what is kept for the backward pass, and what is computed again."""

@@ -1,0 +1,1 @@
+"""Optimizers: the update rules, and how and where their state is stored."""

@@ -1,0 +1,331 @@
+"""The optimizers that a plan can name. Their state is allocated at the start; their rules equal
+Optax's.
+
+`new = old - rate · update`. Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to
+`Parameter.decays` only, except with SGD, where it joins the gradient. No step waits for the device.
+
+In this project's own rules, a group's `live` is 1, or a device scalar that is 0 in a step to be
+skipped. Learning rates and the shares of new values are multiplied by it, so a skipped step leaves
+weights, state and counts unchanged, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from memconsole.plan.models.model import Parameter
+from memconsole.plan.plan import OptimizerName, Plan
+from memconsole.plan.training.recipe import weight_decay
+from memconsole_torch.techniques.optimizer import offload
+from memconsole_torch.techniques.optimizer.compressed import Compressed
+from memconsole_torch.techniques.optimizer.muon import Muon
+from memconsole_torch.techniques.optimizer.quantized_adam import QuantizedAdamW
+from memconsole_torch.techniques.optimizer.rule import FusedAdamW, FusedSGD, OwnRule, Rule
+from memconsole_trainer.techniques.adapters import trained_parameters
+from memconsole_trainer.techniques.blockwise import is_quantized
+from memconsole_trainer.techniques.compressed import is_compressed
+from memconsole_trainer.techniques.muon import is_orthogonalized
+
+Total: TypeAlias = Callable[[Tensor], Tensor]
+"""Adds up a device scalar over processes."""
+_TINY = float(torch.finfo(torch.float32).tiny)
+
+
+class Weights(Protocol):
+    """What an optimizer is made for: the weights of a model by name."""
+
+    model: Any
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class CombinedOptimizer:
+    """Several optimizers of different weights, used as one. Their states may be kept on the
+    host."""
+
+    def __init__(self, parts: Sequence[Rule], host: offload.HostState | None = None) -> None:
+        self.parts = tuple(parts)
+        self.host = host
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        """The state of every weight."""
+        return {p: state for part in self.parts for p, state in part.state.items()}
+
+    def step(self) -> None:
+        """One update of every weight that has a gradient."""
+        for part in self.parts:
+            self.update(part)
+
+    def update(self, part: Rule) -> None:
+        """One update of one part."""
+        with self.here(part):
+            part.step()
+
+    def here(self, part: Rule) -> AbstractContextManager[None]:
+        """A context in which the part's state is on its device."""
+        return nullcontext() if self.host is None else self.host.visit(part)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
+Updating: TypeAlias = Rule | CombinedOptimizer
+
+
+def create(plan: Plan, module: Weights) -> Updating:
+    """The optimizer of `optimize.optimizer` over the trained weights."""
+    trained = trained_parameters(plan, module.model)
+    name = plan.optimize.optimizer
+    device = next(module.parameters()).device
+    waits = plan.optimize.optimizer_offload != "none" and not offload.same_memory(device)
+    if waits or is_compressed(plan) or plan.optimize.optimizer_in_backward:
+        host = _host(plan, device) if waits else None
+        return CombinedOptimizer(
+            [_alone(plan, module, p, i, host) for i, p in enumerate(trained)], host
+        )
+    if name != "muon":
+        return _over(plan, module, trained, name)
+    rules: dict[OptimizerName, list[Parameter]] = {}
+    for p in trained:
+        rules.setdefault(_rule(name, p), []).append(p)
+    return CombinedOptimizer(
+        [_over(plan, module, weights, rule) for rule, weights in rules.items()]
+    )
+
+
+def _host(plan: Plan, device: torch.device) -> offload.HostState:
+    """Where states wait on the host. With updates inside the backward pass the next weight is not
+    known, so none is fetched ahead."""
+    o = plan.optimize
+    pinned = o.optimizer_offload != "cpu"
+    return offload.HostState(device, pinned=pinned, ahead=not o.optimizer_in_backward)
+
+
+def _alone(
+    plan: Plan, module: Weights, parameter: Parameter, place: int, host: offload.HostState | None
+) -> Rule:
+    """The optimizer of one weight. Its state is narrowed and moved to `host` before the next one is
+    created."""
+    rule = _rule(plan.optimize.optimizer, parameter)
+    optimizer = _over(plan, module, [parameter], rule)
+    if is_compressed(plan) and optimizer.state:
+        optimizer = Compressed(optimizer, plan.train.seed, place)
+    if host is not None:
+        host.take(optimizer)
+    return optimizer
+
+
+def _rule(name: OptimizerName, parameter: Parameter) -> OptimizerName:
+    """The rule of one weight: with Muon, all but matrices use AdamW."""
+    return "adamw" if name == "muon" and not is_orthogonalized(parameter) else name
+
+
+def _over(plan: Plan, module: Weights, weights: Sequence[Parameter], name: OptimizerName) -> Rule:
+    """One update rule over some weights."""
+    t = plan.train
+    groups = _groups(plan, module, weights)
+    device = next(module.parameters()).device
+    fused = has_fused(device)
+    optimizer: Rule
+    slots: tuple[str, ...]
+    if name == "adamw":
+        betas = t.beta1, t.beta2
+        if fused:
+            optimizer = FusedAdamW(groups, betas, t.epsilon)
+        else:
+            optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=t.epsilon)
+        slots = ("exp_avg", "exp_avg_sq")
+        for p in _trained(optimizer):
+            # torch keeps a step count per tensor: on the device for fused kernels, else on the host
+            count = torch.zeros((), device=p.device if fused else "cpu")
+            optimizer.state[p]["step"] = count
+    elif name == "sgd":
+        if fused:
+            optimizer = FusedSGD(groups, t.beta1)
+        else:
+            optimizer = torch.optim.SGD(groups, lr=0.0, momentum=t.beta1)
+        slots = ("momentum_buffer",) if t.beta1 else ()
+    elif name == "lion":
+        optimizer, slots = Lion(groups, (t.beta1, t.beta2)), ("momentum",)
+    elif name == "muon":
+        optimizer, slots = Muon(groups), ("momentum",)
+    elif name == "adafactor":
+        return Adafactor(groups)
+    else:
+        own = dict(module.named_parameters())
+        narrow = [own[p.name] for p in weights if is_quantized(name, p)]
+        return QuantizedAdamW(groups, (t.beta1, t.beta2), t.epsilon, narrow)
+    for p in _trained(optimizer):
+        optimizer.state[p].update({s: torch.zeros_like(p, dtype=torch.float32) for s in slots})
+    return optimizer
+
+
+def has_fused(device: torch.device) -> bool:
+    """Whether AdamW and SGD are kernels of our own rules there. Elsewhere torch's rules are used."""
+    return device.type in ("cpu", "cuda")
+
+
+def set_learning_rate(optimizer: Updating, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def set_step(optimizer: Updating, step: int) -> None:
+    """Set the count of updates to `step`, for rules that count them."""
+    for group in optimizer.param_groups:
+        group["count"] = step
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].fill_(step)
+
+
+def slots(optimizer: Updating, module: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of optimizer state except the step count, named `<parameter>.<slot>`."""
+    states = optimizer.state
+    for name, parameter in module.named_parameters():
+        for slot, value in states.get(parameter, {}).items():
+            if slot != "step":
+                yield f"{name}.{slot}", value
+
+
+@torch.no_grad()
+def clip(gradients: Sequence[Tensor], most: float, total: Total | None = None) -> Tensor:
+    """Scale `gradients` in place to a global norm of at most `most` (0: do not clip).
+
+    With `total`, they are rows of gradients whose other rows other processes hold. Returns the norm before clipping, a device scalar. Unlike torch's own clipping, it adds no
+    epsilon to the norm.
+    """
+    whole = norm(gradients, total)
+    if most:
+        torch._foreach_mul_(list(gradients), most / whole.clamp(min=most))
+    return whole
+
+
+def norm(gradients: Sequence[Tensor], total: Total | None = None) -> Tensor:
+    """Global norm of fp32 gradients, a device scalar. `total` adds up squares over processes."""
+    own = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+    return own if total is None else total(own.square()).sqrt()
+
+
+def step_if(optimizer: Updating, finite: Tensor) -> None:
+    """Take one step that changes nothing if `finite`, a bool device scalar, is false."""
+    live = finite.float()
+    several = (
+        optimizer if isinstance(optimizer, CombinedOptimizer) else CombinedOptimizer([optimizer])
+    )
+    for part in several.parts:
+        if "live" in part.defaults:
+            for group in part.param_groups:
+                group["live"] = live
+        elif not finite:  # torch's rules cannot skip a step, so the host waits here
+            continue
+        several.update(part)
+
+
+class Lion(OwnRule):
+    """Sign of an interpolated momentum (Chen et al. 2023, algorithm 2)."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "weight_decay": 0.0, "live": 1.0})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update, tensor by tensor, so that the temporary is that of one tensor."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            rate, decay = group["lr"] * group["live"], group["weight_decay"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state[p]["momentum"]
+                update = momentum.mul(beta1).add_(p.grad, alpha=1 - beta1).sign_()
+                p.mul_(1 - rate * decay).sub_(update.mul_(rate))
+                momentum.lerp_(p.grad, (1 - beta2) * group["live"])
+
+
+class Adafactor(OwnRule):
+    """Second moments of a matrix as a row and a column (Shazeer and Stern 2018, algorithms 4 and
+    5).
+
+    It has no first moment. The decay is 1 - t^-0.8. Updates are clipped to RMS 1 and scaled by the
+    weight's RMS, at least 1e-3. torch's own Adafactor reads two scalars per tensor back from the
+    device at each step, and limits the rate by 1/sqrt(t).
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "count": 0, "live": 1.0})
+        for p in _trained(self):
+            if p.dim() == 2:
+                self.state[p]["row"] = torch.zeros_like(p[:, 0], dtype=torch.float32)
+                self.state[p]["column"] = torch.zeros_like(p[0], dtype=torch.float32)
+            else:
+                self.state[p]["second"] = torch.zeros_like(p, dtype=torch.float32)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update, tensor by tensor."""
+        for group in self.param_groups:
+            group["count"] = group["count"] + group["live"]
+            rate, renew = group["lr"] * group["live"], _renewed(group)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                update = self._scaled(p.grad, self.state[p], renew)
+                update.div_(_rms(update).clamp(min=1.0))
+                update.mul_(_rms(p).clamp(min=1e-3))
+                p.mul_(1 - rate * group["weight_decay"])
+                p.sub_(update.mul_(rate))
+
+    @staticmethod
+    def _scaled(gradient: Tensor, state: dict[str, Tensor], renew: Any) -> Tensor:
+        """Divide `gradient` by the root of its running second moment, which `state` holds.
+
+        All moments are 0 if every step so far was skipped; the limit keeps the quotients finite.
+        """
+        square = gradient.square().add_(1e-30)
+        if "second" in state:
+            second = state["second"].lerp_(square, renew)
+            return gradient * second.clamp(min=_TINY).rsqrt()
+        row = state["row"].lerp_(square.mean(1), renew)  # (out,)
+        column = state["column"].lerp_(square.mean(0), renew)  # (in,)
+        del square
+        share = (row / row.mean().clamp(min=_TINY)).clamp(min=_TINY)
+        return gradient * share.rsqrt()[:, None] * column.clamp(min=_TINY).rsqrt()
+
+
+def _renewed(group: dict[str, Any]) -> Any:
+    """The weight t^-0.8 of a new square in Adafactor's second moments; 0 in a skipped step."""
+    count, live = group["count"], group["live"]
+    if isinstance(count, Tensor):
+        return count.clamp(min=1.0) ** -0.8 * live
+    return count**-0.8 * live
+
+
+def _groups(plan: Plan, module: Weights, weights: Sequence[Parameter]) -> list[dict[str, Any]]:
+    own = dict(module.named_parameters())
+    decayed = [own[p.name] for p in weights if p.decays]
+    plain = [own[p.name] for p in weights if not p.decays]
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay(plan)},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _trained(optimizer: Rule) -> Iterator[nn.Parameter]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _rms(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x) / x.numel() ** 0.5

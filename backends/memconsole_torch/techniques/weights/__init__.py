@@ -1,0 +1,1 @@
+"""Weights: their precision, how they are stored, adapters, and their moving average."""

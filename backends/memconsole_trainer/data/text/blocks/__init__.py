@@ -1,0 +1,1 @@
+"""Documents and records as numbered blocks of tokens, kept on disk."""

@@ -1,0 +1,36 @@
+"""A block of tokens, and what it was made of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memconsole_trainer.data.text.blocks.packing import Cuts
+from memconsole_trainer.data.text.tokens.tokenizer import Tokens
+
+
+class Facts(NamedTuple):
+    """What blocks were made of."""
+
+    documents: int = 0
+    """Held-out ones too."""
+    train_bytes: int = 0
+    """UTF-8 bytes of the train documents."""
+    left_out: int = 0
+    """Train documents that are also in `data.validation`."""
+    cuts: Cuts = Cuts()
+
+    def joined(self, other: Facts) -> Facts:
+        """Both together."""
+        return Facts(
+            self.documents + other.documents,
+            self.train_bytes + other.train_bytes,
+            self.left_out + other.left_out,
+            self.cuts.joined(other.cuts),
+        )
+
+
+class Made(NamedTuple):
+    """A block's tokens, and what they were made of."""
+
+    tokens: Tokens
+    facts: Facts

@@ -1,0 +1,84 @@
+"""Opens the cache of a run's tokens: where they are kept, and under which name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from memconsole.plan.plan import Plan
+from memconsole.plan.templates.choice import template_of
+from memconsole.units import GIB
+from memconsole_trainer.data import disk_cache
+from memconsole_trainer.data.sources.documents import Documents
+from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
+from memconsole_trainer.data.text.blocks.token_cache import VERSION, TokenCache
+from memconsole_trainer.data.text.tokens.marked import marked_dtype
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
+
+LEAST_BYTES = 1 << 20
+"""Smaller texts are tokenized again: they take less than a second."""
+
+
+def open_cache(
+    plan: Plan,
+    source: Documents,
+    blocks: TextBlocks,
+    tokenizer: Tokenizer,
+    directory: Path,
+    warn: Callable[[str], None],
+) -> TokenCache | None:
+    """The cache of `blocks`; None if the plan keeps none, or the disk does not let it.
+
+    Tokens of files are kept for every run of this user. What is on the hub may change there under
+    the same name, so its tokens are kept in the run's own `directory`.
+    """
+    most, size = plan.data.cache_gib * GIB, source.total_bytes
+    if not most or (size is not None and size < LEAST_BYTES):
+        return None
+    files = source.hashes.files
+    base = disk_cache.root() if files else directory / "tokens"
+    marked = plan.data.template is not None
+    dtype = marked_dtype(tokenizer.largest_id) if marked else tokenizer.dtype
+    try:
+        folder = base / disk_cache.key(
+            VERSION, *_identity(plan, source, blocks, tokenizer), *_states(files)
+        )
+        return TokenCache(folder, dtype, blocks.count, most, _log)
+    except OSError as error:
+        warn(f"tokens are not kept on disk: {base}: {error.strerror or error}")
+        return None
+
+
+def _identity(
+    plan: Plan, source: Documents, blocks: TextBlocks, tokenizer: Tokenizer
+) -> tuple[object, ...]:
+    """Everything but the files that decides which tokens the blocks hold."""
+    data, template = plan.data, template_of(plan)
+    rows = () if template is None else (template.identity, data.sequence_length)
+    return (
+        metadata.version("tokenizers"),
+        tokenizer.fingerprint,
+        (tokenizer.begin, tokenizer.end_of_text),
+        source.fingerprint,
+        type(source).__name__,
+        data.text_column,
+        data.max_examples,
+        (blocks.fraction, data.held_out),
+        sorted(blocks.left_out),
+        data.loss_on,
+        data.isolate_documents,
+        rows,
+    )
+
+
+def _states(files: Sequence[Path]) -> list[object]:
+    """Sizes and times of the files. A file that is written changes its time even if its modification
+    time is set back. Raises `OSError`."""
+    states = [os.stat(path) for path in files]
+    return [(s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in states]
+
+
+def _log(line: str) -> None:
+    print(f"  {line}", flush=True)

@@ -1,0 +1,1 @@
+"""Blocks of tokens as the rows of an epoch, batches of them, and the rows held out."""

@@ -1,0 +1,201 @@
+"""The held-out rows. Every evaluation uses the same rows in the same order."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.tasks.language import MASKED
+from memconsole_trainer.data.sources.documents import Documents, StreamDocuments
+from memconsole_trainer.data.sources.hdf5 import TokenRows
+from memconsole_trainer.data.sources.split import Everything, Split
+from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.text.rows.batches import make_batch
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens, token_dtype
+from memconsole_trainer.data.text.tokens.tokens import ArrayRows, windows
+from memconsole_trainer.engine import Batch
+
+PROMPT_TOKENS = 16
+"""Tokens of validation text that a run's samples continue."""
+MOST_TOKENS = 1 << 20
+STREAM_DOCUMENTS = 256
+"""Most documents held out from a stream: the first ones that the split selects."""
+STREAM_PROBE = 20_000
+"""Documents of a stream that are searched for held-out ones."""
+
+
+class HeldRows(Protocol):
+    """Rows by number."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Tokens: ...
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The held-out documents, cut into rows without overlapping targets."""
+
+    rows: HeldRows
+    tokens: int
+    token_bytes: HeldRows | None
+    """The same rows with the number of text bytes of each token in its place; None if unknown."""
+    prompt: list[int]
+    """Beginning of the first held-out document."""
+    boundary: int | None = None
+    """The token that ends a document, if documents are isolated."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batches(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
+        """Yield batches (1, micro_batch, sequence_length), the last one padded; at most `limit`
+        unless it is 0."""
+        one = dataclasses.replace(shape, micro_batches=1)
+        for number, start in enumerate(range(0, len(self), one.rows)):
+            if limit and number >= limit:
+                return
+            stop = min(start + one.rows, len(self))
+            yield make_batch([self.rows[i] for i in range(start, stop)], one, self.boundary)
+
+    def unigram_loss(self, counts: NDArray[np.int64], shape: BatchShape, limit: int) -> float:
+        """Nats per target of the unigram model of `counts` (vocab_size,), with add-one smoothing,
+        on the same batches. It is the loss of a model that only knows how frequent each token
+        is."""
+        logs = np.log(counts + 1.0) - math.log(float(counts.sum()) + len(counts))
+        total, targets = 0.0, 0
+        for batch in self.batches(shape, limit):
+            seen = batch["targets"][batch["targets"] != MASKED]
+            total -= float(logs[seen].sum())
+            targets += seen.size
+        return total / max(targets, 1)
+
+    def target_bytes(self, shape: BatchShape, limit: int) -> int | None:
+        """UTF-8 bytes of text covered by the unmasked targets of the same batches; None if
+        unknown."""
+        if self.token_bytes is None:
+            return None
+        sizes = dataclasses.replace(
+            self, rows=self.token_bytes, boundary=None
+        )  # sizes are not tokens, so none of them is a boundary
+        both = zip(self.batches(shape, limit), sizes.batches(shape, limit), strict=True)
+        return sum(int(b["targets"][a["targets"] != MASKED].sum()) for a, b in both)
+
+
+class JoinedRows:
+    """The rows of several sources, one source after another."""
+
+    def __init__(self, parts: Sequence[HeldRows]) -> None:
+        self._parts = parts
+        self._firsts = np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def __getitem__(self, index: int) -> Tokens:
+        part = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return self._parts[part][index - int(self._firsts[part])]
+
+
+def joined(parts: Sequence[Validation]) -> Validation:
+    """The held-out rows of several sources together."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [part.token_bytes for part in parts if part.token_bytes is not None]
+    return Validation(
+        rows=JoinedRows([part.rows for part in parts]),
+        tokens=sum(part.tokens for part in parts),
+        token_bytes=JoinedRows(sizes) if len(sizes) == len(parts) else None,
+        prompt=parts[0].prompt,
+    )
+
+
+def from_texts(
+    source: Documents,
+    split: Split,
+    tokenizer: Tokenizer,
+    length: int,
+    most: int = MOST_TOKENS,
+) -> Validation:
+    """Tokenize the held-out documents, about `most` tokens of them. The result is empty if there are
+    none."""
+    parts: list[Tokens] = []
+    sizes: list[NDArray[np.int32]] = []
+    tokens = 0
+    for text in held_out_texts(source, split):
+        ids, covered = tokenizer.encode_measured(text)
+        parts.append(ids)
+        sizes.append(covered)
+        tokens += len(ids)
+        if tokens >= most:
+            break
+    joined = np.concatenate(parts) if parts else np.empty(0, dtype=tokenizer.dtype)
+    covered = np.concatenate(sizes) if sizes else np.empty(0, dtype=np.int32)
+    return Validation(
+        rows=ArrayRows(joined, length + 1, length),
+        tokens=tokens,
+        token_bytes=ArrayRows(covered, length + 1, length),
+        prompt=joined[:PROMPT_TOKENS].tolist(),
+    )
+
+
+def from_rows(
+    source: TokenRows,
+    split: Split,
+    vocab_size: int,
+    row_tokens: int,
+    tokenizer: Tokenizer | None = None,
+    most: int = MOST_TOKENS,
+) -> Validation:
+    """The held-out rows of a file of token rows, in windows of `row_tokens`. `tokenizer` is the one
+    that made the tokens, if known."""
+    parts, total, count = [], 0, source.count or 0
+    for start in range(0, count, source.block_size):
+        stop = min(start + source.block_size, count)
+        held = split.held_out(start, stop)
+        if held.any():
+            rows = source.rows(start, stop)[held].astype(token_dtype(vocab_size))
+            parts.append(windows(rows, row_tokens, row_tokens - 1).reshape(-1))
+            total += rows.size
+        if total >= most:
+            break
+    joined = np.concatenate(parts) if parts else np.empty(0, dtype=token_dtype(vocab_size))
+    table = tokenizer.id_bytes if tokenizer is not None else None
+    covered = None
+    if table is not None and tokenizer is not None and joined.max(initial=0) < len(table):
+        table = table.copy()
+        table[tokenizer.special_ids] = 0
+        covered = ArrayRows(table[joined], row_tokens, row_tokens)
+    return Validation(
+        rows=ArrayRows(joined, row_tokens, row_tokens),
+        tokens=total,
+        token_bytes=covered,
+        prompt=joined[: min(PROMPT_TOKENS, row_tokens - 1)].tolist(),
+    )
+
+
+def held_out_texts(source: Documents, split: Split) -> Iterator[str]:
+    """The held-out documents; of a stream, the first ones."""
+    if split.fraction == 0.0:
+        return
+    if isinstance(source, StreamDocuments):
+        if isinstance(split, Everything):
+            yield from source.iterate()
+            return
+        found = 0
+        for index, text in enumerate(source.iterate()):
+            if split.held_out(index, index + 1)[0]:
+                yield text
+                found += 1
+            if found == STREAM_DOCUMENTS or index + 1 == STREAM_PROBE:
+                return
+        return
+    count = source.count or 0
+    for start in range(0, count, 1 << 16):
+        for offset in np.flatnonzero(split.held_out(start, min(start + (1 << 16), count))):
+            yield source.read(start + int(offset), start + int(offset) + 1)[0]

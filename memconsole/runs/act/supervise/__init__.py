@@ -1,0 +1,1 @@
+"""The supervisor: starts a trainer, watches it, serves requests and records how it ended."""

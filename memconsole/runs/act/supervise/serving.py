@@ -1,0 +1,136 @@
+"""Answers the requests to a run: decides, replies, and keeps the deadline of a stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from memconsole.runs.act.supervise.stop_deadline import SeenDurations, StopDeadline
+from memconsole.runs.record import requests, spares
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.processes.heartbeat import Heartbeat
+from memconsole.runs.record.processes.identity import boot_seconds
+from memconsole.runs.record.states import WAIT_DISK
+
+SAME_STOP_SECONDS = 3.0
+"""If two people ask to stop within this time, the second request does not make the stop urgent."""
+
+
+class Serving:
+    """Serves the requests to one attempt of one run."""
+
+    def __init__(self, run: RunDirectory, say: Callable[[str], None]) -> None:
+        """`say` takes what goes wrong."""
+        self.run = run
+        self.attempt = 0
+        self.stops: list[tuple[str, float]] = []
+        """Who asked to stop, and when (seconds since boot)."""
+        self._say = say
+        self._durations = SeenDurations()
+        self._deadline: StopDeadline | None = None
+        self._unwritten: dict[str, requests.Reply] = {}
+        """Replies to requests that are served, by the names of their files; the disk is full."""
+
+    def adopt(self, attempt: int, alive: bool) -> None:
+        """Serve an attempt from here on that others have served."""
+        self.attempt = attempt
+        given = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
+        now = boot_seconds()
+        self.stops = [(answer.who, now) for answer in given if answer.command == "stop"]
+        if self.stops and alive:
+            self._deadline = StopDeadline(now, self._durations.patience_seconds())
+
+    def serve(self, act: Callable[[requests.Request], None]) -> None:
+        """Reply to each new request, and then `act` on it if it was accepted."""
+        for request, path in requests.pending(self.run):
+            if request is not None and request.attempt > self.attempt:
+                continue  # For the supervisor of that attempt; this one is outlived.
+            given = self._unwritten.get(path.name)
+            if given is not None:
+                self._reply(path, given)
+                continue
+            given = self._decide(request, path)
+            # Reply before acting: the reply to a kill is evidence for the verdict.
+            self._reply(path, given)
+            if request is None or not given.accepted or given.note:
+                continue
+            try:
+                act(request)
+            except OSError as error:
+                self._say(f"{request.command}: {error}")
+
+    def overdue(self, beat: Heartbeat | None) -> bool:
+        """Whether a stop that was asked for takes too long. `beat` is the trainer's newest sign."""
+        now = boot_seconds()
+        moved = beat is not None and self._durations.see(beat, now)
+        if self._deadline is None:
+            return False
+        if beat is not None and beat.phase == WAIT_DISK:
+            # What it could not save is in its memory only.
+            self._deadline.hold(now)
+        elif moved:
+            self._deadline.moved(now)
+        return now >= self._deadline.at
+
+    def record_kill(self) -> None:
+        """Write a kill reply in the supervisor's name, because a stop took too long."""
+        asked = requests.stop_requests(self.run, self.attempt)
+        who = asked[0].who if asked else "someone"
+        name = f"{time.time_ns():016x}-{'0' * 10}"
+        given = self._answer(
+            name, "kill", "the supervisor", note=f"the stop asked by {who} took too long"
+        )
+        path = self.run.control_path / "ack" / f"{name}.json"
+        try:
+            spares.write_struct(self.run.spares_path, path, given)
+        except OSError as error:
+            self._say(f"{path.name}: {error}")
+
+    def _reply(self, path: Path, given: requests.Reply) -> None:
+        """Write a reply; on a full disk keep it for later, so that nothing is served twice."""
+        try:
+            requests.settle(self.run, path, given)
+            self._unwritten.pop(path.name, None)
+        except OSError as error:
+            self._unwritten[path.name] = given
+            self._say(f"{path.name}: {error}")
+
+    def _decide(self, request: requests.Request | None, path: Path) -> requests.Reply:
+        if request is None:
+            return self._answer(path.stem, "?", "?", accepted=False, note="not a valid request")
+        command, who = request.command, request.who
+        if request.attempt != self.attempt:
+            note = f"meant for attempt {request.attempt}"
+            return self._answer(path.stem, command, who, accepted=False, note=note)
+        note = self._count_stop(who) if command == "stop" else ""
+        return self._answer(path.stem, command, who, note=note)
+
+    def _count_stop(self, who: str) -> str:
+        """Record a stop request. Returns a note if it only repeats another user's recent
+        request.
+        """
+        now = boot_seconds()
+        others = [name for name, when in self.stops if now - when < SAME_STOP_SECONDS]
+        if others and who not in others:
+            return f"already asked by {others[0]}"
+        self.stops.append((who, now))
+        if self._deadline is None:
+            self._deadline = StopDeadline(now, self._durations.patience_seconds())
+        else:
+            self._deadline.hurry(now, self._durations.patience_seconds(urgent=True))
+        return ""
+
+    def _answer(
+        self, request_id: str, command: str, who: str, accepted: bool = True, note: str = ""
+    ) -> requests.Reply:
+        return requests.Reply(
+            id=request_id,
+            command=command,
+            who=who,
+            attempt=self.attempt,
+            accepted=accepted,
+            note=note,
+            time_wall=time.time(),
+            deadline_boot=self._deadline.at if self._deadline is not None else None,
+        )

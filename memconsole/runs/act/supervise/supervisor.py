@@ -1,0 +1,81 @@
+"""The small process that starts a run's trainer and stays with it.
+
+``python -m memconsole.runs.act.supervise.supervisor RUN_DIRECTORY [--start | --resume | --adopt]``. It
+imports no framework and no screen. It survives the terminal that started it, and training survives
+it: if it is killed, another supervisor adopts the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from memconsole.runs.act.supervise import daemon
+from memconsole.runs.act.supervise.spawn import TrainerCommand, trainer_command
+from memconsole.runs.act.supervise.supervision import Supervisor, say
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.processes import locks
+from memconsole.runs.record.records import StartRecord
+
+AnySupervisor = TypeVar("AnySupervisor", bound=Supervisor)
+
+
+def main(arguments: Sequence[str] | None = None, command: TrainerCommand = trainer_command) -> int:
+    """Detach, take the lock, start or adopt the trainer, report through --ready-fd, and watch."""
+    parser = argparse.ArgumentParser(prog="memconsole.runs.act.supervise.supervisor")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--ready-fd", type=int, default=-1)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--start", dest="mode", action="store_const", const="start", default="start")
+    mode.add_argument("--resume", dest="mode", action="store_const", const="start")
+    mode.add_argument("--adopt", dest="mode", action="store_const", const="adopt")
+    options = parser.parse_args(arguments)
+    run = RunDirectory(options.run.resolve(strict=True))
+    os.chdir("/")
+    daemon.detach(run.path / "supervisor.log", options.ready_fd)
+    daemon.outlive_signals()
+    daemon.adopt_descendants()
+    supervisor = None
+    try:
+        supervisor = Supervisor(run)
+        attempt = supervisor.adopt() if options.mode == "adopt" else supervisor.start(command)
+    except (RunError, locks.LockHeld, OSError, ValueError) as error:
+        say(str(error))
+        _tell(options.ready_fd, StartRecord(error=str(error)))
+        return 1
+    _tell(options.ready_fd, StartRecord(attempt=attempt))
+    see_through(supervisor, command).close()
+    return 0
+
+
+def see_through(supervisor: AnySupervisor, command: TrainerCommand) -> AnySupervisor:
+    """Watch an attempt, and those by which the run goes on with less memory. Returns the last one's
+    supervisor."""
+    supervisor.watch()
+    while supervisor.continues:
+        supervisor = supervisor.successor()
+        try:
+            supervisor.start(command)
+        except (RunError, OSError, ValueError) as error:
+            say(str(error))
+            break
+        supervisor.watch()
+    return supervisor
+
+
+def _tell(descriptor: int, message: StartRecord) -> None:
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, msgspec.json.encode(message))
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

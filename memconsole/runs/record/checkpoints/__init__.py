@@ -1,0 +1,1 @@
+"""Which checkpoints are intact, and which a run borrows from another one."""

@@ -1,0 +1,1 @@
+"""Which processes of a run live: identities, locks and heartbeats."""

@@ -1,0 +1,170 @@
+"""Solves the plan on screen for its device: one key fits it, two find the largest sizes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from memconsole.plan import plan as plans
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.tasks import task_of
+from memconsole.plan.training.recipe import kept_rate
+from memconsole.tui.plan.dialogs.owner import PlanOwner
+from memconsole.tui.views.plan_view import PlanView
+from memconsole.units import format_bytes, value_word
+
+if TYPE_CHECKING:
+    from memconsole.memory.answers.solve import Faster
+    from memconsole.memory.estimate import Lookup
+    from memconsole.memory.table import MemoryTable
+    from memconsole.plan.machine.budget import Budget
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The result for one plan: the plan to switch to, and a notice."""
+
+    given: Plan
+    plan: Plan
+    words: str
+    role: str = "good"
+
+
+Solve = Callable[[PlanView, "Lookup | None"], Solution]
+
+
+class SolverOwner(PlanOwner, Protocol):
+    """What solving needs of the screen: the plan, and workers."""
+
+    def run_worker(
+        self,
+        work: Coroutine[Any, Any, None],
+        *,
+        group: str = ...,
+        exit_on_error: bool = ...,
+        exclusive: bool = ...,
+    ) -> object: ...
+
+
+class Solver:
+    """Solves in a thread. The result is used only if the plan has not changed meanwhile."""
+
+    def __init__(self, owner: SolverOwner) -> None:
+        self._owner = owner
+
+    def fit(self) -> None:
+        self._solve("fitting …", fitted)
+
+    def largest_batch(self) -> None:
+        waiting = "looking for the largest micro-batch …"
+        self._solve(waiting, partial(largest, key="train.batch_size"))
+
+    def largest_length(self) -> None:
+        waiting = "looking for the longest rows …"
+        self._solve(waiting, partial(largest, key="data.sequence_length"))
+
+    def _solve(self, waiting: str, solve: Solve) -> None:
+        view = self._owner.view
+        if view.estimate is None or view.problem:
+            self._owner.notice(f"cannot be solved: {view.problem or 'not priced yet'}", "bad")
+            return
+        self._owner.notice(waiting)
+        self._owner.run_worker(
+            self._answer(view, solve), group="solving", exclusive=True, exit_on_error=False
+        )
+
+    async def _answer(self, view: PlanView, solve: Solve) -> None:
+        try:
+            found = await asyncio.to_thread(solve, view, self._owner.lookup)
+        except PlanError as error:
+            found = Solution(view.plan, view.plan, str(error), "bad")
+        if found.given != self._owner.view.plan:
+            self._owner.notice("the plan changed meanwhile: press the key again", "warn")
+            return
+        self._owner.change(lambda _: found.plan)
+        self._owner.notice(found.words, found.role)
+
+
+def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
+    """The fastest settings that fit."""
+    from memconsole.devices.budget import budget
+    from memconsole.devices.planned import catalog_budgets, devices_allowed, missing_compiler
+    from memconsole.memory.answers.solve import faster, fit, smallest_device_fitted
+    from memconsole.memory.estimate import table_of
+    from memconsole.memory.verdict import Verdict
+
+    device, keep = budget(view.plan, view.devices), view.pinned
+    if not view.plan.optimize.compile and missing_compiler(view.plan, device):
+        keep |= {"optimize.compile"}
+
+    def price(plan: Plan, on: Budget) -> MemoryTable:
+        return table_of(plan, on, lookup)
+
+    most = devices_allowed(view.plan, view.devices, device)
+    found = fit(view.plan, device, keep, price, devices=most)
+    if not found.fits:
+        _, component, size = found.floor
+        budgets, allowed = catalog_budgets(view.plan), frozenset(found.allowed)
+        smallest = smallest_device_fitted(view.plan, budgets, keep, allow=allowed)
+        words = (
+            f"no settings fit {format_bytes(device.usable_bytes)}: "
+            f"{format_bytes(found.after.device_bytes)} needed, {format_bytes(size)} of it {component}; "
+            f"smallest device at the same result: {smallest or 'none of the catalog'}"
+        )
+        return Solution(view.plan, view.plan, words, "bad")
+    more = faster(view.plan, device, found, keep, price, most)
+    hint = f" · {faster_words(more)}" if more else ""
+    sure = found.after.verdict is Verdict.FITS
+    if not found.changes:
+        words = "nothing to change: these are the fastest settings that fit at the same result"
+        words = words if sure else "nothing to change: no settings leave room for the whole band"
+        return Solution(view.plan, view.plan, words + hint, "good" if sure else "warn")
+    changes = ", ".join(f"{c.label} {value_word(c.after)}" for c in found.changes)
+    result = f"changes training by {' and '.join(found.result_changes)}" if found.result_changes else "training unchanged"  # fmt: skip
+    kept = kept_rate(view.plan, found.plan)
+    words = f"{found.after.verdict}, time ×{found.time_factor:.2f}, {result}{hint}: {changes}"
+    words += f"; {kept}" if kept else ""
+    harmless = sure and not found.result_changes
+    return Solution(view.plan, found.plan, words, "good" if harmless else "warn")
+
+
+def faster_words(found: Faster) -> str:
+    """``×3.1 faster if you allow 16-bit arithmetic``."""
+    results = " and ".join(result.value for result in found.results)
+    return f"×{found.speedup:.1f} faster if you allow {results}"
+
+
+def largest(view: PlanView, lookup: Lookup | None, key: str) -> Solution:
+    """The largest micro-batch or sequence length that fits, with all other settings unchanged."""
+    from memconsole.devices.budget import budget
+    from memconsole.memory.answers import advice
+    from memconsole.memory.estimate import table_of
+    from memconsole.memory.verdict import Verdict
+
+    device = budget(view.plan, view.devices)
+    batch = key == "train.batch_size"
+    search = advice.largest_micro_batch if batch else advice.largest_sequence_length
+    found = search(view.plan, device, lambda plan, on: table_of(plan, on, lookup))
+    name = "micro-batch" if batch else "sequence length"
+    if found is None:
+        words = f"no {name} fits {format_bytes(device.usable_bytes)}; {view.keys.shown('plan', 'fit')} changes other settings"
+        return Solution(view.plan, view.plan, words, "bad")
+    plan = plans.replace(view.plan, {key: found.size})
+    unit = "rows" if batch else task_of(view.plan).positions
+    room = "with room for the band" if found.verdict is Verdict.FITS else "tight"
+    words = f"largest {name}: {found.size:,} {unit}, {room}{_trains_otherwise(view.plan, plan)}"
+    same = plan == view.plan and found.verdict is Verdict.FITS
+    return Solution(view.plan, plan, words, "good" if same else "warn")
+
+
+def _trains_otherwise(before: Plan, after: Plan) -> str:
+    """What a new size changes in training."""
+    if before == after:
+        return "; nothing to change"
+    if before.effective_batch != after.effective_batch:
+        return f"; training changes: {before.effective_batch:,} → {after.effective_batch:,} rows per step at the same learning rate"  # fmt: skip
+    length, new = before.data.sequence_length, after.data.sequence_length
+    return f"; training changes: rows of {length:,} → {new:,} {task_of(before).positions}"

@@ -1,0 +1,158 @@
+"""The budget bar: the plan's memory parts on the device's memory, the verdict, and the speed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from memconsole.memory.table import Estimate, MemoryTable, Tier
+from memconsole.plan.tasks import task_of
+from memconsole.tui.draw.bars import stacked
+from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of, wrap
+from memconsole.tui.draw.words import VERDICTS, duration_word, minutes_word, rate_word, step_word
+from memconsole.tui.plan.widgets.memory_table import components_of
+from memconsole.tui.views.plan_view import PlanView
+from memconsole.tui.widgets.painted import Painted
+from memconsole.units import format_bytes
+
+_PARTS = {
+    "weights": ("W", "part-a"),
+    "gradients": ("G", "part-b"),
+    "optimizer state": ("O", "part-c"),
+    "activations": ("A", "part-d"),
+    "logits and loss": ("L", "part-a"),
+    "workspace": ("S", "part-b"),
+    "data": ("D", "part-c"),
+    "runtime": ("R", "part-d"),
+    "snapshots": ("N", "part-a"),
+}
+_TIMED = {Tier.FORMULA: "estimated", Tier.CALIBRATED: "by runs here"}
+
+
+def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
+    """A title with the device, a stacked bar, the verdict and where the limit comes from.
+
+    Pure in `view`.
+    """
+    if view.estimate is None:
+        return [rule("budget", width)]
+    table = view.estimate.table
+    budget = table.budget
+    title = f"{budget.memory_label} {format_bytes(budget.total_bytes)}"
+    lines = [rule(title, width, budget.name if width >= 50 else "")]
+    parts = [(*_part(name), count) for name, count in components_of(table).items()]
+    rest = table.device_bytes - sum(count for _, _, count in parts)
+    stack = [(letter, float(count), role) for letter, role, count in parts]
+    stack.append(("+", float(max(0, rest)), "dim"))
+    scale = float(max(budget.usable_bytes, table.device_bytes, 1))
+    over = None if table.fits else float(budget.usable_bytes)
+    lines.append([Span("▕"), *stacked(stack, scale, width - 2, limit=over), Span("▏")])
+    if view.problem:
+        return [*lines, [Span(" ✗ not priced", "bad")]][:height]
+    if height >= 6:
+        lines.append(_legend(stack, width))
+    mark, role = VERDICTS[table.verdict]
+    words = f"updating … {table.words}" if view.stale else f"{mark} {table.words}"
+    lines += [[Span(f" {t}", "dim" if view.stale else role)] for t in wrap(words, width - 2, 2)]
+    if view.cards is not None and not view.stale:
+        whole = view.cards.words
+        text = whole if len(whole) <= width - 2 else view.cards.short
+        lines += [[Span(f" {t}", "strong")] for t in wrap(text, width - 2, 1 if height < 6 else 2)]
+    low, high = table.band_bytes
+    room = min(2, max(0, height - len(lines) - (1 if height >= 5 and low < high else 0)))
+    sentences = [_usable(table, width - 2, room)]
+    if (low, high) != (table.peak_bytes, table.peak_bytes):
+        band = f"expected between {format_bytes(low)} and {format_bytes(high)}"
+        sentences.append(f"{band} · {table.band_from}" if table.band_from else band)
+    for n, sentence in enumerate(sentences):
+        room = height - len(lines) - (len(sentences) - 1 - n if height >= 5 else 0)
+        lines += [[Span(f" {t}", "dim")] for t in wrap(sentence, width - 2, min(2, max(0, room)))]
+    return lines[:height]
+
+
+def _usable(table: MemoryTable, width: int, rows: int) -> str:
+    """What the plan takes of what is usable, and where that limit comes from: in as few words as it takes to fit into
+    `rows` of `width` cells without a cut."""
+    budget = table.budget
+    usable, why = format_bytes(budget.usable_bytes), budget.why
+    taken = f"{format_bytes(table.device_bytes)} of {usable}"
+    short = re.split(r" \(|; ", why)[0].replace("of the ", "of ")
+    tries = (
+        f"{taken} usable · {why}", f"{taken} · {why}", f"{taken} · {short}", f"of {usable} · {short}", short,
+    )  # fmt: skip
+    return next((words for words in tries if len(wrap(words, width, len(words))) <= rows), short)
+
+
+def _legend(stack: Sequence[tuple[str, float, str]], width: int) -> Line:
+    """The letters of the bar, for the parts that are not empty."""
+    names = {letter: name for name, (letter, _) in _PARTS.items()} | {"+": "allocator and driver"}
+    line: Line = [Span(" ")]
+    for letter, count, role in stack:
+        words = [Span(letter, role), Span(f" {names.get(letter, '')}  ", "dim")]
+        if count > 0 and width_of(line) + width_of(words) <= width + 2:
+            line += words
+    return line
+
+
+def _part(name: str) -> tuple[str, str]:
+    return _PARTS.get(name, (name[:1].upper() or "?", "dim"))
+
+
+def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
+    """Step time, tokens or other units per second, minutes per epoch. Pure in `view`."""
+    if view.estimate is None:
+        return [rule("speed", width)]
+    found = view.estimate
+    role = "dim" if view.stale or view.problem else "strong"
+    lines = [rule("speed", width, f"{found.time_tier} {_TIMED[found.time_tier]}")]
+    lines.append(
+        [
+            Span(f" {step_word(found.step_seconds)}", role),
+            Span("/step  ", "dim"),
+            Span(f"{rate_word(found.tokens_per_second)}", role),
+            Span(f" {task_of(view.plan).units}/s", "dim"),
+        ]
+    )
+    lines.append([Span(f" {_whole_run(found, width - 1)}", role)])
+    return lines[:height]
+
+
+def _whole_run(found: Estimate, width: int) -> str:
+    """Minutes of an epoch, and the time of the whole run with its start, as far as they are known and have room."""
+    whole = found.run_seconds
+    parts = (
+        [] if found.epoch_minutes is None else [f"{minutes_word(found.epoch_minutes)} min/epoch"]
+    )
+    parts += [] if whole is None else [f"{duration_word(whole)} in all"]
+    if not parts:
+        return fit("size of the data not known yet", width)
+    words = ", ".join(parts)
+    if len(words) > width:  # without the seconds beside minutes
+        words = re.sub(r"(\d min) \d\d s", r"\1", words)
+    return words if len(words) <= width else fit(parts[-1], width)
+
+
+class BudgetBar(Painted):
+    """Shows whether the plan fits."""
+
+    _view: PlanView | None = None
+
+    def show(self, view: PlanView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return budget_lines(self._view, width, height) if self._view else []
+
+
+class PlannedSpeed(Painted):
+    """Shows how long training takes."""
+
+    _view: PlanView | None = None
+
+    def show(self, view: PlanView) -> None:
+        self._view = view
+        self.repaint()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        return speed_lines(self._view, width, height) if self._view else []
