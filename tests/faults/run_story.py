@@ -17,7 +17,7 @@ from memconsole.runs.record.directory import RunDirectory, create_run
 
 SUPERVISE = """
 import sys
-from memconsole.runs.act import supervisor
+from memconsole.runs.act.supervise import supervisor
 script = sys.argv.pop(1)
 sys.exit(supervisor.main(command=lambda run, n: [sys.executable, "-P", script, str(run.path), str(n)]))
 """
@@ -25,7 +25,7 @@ sys.exit(supervisor.main(command=lambda run, n: [sys.executable, "-P", script, s
 TRAINER = """
 import os, sys, time
 from pathlib import Path
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory
 

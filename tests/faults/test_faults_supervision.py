@@ -289,7 +289,7 @@ def test_a_trainer_that_cannot_start_is_a_clear_error(story: Story) -> None:
             [
                 sys.executable,
                 "-c",
-                "from memconsole.runs.act import supervisor as s;"
+                "from memconsole.runs.act.supervise import supervisor;"
                 "s.main(command=lambda run, n: ['/nonexistent/python'])",
             ],
         )

@@ -35,7 +35,7 @@ SLOW_LINK = 8_000
 TRAINER = """
 import math, sys, time
 from pathlib import Path
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import RunDirectory
 
@@ -71,7 +71,7 @@ sys.exit(75)
 """
 MANY = """
 import math, sys
-from memconsole.runs.record import events
+from memconsole.runs.record.log import events
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.read.follow import Follower

@@ -194,7 +194,7 @@ def test_a_living_run_is_not_deleted_and_a_dead_one_is() -> None:
     run = create_run(Plan())
     ended(run, "finished")
     code = (
-        "import sys, time; from pathlib import Path; from memconsole.runs.record import locks;"
+        "import sys, time; from pathlib import Path; from memconsole.runs.record.processes import locks;"
         f"lock = locks.take_gang(Path({str(run.gang_lock)!r})); print('held', flush=True);"
         "time.sleep(600)"
     )

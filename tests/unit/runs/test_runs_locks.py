@@ -18,7 +18,7 @@ from memconsole.runs.record.processes import locks
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from memconsole.runs.record import locks
+from memconsole.runs.record.processes import locks
 posix = locks.take(Path(sys.argv[1]) / "trainer.lock")
 gang = locks.take_gang(Path(sys.argv[1]) / "gang.lock")
 if sys.argv[2] == "fork":
@@ -79,7 +79,7 @@ def test_asking_does_not_drop_a_lock_this_process_holds(tmp_path: Path) -> None:
         assert locks.holder(path) == os.getpid()
     with pytest.raises(locks.LockHeld):
         locks.take(path)
-    ask = "import sys; from pathlib import Path; from memconsole.runs.record import locks; print(locks.holder(Path(sys.argv[1])))"
+    ask = "import sys; from pathlib import Path; from memconsole.runs.record.processes import locks; print(locks.holder(Path(sys.argv[1])))"
     seen = subprocess.run(
         [sys.executable, "-c", ask, str(path)], capture_output=True, text=True, check=True
     )
@@ -104,7 +104,7 @@ def test_readers_that_ask_do_not_disturb_each_other(tmp_path: Path) -> None:
     path = tmp_path / "gang.lock"
     locks.take_gang(path).release()
     ask = (
-        "import sys; from pathlib import Path; from memconsole.runs.record import locks\n"
+        "import sys; from pathlib import Path; from memconsole.runs.record.processes import locks\n"
         "print('up', flush=True)\n"
         "while True: assert not locks.gang_held(Path(sys.argv[1]))"
     )
