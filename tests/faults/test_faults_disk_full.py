@@ -18,7 +18,8 @@ import os, sys
 from pathlib import Path
 os.environ["XDG_STATE_HOME"] = sys.argv[1]
 from memconsole.plan.plan import Plan
-from memconsole.runs.record import events, files
+from memconsole.runs.record import files
+from memconsole.runs.record.log import events
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log.eventreader import EventReader

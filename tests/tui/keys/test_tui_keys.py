@@ -34,7 +34,7 @@ CLASSES = {
     "help": "screens.help.HelpScreen",
     "command": "screens.command.CommandScreen",
     "compare": "runs.compare.CompareRunsScreen",
-    "plans": "plan.side_by_side.ComparePlansScreen",
+    "plans": "plan.dialogs.side_by_side.ComparePlansScreen",
 }
 
 
