@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from memconsole.calibration import calibrated_here
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
 from memconsole.launching import default_name
@@ -52,9 +53,9 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
 def start(
     plan: Plan, name: str | None, devices: Devices | None, lookup: Lookup | None = None
 ) -> RunDirectory:
-    """Launch `plan` detached and store its estimate for the receipt. A run without a name gets one.
-    Raises `PlanError`."""
-    found = check_launch(plan, devices, lookup)
+    """Launch `plan` detached and store its estimate for the run screen and the receipt, calibrated as
+    the person saw it. A run without a name gets one. Raises `PlanError`."""
+    found = calibrated_here(plan, check_launch(plan, devices, lookup))
     whole = settled(_anywhere(plan))
     return launch(whole, name or default_name(plan), estimate=msgspec.json.encode(found))
 

@@ -289,7 +289,7 @@ def test_a_trainer_that_cannot_start_is_a_clear_error(story: Story) -> None:
             [
                 sys.executable,
                 "-c",
-                "from memconsole.runs.act.supervise import supervisor;"
+                "from memconsole.runs.act.supervise import supervisor as s;"
                 "s.main(command=lambda run, n: ['/nonexistent/python'])",
             ],
         )

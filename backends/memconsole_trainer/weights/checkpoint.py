@@ -286,6 +286,7 @@ def _shards(tensors: Iterable[Named]) -> Iterator[tuple[str, list[Named]]]:
         waiting.append((name, array))
         if sum(a.nbytes for _, a in waiting) >= SHARD_BYTES:
             counts[kind] = counts.get(kind, 0) + 1
+            del waiting
             yield f"{kind}-{counts[kind]:05d}.safetensors", held.pop(kind)
     for kind, waiting in held.items():
         yield f"{kind}-{counts.get(kind, 0) + 1:05d}.safetensors", waiting

@@ -145,13 +145,13 @@ def test_zsh_completes_by_the_printed_script(
         zmodload zsh/zpty
         zpty shell zsh -f -i
         zpty -w shell 'autoload -Uz compinit; compinit -u; eval "$(memconsole completion zsh)"
-            show() { print -r -- "$BUFFER"; }; zle -N show; bindkey "^T" show
+            show() { print -r -- "@@$BUFFER@@"; }; zle -N show; bindkey "^T" show
             zle-line-init() { print rea""dy; }; zle -N zle-line-init'
         zpty -r -m shell before '*ready*'
         for line in 'report low' 'plan --set optimize.lora_ta'; do
             zpty -w -n shell "memconsole $line"$'\\t+\\x14\\x15'
-            zpty -r -m shell shown '***'
-            print -r -- "${${shown#*}%%*}"
+            zpty -r -m shell shown '*@@*@@*'
+            print -r -- "${${shown#*@@}%%@@*}"
         done
         zpty -d shell
     """

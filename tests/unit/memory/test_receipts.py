@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from memconsole.calibration import Receipts
+from memconsole.calibration import Receipts, calibrated_here
 from memconsole.devices.budget import budget
 from memconsole.memory.answers.receipts import (
     DECILE,
@@ -21,8 +22,10 @@ from memconsole.memory.answers.receipts import (
     posterior,
 )
 from memconsole.memory.estimate import estimate, table_of
-from memconsole.memory.table import MemoryTable, Tier
+from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.record.directory import runs_root
+from memconsole.start import check_launch, start
 
 SLOW = pytest.mark.slow
 HERE = Machine("this processor", {"torch": "2.13.0"})
@@ -207,3 +210,25 @@ def test_receipts_are_read_from_the_folder_of_runs_and_damaged_ones_left_out(
     assert table.tier == Tier.CALIBRATED
     assert abs(table.peak_bytes - measured) < abs(found.table.peak_bytes - measured) / 4
     assert "1 measured run and 1 that ran out of memory" in table.band_from
+
+
+def test_a_launched_run_keeps_the_calibrated_estimate_that_was_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("memconsole.start.launch", lambda plan, name, *, estimate: estimate)
+    plan = a_plan()
+    plain = check_launch(plan, None)
+    folder = runs_root() / "done"
+    folder.mkdir(parents=True)
+    machine = plain.table.budget.name
+    receipt = {
+        "device_name": machine, "versions": {"torch": version("torch")},
+        "plan": msgspec.to_builtins(plan), "steps": 9,
+        "measured": {"peak_bytes": int(plain.table.peak_bytes * 1.3)},
+    }  # fmt: skip
+    (folder / "receipt.json").write_bytes(msgspec.json.encode(receipt))
+    kept = msgspec.json.decode(start(plan, None, None), type=Estimate)
+    assert kept.table == calibrated_here(plan, plain).table
+    assert kept.table.tier == Tier.CALIBRATED
+    assert kept.table.peak_bytes > plain.table.peak_bytes
