@@ -18,6 +18,7 @@ from memconsole.runs.read.life.ladder import present_plan
 from memconsole.runs.read.report.comparison import Comparison
 from memconsole.runs.read.report.report import MemoryReport, Report
 from memconsole.runs.read.shown.missing import marked
+from memconsole.runs.read.state.stages import during
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.states import OUT_OF_MEMORY
 from memconsole.units import format_bytes
@@ -67,7 +68,7 @@ def memory_lines(memory: MemoryReport, uncertain: Collection[str] = ()) -> list[
     if lacked is not None:
         asked = f", asked for {_bytes(lacked.requested_bytes)}" if lacked.requested_bytes else ""
         lines.append(
-            f"died in phase {lacked.phase}: held {_bytes(lacked.held_bytes)}{asked}; needed at least "
+            f"ran out of memory {during(lacked.phase)}: held {_bytes(lacked.held_bytes)}{asked}; needed at least "
             f"{format_bytes(lacked.needed_bytes)}"
         )
     return lines

@@ -10,6 +10,7 @@ from memconsole.runs.read.shown.jumps import jump_words
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.figures import best_evaluation, figures
+from memconsole.runs.read.state.stages import during
 from memconsole.runs.record.failures.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
 from memconsole.tui.draw.words import loss_word, measure_word, minutes_word, rate_word
@@ -117,7 +118,7 @@ def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
             error.requested_bytes,
             counts_held=not _on_cpu(run) or facts.step == 0,
         )
-        text = f"asked for {format_bytes(error.requested_bytes)} more in phase {facts.phase}"
+        text = f"asked for {format_bytes(error.requested_bytes)} more {during(facts.phase)}"
         if lacked is not None:
             text += f": needed at least {format_bytes(lacked.needed_bytes)}"
         rows.insert(1, ("out of memory", text, "bad"))

@@ -54,7 +54,7 @@ def test_the_peak_of_a_run_that_died_of_memory_is_only_a_lower_bound() -> None:
     text, _ = rows["memory peak"]
     assert text == "measured ≥ 171 MiB · predicted ~180 MiB, its band 170 MiB to 190 MiB"
     assert rows["out of memory"][0] == (
-        "asked for 64.0 MiB more in phase train: needed at least 235 MiB"
+        "asked for 64.0 MiB more while training: needed at least 235 MiB"
     )
     beyond, role = memory_of(died, Tier.FORMULA, (150 * MIB, 160 * MIB))["memory peak"]
     assert "outside its band" in beyond

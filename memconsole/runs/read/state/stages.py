@@ -13,6 +13,19 @@ TIMED = frozenset(
 )
 """Phases whose duration is shown: all but those that take steps."""
 MOST_STAGES = 24
+_DOING = {
+    "starting": "starting",
+    "import": "importing the framework",
+    "data": "reading the data",
+    "tokenizer": "making the tokenizer",
+    "build": "building the model",
+    "preflight": "rehearsing before training",
+    "compile": "taking the first step",
+    "train": "training",
+    "evaluate": "evaluating",
+    "checkpoint": "writing a checkpoint",
+    "sample": "sampling",
+}
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -75,3 +88,8 @@ def stage_words(phase: str, detail: str, plan: Plan) -> str:
         case "compile":
             return "compiling the training step" if compiled else "taking the first step"
     return f"{phase}: {detail}" if detail else phase
+
+
+def during(phase: str) -> str:
+    """When something happened: ``while training``, ``in phase predict``."""
+    return f"while {_DOING[phase]}" if phase in _DOING else f"in phase {phase}"
