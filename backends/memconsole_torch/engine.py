@@ -6,7 +6,6 @@ import math
 import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision
 from memconsole.plan.training.compiler import imports_compiler
@@ -27,12 +25,14 @@ from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
 from memconsole_torch.profiling import Recording
+from memconsole_torch.saved import loading
+from memconsole_torch.saved.tensors import Saved
 from memconsole_torch.tasks.task import Rows
 from memconsole_torch.techniques import compilation, sharding
 from memconsole_torch.techniques.activations import activation_offload, checkpointing, dropout
 from memconsole_torch.techniques.optimizer import offload, optimizers
 from memconsole_torch.techniques.optimizer_in_backward import InBackward
-from memconsole_torch.techniques.weights import lora, precision, quantized_base, rounding
+from memconsole_torch.techniques.weights import precision, rounding
 from memconsole_torch.techniques.weights.average import Average
 from memconsole_trainer.engine import (
     STEP,
@@ -52,7 +52,7 @@ from memconsole_trainer.gang import Alone, share_of
 from memconsole_trainer.host.platform_lines import optimization_lines
 from memconsole_trainer.jumps import UPDATES, group_of, phase_precision, stored
 from memconsole_trainer.schedule import learning_rate, summed_batches
-from memconsole_trainer.techniques import adapters, average, base_storage, loss_scale
+from memconsole_trainer.techniques import adapters, average, loss_scale
 
 
 def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
@@ -113,32 +113,15 @@ class TorchEngine:
         self.task = tasks.of(plan, model)
         self._memory.start()
         self._plan, self._total_steps = plan, total_steps
-        frozen = frozen_names(plan, model)
-        source = adapters.Fingerprinted(weights, frozen)
-        if plan.optimize.lora_rank:
-            assert isinstance(model, Architecture)
-            self.module: nn.Module = lora.load(plan, model, source, self._device, self._split)
-        else:
-
-            def stored(module: nn.Module) -> None:
-                rounding.narrow(plan, frozen, module)
-                quantized_base.apply(plan, module)
-                self._split(module)
-
-            parts = partial(base_storage.parts, plan)
-            self.module = pretrained.load(
-                model, self.task.module, source, self._device, stored, parts
-            )
+        source = adapters.Fingerprinted(weights, frozen_names(plan, model))
+        self.module = loading.load(plan, model, self.task, source, self._device, self._split)
         self._base = source.fingerprint()
         trained = adapters.trained_parameters(plan, model)
-        names = {p.name for p in trained}
-        for name, p in self.module.named_parameters():
-            p.requires_grad_(name in names)
         fsdp = plan.optimize.sharding == "fsdp" and self.gang.size > 1
         self._rows = sharding.Rows(self.module) if fsdp else None
-        self._own: optimizers.Weights = self._rows or self.module
-        self._trained = [p for p in self._own.parameters() if p.requires_grad]
-        self._optimizer = optimizers.create(plan, self._own)
+        own: optimizers.Weights = self._rows or self.module
+        self._trained = [p for p in own.parameters() if p.requires_grad]
+        self._optimizer = optimizers.create(plan, own)
         if plan.optimize.precision == "bf16-sr":
             self._optimizer = rounding.Rounded(plan, self.module, self._optimizer)
         self._scale: precision.LossScale | None = None
@@ -146,7 +129,7 @@ class TorchEngine:
             self._scale = precision.LossScale(self._device, self._total)
         self._average: Average | None = None
         if average.is_averaged(plan):
-            self._average = Average(self._own, [p.name for p in trained])
+            self._average = Average(own, [p.name for p in trained])
         self._in_backward: InBackward | None = None
         if plan.optimize.optimizer_in_backward:
             assert isinstance(self._optimizer, optimizers.CombinedOptimizer)
@@ -161,8 +144,16 @@ class TorchEngine:
         self._replicated: sharding.Replicated | None = None
         if self.gang.size > 1 and not fsdp:
             self._replicated = sharding.Replicated(self.module)
+        self.saved = Saved(
+            self.module,
+            self._rows,
+            self._optimizer,
+            self._average,
+            self._scale,
+            based=self._base is not None,
+        )
         moves = not offload.same_memory(self._device)
-        self._held = Held(self._device, self._tensors, moves=moves, signed=self._is_signed)
+        self._held = Held(self._device, self.saved.of, moves=moves, signed=self.saved.is_signed)
         self._compute: Precision = plan.optimize.precision
         self._jumps: TorchJumps | None = None
         if plan.hybrid.on:
@@ -376,8 +367,8 @@ class TorchEngine:
         no random state, because a step draws no random numbers from one.
         """
         self.synchronize()  # copies of offloaded state to the host may still be running
-        for name, tensor in self._named_state():
-            yield name, pretrained.on_host(self._whole(name, self._held.shown(tensor)))
+        for name, tensor in self.saved.named():
+            yield name, pretrained.on_host(self.saved.whole(name, self._held.shown(tensor)))
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
         if self._jumps is not None:
@@ -391,14 +382,14 @@ class TorchEngine:
         self._drop_gradients()
         self.restore("weights")
         self.restore("optimizer")
-        mine = dict(self._named_state())
+        mine = dict(self.saved.named())
         base = () if self._base is None else (adapters.FINGERPRINT,)
         own = () if self._jumps is None else (UPDATES, *stored(source).names)
         check_names(source, (*mine, STEP, *base, *own))
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         for name, tensor in mine.items():
-            pretrained.copy_into(tensor, self._part(name, source.tensor(name)), name)
+            pretrained.copy_into(tensor, self.saved.held(name, source.tensor(name)), name)
         self._step = int(source.tensor(STEP))
         self._updates = self._step if self._jumps is None else int(source.tensor(UPDATES))
         skipped = 0 if self._scale is None else self._scale.skipped()
@@ -429,32 +420,6 @@ class TorchEngine:
         if self._in_backward is not None:
             self._in_backward.drop_norms()
 
-    def _tensors(self, part: Part) -> Iterator[Tensor]:
-        """Those of a part that can be put away."""
-        if part == "gradients":
-            yield from (p.grad for p in self._trained if p.grad is not None)
-        elif part == "optimizer":
-            yield from (tensor for _, tensor in optimizers.slots(self._optimizer, self._own))
-        else:
-            yield from self.module.parameters()
-            yield from self.module.buffers()
-            yield from (a for _, a in self._average.named()) if self._average is not None else ()
-
-    def _is_signed(self, state: Tensor) -> bool:
-        """Whether a tensor of the optimizer's state has values of both signs."""
-        return not any(state is s.get("exp_avg_sq") for s in self._optimizer.state.values())
-
-    def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._own.named_parameters():
-            if self._base is None or tensor.requires_grad:
-                yield f"model.{name}", tensor
-        for name, tensor in self._average.named() if self._average is not None else ():
-            yield f"{average.PREFIX}{name}", tensor
-        for name, tensor in optimizers.slots(self._optimizer, self._own):
-            yield f"optimizer.{name}", tensor
-        if self._scale is not None:
-            yield loss_scale.NAME, self._scale.state
-
     @contextmanager
     def _evaluated(self) -> Iterator[None]:
         """The module has the weights to evaluate: their average where there is one."""
@@ -477,16 +442,6 @@ class TorchEngine:
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
         """A context for a micro-batch: copies of the model add up gradients after the `last` one."""
         return nullcontext() if self._replicated is None or last else self._replicated.no_sync()
-
-    def _whole(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor of the state, gathered from all processes if each has some rows of it."""
-        weight = self._rows.weight_of(name) if self._rows is not None else None
-        return self._rows.whole(weight, tensor) if self._rows is not None and weight else tensor
-
-    def _part(self, name: str, array: Array) -> Array:
-        """What this process holds of a tensor of the state."""
-        weight = self._rows.weight_of(name) if self._rows is not None else None
-        return self._rows.held(weight, array) if self._rows is not None and weight else array
 
     def _to_device(self, array: Array) -> Tensor:
         """Copy `array` to the device; on CUDA from pinned memory, so that the copy is

@@ -123,12 +123,12 @@ def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def save(engine: Any, kind: str) -> None:
     """Gather the state for a checkpoint. Elsewhere than on a CPU each tensor is copied to the host at once."""
-    state = engine._named_state()
+    state = engine.saved.named()
     if kind != "cpu" or engine.gang.size == 1:
         for name, tensor in state:
-            engine._whole(name, tensor)
+            engine.saved.whole(name, tensor)
         return
-    named = ((name, engine._whole(name, tensor)) for name, tensor in state)
+    named = ((name, engine.saved.whole(name, tensor)) for name, tensor in state)
     with patch.object(checkpoint, "_check_finite", lambda *_: None):
         for _ in checkpoint._shards(named):
             pass

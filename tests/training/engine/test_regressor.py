@@ -257,7 +257,7 @@ def test_torch_frees_the_memory_of_what_is_released(monkeypatch: pytest.MonkeyPa
     engine.backward(batch())
     size = sum(p.size for p in MODEL.parameters())
     for part in PARTS:
-        tensors = list(engine._tensors(part))
+        tensors = list(engine.saved.of(part))
         before = [t.detach().clone() for t in tensors]
         assert sum(t.numel() for t in tensors) >= (1 if part == "gradients" else 2) * size
         engine.release(part)

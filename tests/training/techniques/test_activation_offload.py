@@ -83,7 +83,7 @@ def test_torch_keeps_one_blocks_activations_alive(mode: str, tmp_path: Path) -> 
         engine.build(plan, a, STEPS, InitialWeights(a, 1))
         tracker = Liveness()
         with tracker:
-            for _, tensor in engine._named_state():
+            for _, tensor in engine.saved.named():
                 tracker.count(tensor)
             tracker.phase, held = "step", tracker.live
             engine.train_step(tiny_models.batch(1, 128, LENGTH))

@@ -192,7 +192,7 @@ def measured(precision: str) -> tuple[int, int]:
     engine.build(plan, DEEP, STEPS, InitialWeights(DEEP, 1))
     tracker = Liveness()
     with tracker:
-        for _, tensor in engine._named_state():
+        for _, tensor in engine.saved.named():
             tracker.count(tensor)
         tracker.phase = "step"
         engine.train_step(tiny_models.batch(1, ROWS, LENGTH))

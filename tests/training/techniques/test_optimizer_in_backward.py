@@ -96,7 +96,7 @@ def test_gradients_are_never_all_alive() -> None:
         engine.build(plan, a, STEPS, InitialWeights(a, 1))
         tracker = Liveness()
         with tracker:
-            for _, tensor in engine._named_state():
+            for _, tensor in engine.saved.named():
                 tracker.count(tensor)
             tracker.phase, held = "step", tracker.live
             engine.train_step(tiny_models.batch(1, 1, LENGTH))

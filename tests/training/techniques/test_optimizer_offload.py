@@ -186,7 +186,7 @@ def test_torch_holds_the_state_of_two_weights_at_a_time(moving: None) -> None:
     state = step_of(plan, MODELS["llama"], "gpu").state
     assert max(most) == state.at_step
     assert state.host == sum(
-        t.nbytes for n, t in engine._named_state() if n.startswith("optimizer.")
+        t.nbytes for n, t in engine.saved.named() if n.startswith("optimizer.")
     )
     assert state.at_step < state.host / 4
 

@@ -1,0 +1,1 @@
+"""The engine's module from and to named tensors: loading weights, checkpoints."""
