@@ -39,7 +39,7 @@ class _Lacked(msgspec.Struct, kw_only=True):
     needed_bytes: int
 
 
-class _Stored(msgspec.Struct, kw_only=True):
+class _ReceiptFields(msgspec.Struct, kw_only=True):
     """The fields of receipt.json that calibration reads."""
 
     device_name: str
@@ -70,7 +70,7 @@ class Receipts:
         self._by_setup: dict[tuple[object, ...], list[Measured]] = {}
         self._all: list[Measured] = []
         self._slowdowns: dict[tuple[object, ...], float | None] = {}
-        self._decoder = typed_json.decoder(_Stored)
+        self._decoder = typed_json.decoder(_ReceiptFields)
         self._lock = threading.Lock()
         self._machines: dict[str, Machine] = {}
         self._refreshed: float | None = None

@@ -45,7 +45,7 @@ from memconsole_trainer.engine import (
     check_names,
 )
 from memconsole_trainer.gang import Alone, Gang
-from memconsole_trainer.jumps import phase_precision, stored
+from memconsole_trainer.jumps import phase_precision, saved_snapshots
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.techniques import adapters, average, loss_scale
 from memconsole_trainer.techniques.adapters import InitialAdapters
@@ -307,7 +307,7 @@ class JaxEngine:
     def load_state(self, source: StateSource) -> None:
         self.synchronize()
         base = () if self._base is None else (adapters.FINGERPRINT,)
-        own = () if self._jumps is None else stored(source).names
+        own = () if self._jumps is None else saved_snapshots(source).names
         check_names(source, (STEP, *base, *self._saved.names(self._trained), *own))
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))

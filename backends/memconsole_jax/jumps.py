@@ -25,7 +25,7 @@ from memconsole_trainer.jumps import (
     Path,
     along,
     phase_precision,
-    stored,
+    saved_snapshots,
 )
 
 SLICE = 2**18
@@ -206,7 +206,7 @@ class JaxJumps:
                 for name, stack in self._stacks.items()
             }
 
-        kept = stored(source)
+        kept = saved_snapshots(source)
         self._before = taken("before", np.float32) if kept.before else {}
         self._anchor = taken("anchor") if kept.snapshots else {}
         self._snapshots = [taken(str(number)) for number in range(kept.snapshots)]

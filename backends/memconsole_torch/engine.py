@@ -50,7 +50,7 @@ from memconsole_trainer.engine import (
 )
 from memconsole_trainer.gang import Alone, share_of
 from memconsole_trainer.host.platform_lines import optimization_lines
-from memconsole_trainer.jumps import UPDATES, group_of, phase_precision, stored
+from memconsole_trainer.jumps import UPDATES, group_of, phase_precision, saved_snapshots
 from memconsole_trainer.schedule import learning_rate, summed_batches
 from memconsole_trainer.techniques import adapters, average, loss_scale
 
@@ -384,7 +384,7 @@ class TorchEngine:
         self.restore("optimizer")
         mine = dict(self.saved.named())
         base = () if self._base is None else (adapters.FINGERPRINT,)
-        own = () if self._jumps is None else (UPDATES, *stored(source).names)
+        own = () if self._jumps is None else (UPDATES, *saved_snapshots(source).names)
         check_names(source, (*mine, STEP, *base, *own))
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))

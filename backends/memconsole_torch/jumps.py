@@ -19,7 +19,7 @@ from memconsole_torch.techniques import compilation
 from memconsole_torch.techniques.weights import precision
 from memconsole_trainer.control.confirm import rows_of_group
 from memconsole_trainer.engine import Array, Batch, StateSource
-from memconsole_trainer.jumps import PREFIX, SHRINKAGE, TINY, Pairs, Path, stored
+from memconsole_trainer.jumps import PREFIX, SHRINKAGE, TINY, Pairs, Path, saved_snapshots
 
 CPU_SLICE = 2**17
 """Elements of a weight whose snapshots are widened to fp32 at a time, on a CPU."""
@@ -174,7 +174,7 @@ class TorchJumps:
                 copy_into(tensor, source.tensor(f"{PREFIX}{which}.{name}"), name)
             return found
 
-        kept = stored(source)
+        kept = saved_snapshots(source)
         self._before = taken("before", torch.float32) if kept.before else {}
         self._anchor = taken("anchor") if kept.snapshots else {}
         self._snapshots = [taken(str(number)) for number in range(kept.snapshots)]

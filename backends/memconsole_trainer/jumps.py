@@ -114,7 +114,7 @@ def phase_precision(plan: Plan, phase: PhaseName) -> Precision:
 
 
 @dataclass(frozen=True)
-class Stored:
+class SavedSnapshots:
     """What of the snapshots a checkpoint holds."""
 
     names: tuple[str, ...]
@@ -123,14 +123,14 @@ class Stored:
     """Whether it holds the weights before the last move."""
 
 
-def stored(source: StateSource) -> Stored:
+def saved_snapshots(source: StateSource) -> SavedSnapshots:
     """What `source` holds. Raises `WeightsError` if a snapshot is missing."""
     names = tuple(n for n in source.names() if n.startswith(PREFIX) and n != UPDATES)
     which = {name.removeprefix(PREFIX).partition(".")[0] for name in names}
     numbers = {int(word) for word in which if word.isdecimal()}
     if numbers != set(range(len(numbers))):
         raise WeightsError(f"the checkpoint lacks a weight snapshot before number {max(numbers)}")
-    return Stored(names, len(numbers), "before" in which)
+    return SavedSnapshots(names, len(numbers), "before" in which)
 
 
 def group_of(parameter: Parameter) -> str:

@@ -42,7 +42,7 @@ class Finding(msgspec.Struct, frozen=True):
     found: str
 
 
-class Trained(msgspec.Struct, frozen=True):
+class TimedSteps(msgspec.Struct, frozen=True):
     """A few steps of one plan."""
 
     engine: Engine
@@ -93,7 +93,7 @@ def findings(backend: str, device: str) -> Iterator[Finding]:
         yield attempted("torch.compile", compiled, plain.step_seconds)
 
 
-def train(plan: Plan) -> Trained:
+def train(plan: Plan) -> TimedSteps:
     """Train the plan's model on one random batch. Raises whatever the backend raises."""
     began = time.perf_counter()
     engine = engine_factory(plan.backend)(plan, None)
@@ -108,7 +108,7 @@ def train(plan: Plan) -> Trained:
         ends.append(time.perf_counter())
     losses = tuple(metrics.loss for metrics in engine.take_metrics())
     ready, *later = np.diff(ends).tolist()
-    return Trained(engine, ready, float(np.median(later)), losses)
+    return TimedSteps(engine, ready, float(np.median(later)), losses)
 
 
 def random_batch(vocab_size: int) -> Batch:
@@ -117,20 +117,20 @@ def random_batch(vocab_size: int) -> Batch:
     return language_batch(tokens[..., :-1].copy(), tokens[..., 1:].copy())
 
 
-def judged(what: str, trained: Trained) -> Finding:
+def judged(what: str, steps: TimedSteps) -> Finding:
     """Whether the losses are numbers and fell. The same batch is learned again and again."""
-    first, last = trained.losses[0], trained.losses[-1]
-    figures = f"{milliseconds(trained.step_seconds)} a step, loss {first:.2f} to {last:.2f}"
-    if not all(math.isfinite(loss) for loss in trained.losses):
+    first, last = steps.losses[0], steps.losses[-1]
+    figures = f"{milliseconds(steps.step_seconds)} a step, loss {first:.2f} to {last:.2f}"
+    if not all(math.isfinite(loss) for loss in steps.losses):
         return Finding(what, "missing", f"the loss is not a number after {STEPS} steps: {figures}")
     if last >= first:
         return Finding(what, "warning", f"the loss did not fall: {figures}")
     return Finding(what, "ok", figures)
 
 
-def prepared_once(trained: Trained) -> Finding:
+def prepared_once(steps: TimedSteps) -> Finding:
     """Whether later steps reuse what was prepared and compiled for the first one."""
-    ready, step = trained.ready_seconds, trained.step_seconds
+    ready, step = steps.ready_seconds, steps.step_seconds
     figures = f"first step done after {milliseconds(ready)}, then {milliseconds(step)} a step"
     return Finding("compilation", "ok" if step < MUCH_FASTER * ready else "warning", figures)
 

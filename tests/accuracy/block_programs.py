@@ -92,7 +92,7 @@ def _blocks() -> Iterator[Kernels]:
             )
 
 
-def traced(name: str) -> block_programs.Stored:
+def traced(name: str) -> block_programs.StructurePrograms:
     """The programs of a structure from a trace."""
     import torch
 

@@ -9,7 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.memory.activations.block_programs import Stored, StoredMoment, StoredProgram, field
+from memconsole.memory.activations.block_programs import (
+    StoredMoment,
+    StoredProgram,
+    StructurePrograms,
+    field,
+)
 from memconsole.memory.activations.kernels import CAPPED_QUERIES, Kernels, Part
 from memconsole.plan.models.architecture import Architecture
 from memconsole_torch.tracing.trace_block import Completed, Term, Trace, Tracer, term
@@ -198,7 +203,7 @@ def _sizes() -> dict[str, NDArray[np.float64]]:
 _SIZES = _sizes()
 
 
-def packed(programs: Mapping[str, BlockProgram]) -> Stored:
+def packed(programs: Mapping[str, BlockProgram]) -> StructurePrograms:
     """Programs by name, as they are stored: each size and each moment once."""
     products: dict[str, int] = {}
     moments: dict[StoredMoment, int] = {}
@@ -224,10 +229,10 @@ def packed(programs: Mapping[str, BlockProgram]) -> Stored:
             passing=tuple(map(index, p.passing)),
             end=index(p.end),
         )
-    return Stored(tuple(products), tuple(moments), found)
+    return StructurePrograms(tuple(products), tuple(moments), found)
 
 
-def unpacked(stored: Stored, name: str) -> BlockProgram:
+def unpacked(stored: StructurePrograms, name: str) -> BlockProgram:
     """One of the stored programs."""
 
     def terms(pairs: tuple[tuple[int, int], ...]) -> tuple[Term, ...]:

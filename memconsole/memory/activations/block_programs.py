@@ -109,7 +109,7 @@ class StoredProgram(msgspec.Struct, frozen=True, array_like=True):
     end: int = 0
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StructurePrograms(msgspec.Struct, frozen=True):
     """All programs of one structure of a block."""
 
     sizes: tuple[str, ...]
@@ -119,12 +119,12 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=64)
-def stored(name: str) -> Stored | None:
+def stored(name: str) -> StructurePrograms | None:
     """The programs of a structure; None if there are none."""
     file = files(__package__).joinpath("programs", f"{name}.json.gz")
     if not file.is_file():
         return None
-    return typed_json.decode(gzip.decompress(file.read_bytes()), Stored)
+    return typed_json.decode(gzip.decompress(file.read_bytes()), StructurePrograms)
 
 
 def is_traced(a: Architecture) -> bool:

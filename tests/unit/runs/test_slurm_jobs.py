@@ -77,9 +77,9 @@ def of_job(begun: bool, says: str, **exit_record: object) -> RunDirectory:
 
 def seen(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, says: str) -> Liveness:
     """The run's state where Slurm `says` this of job 7; "?" if it does not answer, "" if it knows none."""
-    answer = slurm.Answer({"7": job(says)} if says else {})
+    answer = slurm.JobList({"7": job(says)} if says else {})
     if says == "?":
-        answer = slurm.Answer({}, "Unable to contact slurm controller")
+        answer = slurm.JobList({}, "Unable to contact slurm controller")
     monkeypatch.setattr(slurm, "QUEUE", slurm.Queue(lambda: answer))
     return liveness(run)
 
@@ -179,20 +179,20 @@ def test_a_snapshot_of_a_run_elsewhere_tells_its_job_and_uses_no_clock_of_this_m
 
 
 def test_one_answer_of_slurm_serves_every_run_for_some_seconds() -> None:
-    given: list[slurm.Answer] = []
+    given: list[slurm.JobList] = []
     clock = [0.0]
 
-    def ask() -> slurm.Answer:
-        given.append(slurm.Answer({}, "no" if len(given) == 1 else ""))
+    def ask() -> slurm.JobList:
+        given.append(slurm.JobList({}, "no" if len(given) == 1 else ""))
         return given[-1]
 
     queue = slurm.Queue(ask, lambda: clock[0])
     for moment, times in ((0, 1), (4.9, 1), (5, 2), (34.9, 2), (35, 3)):
         clock[0] = moment
-        queue.answer()
+        queue.jobs()
         assert len(given) == times
     queue.forget()
-    queue.answer()
+    queue.jobs()
     assert len(given) == 4
 
 

@@ -67,11 +67,11 @@ def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
         return here
     if job.cancelled_by and not begun:
         return Liveness("stopped", attempt, verdict=before_it_began(run, job, None))
-    answer = slurm.QUEUE.answer()
-    found = answer.job(job.id)
+    jobs = slurm.QUEUE.jobs()
+    found = jobs.job(job.id)
     requeues = ended and _recorded(run, attempt or 0, requeues=True)
     if found is None:
-        unknown = f"{on}: {answer.trouble}"
+        unknown = f"{on}: {jobs.trouble}"
         if not begun or requeues:
             return Liveness("queued", attempt, 0, job=unknown)
         return here if ended else _away(run, attempt or 0, unknown)

@@ -66,7 +66,7 @@ GONE = Job("", "gone")
 
 
 @dataclass(frozen=True)
-class Answer:
+class JobList:
     """Every job of this user, or why Slurm does not tell."""
 
     jobs: Mapping[str, Job]
@@ -78,26 +78,26 @@ class Answer:
 
 
 class Queue:
-    """Keeps Slurm's newest answer, for all threads of a process."""
+    """Keeps Slurm's newest list of jobs, for all threads of a process."""
 
     def __init__(
         self,
-        ask: Callable[[], Answer],
+        ask: Callable[[], JobList],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ask = ask
         self._monotonic = monotonic
         self._asking = threading.Lock()
-        self._answer = Answer({})
+        self._jobs = JobList({})
         self._until = float("-inf")
 
-    def answer(self) -> Answer:
+    def jobs(self) -> JobList:
         with self._asking:
             if self._monotonic() >= self._until:
-                self._answer = self._ask()
-                patience = TROUBLE_SECONDS if self._answer.trouble else ASK_SECONDS
+                self._jobs = self._ask()
+                patience = TROUBLE_SECONDS if self._jobs.trouble else ASK_SECONDS
                 self._until = self._monotonic() + patience
-            return self._answer
+            return self._jobs
 
     def forget(self) -> None:
         """Ask anew at the next question, because a job was submitted or cancelled."""
@@ -105,13 +105,13 @@ class Queue:
             self._until = float("-inf")
 
 
-def ask_squeue(command: Sequence[str] = SQUEUE) -> Answer:
+def ask_squeue(command: Sequence[str] = SQUEUE) -> JobList:
     """What `squeue` says of this user's jobs."""
     environment = os.environ | {"SLURM_TIME_FORMAT": "%Y-%m-%d %H:%M"}
     try:
-        return Answer(parse(output_of(command, TIMEOUT_SECONDS, environment)))
+        return JobList(parse(output_of(command, TIMEOUT_SECONDS, environment)))
     except SlurmError as error:
-        return Answer({}, str(error))
+        return JobList({}, str(error))
 
 
 def parse(output: str) -> dict[str, Job]:
