@@ -21,6 +21,7 @@ import os
 from memconsole import available_memory
 from memconsole.plan.plan import Plan
 from memconsole_trainer.engine import Engine
+from memconsole_trainer.host import heap
 
 MIB = 2**20
 SHARE_MAPPED_BYTES = 64 * MIB
@@ -78,8 +79,10 @@ def limit_growth(bytes_: int) -> None:
     """Make allocations fail that would map more than `bytes_` beyond what this process has mapped
     now.
 
-    Does nothing on systems without such a limit.
+    Free memory of the heap is given back first: it is mapped, and would widen the limit. Does nothing on systems
+    without such a limit.
     """
+    heap.trim()
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

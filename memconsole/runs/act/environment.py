@@ -34,9 +34,9 @@ against 5 MiB at 64 KiB. XLA holds few arrays, but its matrix library allocates 
 many times a step; there 1 MiB returns as much. The system clears each page that it hands out: a
 step of a small model then takes half as long again (`tests/bench/optimizations.py`).
 """
-XLA_ROOM = str(64 << 20)
-"""Bytes by which a fast heap of JAX grows beyond what it is asked for. They take no memory until they are used. XLA takes
-one block for a step. Without room after it, a small array that cuts the freed block makes the heap grow by another one."""
+ROOM = str(64 << 20)
+"""Bytes by which a fast heap grows beyond what it is asked for. They take no memory until they are used. Without room
+after the largest blocks, a small array that cuts a freed one makes the heap grow by another of its size."""
 JEMALLOC_CONF = "dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1,retain:false"
 """Freed pages stay, in one arena. Nothing is mapped ahead, because a memory limit would count it."""
 
@@ -117,7 +117,7 @@ def _heap(plan: Plan) -> dict[str, str]:
         return {"MALLOC_CONF": JEMALLOC_CONF}
     backend = plan.backend if plan.backend in ARENAS else "torch"
     from_system, returned = HEAPS[backend, plan.optimize.heap]
-    room = {"MALLOC_TOP_PAD_": XLA_ROOM} if (backend, plan.optimize.heap) == ("jax", "fast") else {}
+    room = {"MALLOC_TOP_PAD_": ROOM} if plan.optimize.heap == "fast" else {}
     return room | {
         "MALLOC_ARENA_MAX": ARENAS[backend],
         "MALLOC_MMAP_THRESHOLD_": from_system,
