@@ -2,7 +2,7 @@
 
 First a checkpoint of the initial state is written. Then one batch is evaluated and one step is
 trained. At last the state is restored from that checkpoint, bit for bit, so the run is not
-affected.
+affected. If the first batch of the run is as long as any, its first step is the rehearsal.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.runs.act.trainer.attempt import Attempt
@@ -20,6 +22,7 @@ from memconsole.runs.record.failures.shortfall import lacked_words
 from memconsole.runs.record.log import events
 from memconsole.units import format_bytes
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.engine import Batch
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job, StopRequestedError
 from memconsole_trainer.loop.watch import Watch
@@ -65,13 +68,14 @@ class PreflightError(RuntimeError):
         super().__init__("\n".join(lines))
 
 
-def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
-    """Rehearse a run that has not begun, unless the plan turns this off.
+def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
+    """Rehearse a run that has not begun, unless the plan turns this off. Returns whether the first step
+    is to be taken in `first_step`.
 
     Raises `PreflightError`, `StopRequestedError` and `FencedError`.
     """
     if not job.plan.train.preflight or job.progress.step or job.last_saved is not None:
-        return
+        return False
     folder = attempt.run.path / FOLDER
     first = job.stream.peek(watch.check_stop).batch
     try:
@@ -81,15 +85,35 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> None:
                 shape = job.evaluation_shape
                 with _part(watch, EVALUATION, _size(job.plan, shape)):
                     job.engine.evaluate([job.data.longest(first, shape)])
-            with _part(watch, STEP, _size(job.plan, job.shape)):
-                job.engine.train_step(job.data.longest(first, job.shape))
-                job.engine.take_metrics()
+            longest = job.data.longest(first, job.shape)
+            # Other steps than a plain one come with `hybrid`. What compiles should not be timed as a step.
+            plain = not job.plan.hybrid.on and not job.plan.optimize.compile
+            alike = plain and first is not None and _same(first, longest)
+            if not alike:
+                with _part(watch, STEP, _size(job.plan, job.shape)):
+                    job.engine.train_step(longest)
+                    job.engine.take_metrics()
             with _part(watch, CHECKPOINT, str(folder)):
                 job.engine.load_state(stored)
             job.engine.gang.most(0)  # every process has read the checkpoint
     finally:
         if not attempt.rank:
             shutil.rmtree(folder, ignore_errors=True)
+    return alike
+
+
+@contextmanager
+def first_step(job: Job, watch: Watch) -> Iterator[None]:
+    """Around the first step of a run that was not rehearsed: what fails is told as in a rehearsal."""
+    with _told(watch, STEP, _size(job.plan, job.shape)):
+        yield
+        job.engine.synchronize()
+
+
+def _same(one: Batch, other: Batch) -> bool:
+    """Whether two batches hold the same."""
+    names = one.arrays.keys()
+    return names == other.arrays.keys() and all(np.array_equal(one[n], other[n]) for n in names)
 
 
 def _checkpoint(
@@ -126,6 +150,13 @@ def _part(watch: Watch, part: str, where: str) -> Iterator[None]:
     """Announce a part, and wrap its failure in a `PreflightError`."""
     watch.enter(PHASE, part)
     watch.check_stop()
+    with _told(watch, part, where):
+        yield
+
+
+@contextmanager
+def _told(watch: Watch, part: str, where: str) -> Iterator[None]:
+    """Wrap the failure of a part in a `PreflightError`."""
     try:
         yield
     except (StopRequestedError, FencedError, PreflightError):

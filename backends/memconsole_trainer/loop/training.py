@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from memconsole.plan.tasks import task_of
 from memconsole.plan.tasks.judging import improves, measure_of, scores_of
@@ -17,7 +18,7 @@ from memconsole_trainer.data.stream import Item
 from memconsole_trainer.engine import Batch, StepMetrics
 from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.loop import summary
-from memconsole_trainer.loop.preflight import preflight
+from memconsole_trainer.loop.preflight import first_step, preflight
 from memconsole_trainer.loop.profiling import Profiling
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job, StopRequestedError
@@ -60,6 +61,8 @@ class Trainer:
         """Units and weight of the steps whose losses are still on the device."""
         self._sampled: int | None = None
         self._compiled = False
+        self._rehearses = False
+        """Whether the next step is the rehearsal of a step, too."""
         self._improved = False
         """Whether the last evaluation was the best and is not saved yet."""
 
@@ -68,7 +71,7 @@ class Trainer:
         checkpoint, and `NonFiniteLossError`, `FencedError` or OSError without saving one."""
         self._watch.memory()
         try:
-            preflight(self._attempt, self._job, self._watch, self.saver)
+            self._rehearses = preflight(self._attempt, self._job, self._watch, self.saver)
             self._catch_up()
             self._job.control.prepare(self._engine)
             while not self._progress.finished(self._plan):
@@ -119,7 +122,9 @@ class Trainer:
         if self._compiled:
             self._profiling.before(p.step + 1)
         control = self._job.control
-        trained = control.step(self._engine, batch)
+        with first_step(self._job, self._watch) if self._rehearses else nullcontext():
+            trained = control.step(self._engine, batch)
+        self._rehearses = False
         self._profiling.after(p.step + 1)
         p.step += 1
         units = units if trained else 0

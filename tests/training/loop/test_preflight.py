@@ -116,7 +116,7 @@ def test_each_part_is_told_in_its_phase_with_its_memory(text: Path) -> None:
     pytest.importorskip("torch")
     _, _, said = trained(plan(text, "torch"))
     told = parts(said)
-    order = [told.index(part) for part in ("checkpoint", "evaluation", "training step")]
+    order = [told.index(part) for part in ("checkpoint", "evaluation")]
     assert order == sorted(order)
     measured = [e for e in said if isinstance(e, events.Memory) and e.phase == "preflight"]
     assert measured
@@ -157,6 +157,28 @@ def test_the_step_that_is_rehearsed_is_as_long_as_any_whatever_the_data_begins_w
     assert rehearsed["inputs"].shape == rehearsed["targets"].shape == (2, 3, 16)
     assert not (rehearsed["targets"] == MASKED).any()
     assert ("documents" in rehearsed.arrays) == isolated
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_the_first_step_is_the_rehearsal_if_its_rows_are_full(
+    backend: str, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(backend)
+    engine = import_module(f"memconsole_{backend}.engine")
+    kind = engine.TorchEngine if backend == "torch" else engine.JaxEngine
+    real, taken = kind.train_step, []
+
+    def counted(self: Any, batch: Batch) -> None:
+        taken.append(batch)
+        real(self, batch)
+
+    monkeypatch.setattr(kind, "train_step", counted)
+    _, code, said = trained(plan(text, backend, train__max_steps=3))
+    assert code == 0, [e for e in said if isinstance(e, events.Error)]
+    assert not (taken[0]["targets"] == MASKED).any()
+    assert len(taken) == 3
+    assert "training step" not in parts(said)
+    assert parts(said)[-1] == "checkpoint"
 
 
 def test_a_resumed_run_is_not_rehearsed_again(text: Path) -> None:

@@ -229,6 +229,19 @@ def test_a_text_is_tokenized_once_until_it_the_tokenizer_or_the_split_changes(te
         assert found != wanted
 
 
+def test_a_small_text_is_tokenized_once_without_the_disk(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(Plan(), {"data.source": str(text), "data.cache_gib": 0})
+    wanted = Blocks(plan).all()
+    monkeypatch.setattr(token_key, "LEAST_BYTES", 1 << 20)
+    small = Blocks(plan)
+    assert [small.all(), small.all()] == [wanted, wanted]
+    assert small.read == 12
+    assert [small.blocks.block(3).tolist()] == wanted[3:4]
+    assert not (tmp_path / "cache").exists()
+
+
 class Stream:
     """What `datasets` calls an IterableDataset; `read` counts the rows of all of them."""
 

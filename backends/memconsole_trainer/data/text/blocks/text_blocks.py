@@ -12,6 +12,7 @@ from memconsole_trainer.data.sources.documents import Documents, FileDocuments, 
 from memconsole_trainer.data.sources.hashes import text_hash
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.text.blocks.block import Facts, Made
+from memconsole_trainer.data.text.blocks.held_tokens import HeldTokens
 from memconsole_trainer.data.text.blocks.packing import Cuts
 from memconsole_trainer.data.text.blocks.token_cache import TokenCache
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens, byte_length, threads
@@ -40,7 +41,7 @@ class TextBlocks:
         self.count = None if documents.count is None else -(-documents.count // self._size)
         self.row_tokens = sequence_length + 1
         self.stride = stride
-        self.cache: TokenCache | None = None
+        self.cache: TokenCache | HeldTokens | None = None
         self.left_out: frozenset[int] = frozenset()
         """Hashes of texts that are not trained on, because they are validated on."""
         self.seen = Facts()

@@ -12,13 +12,14 @@ from memconsole.plan.templates.choice import template_of
 from memconsole.units import GIB
 from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.sources.documents import Documents
+from memconsole_trainer.data.text.blocks.held_tokens import HeldTokens
 from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
 from memconsole_trainer.data.text.blocks.token_cache import VERSION, TokenCache
 from memconsole_trainer.data.text.tokens.marked import marked_dtype
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 LEAST_BYTES = 1 << 20
-"""Smaller texts are tokenized again: they take less than a second."""
+"""The tokens of smaller texts are held in memory."""
 
 
 def open_cache(
@@ -28,14 +29,17 @@ def open_cache(
     tokenizer: Tokenizer,
     directory: Path,
     warn: Callable[[str], None],
-) -> TokenCache | None:
-    """The cache of `blocks`; None if the plan keeps none, or the disk does not let it.
+) -> TokenCache | HeldTokens | None:
+    """The cache of `blocks`: of a small text in memory, otherwise on disk. None if the plan keeps none
+    there, or the disk does not let it.
 
     Tokens of files are kept for every run of this user. What is on the hub may change there under
     the same name, so its tokens are kept in the run's own `directory`.
     """
     most, size = plan.data.cache_gib * GIB, source.total_bytes
-    if not most or (size is not None and size < LEAST_BYTES):
+    if size is not None and size < LEAST_BYTES:
+        return HeldTokens()
+    if not most:
         return None
     files = source.hashes.files
     base = disk_cache.root() if files else directory / "tokens"
