@@ -19,6 +19,9 @@ SECONDS_FOR_EIGHT = 1.0
 """Eight ranks are logged at most once in so many seconds, and more of them less often, so that the log grows
 no faster."""
 
+KEPT = 0.7
+"""How much what was counted before a reading counts after it: a single step does not change which rank is slow."""
+
 
 def rank_count(engine: Engine) -> int:
     """How many readings there are of a run: its processes, times the devices that each can tell apart."""
@@ -33,10 +36,10 @@ class RankReadings:
         self._engine = engine
         self._own: dict[int, RankReading] = {}
         """The newest reading of each device of this process, by rank, with the peaks of all before it."""
-        self._steps = 0
+        self._steps = 0.0
         self._seconds = 0.0
         self._exchanged: float | None = None
-        """Of the steps since the last reading."""
+        """Of the newest steps; those before the last reading count less and less."""
         self._pace: tuple[float | None, float | None] = None, None
         """Seconds of a step, and of its exchanges, at the last reading."""
         self._said = float("-inf")
@@ -58,7 +61,8 @@ class RankReadings:
             exchanged = self._exchanged
             each = None if exchanged is None else exchanged / self._steps
             self._pace = self._seconds / self._steps, each
-            self._steps, self._seconds, self._exchanged = 0, 0.0, None
+            self._steps, self._seconds = KEPT * self._steps, KEPT * self._seconds
+            self._exchanged = None if exchanged is None else KEPT * exchanged
         for n, memory in enumerate(found, rank * len(found)):
             self._own[n] = self._reading(n, phase, step, memory, host_bytes, peak_host_bytes)
         if rank:

@@ -44,7 +44,13 @@ class Slowest(NamedTuple):
 
     @property
     def clearly(self) -> bool:
+        """Whether it is worth a warning."""
         return self.share >= CLEARLY
+
+    @property
+    def words(self) -> str:
+        """The share in per cent."""
+        return f"{100 * self.share:.0f} %"
 
 
 def readings_of(record: Ranks, count: int) -> tuple[RankReading, ...] | None:
