@@ -14,7 +14,7 @@ from memconsole.runs.read.state.stages import StageMark, marked
 from memconsole.runs.record.log import events
 from memconsole.sanitize import clean, clean_line
 
-STATE_VERSION = 4
+STATE_VERSION = 3
 MAX_WARNINGS = 20
 MAX_EVALUATIONS = 128
 MAX_EPOCHS = 256
