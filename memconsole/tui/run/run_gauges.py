@@ -35,14 +35,14 @@ def run_gauges(view: RunView) -> list[Gauge]:
     high = table.band_bytes[1] if table is not None else None
     limit = _limit(total, table.budget.usable_bytes if table is not None else None)
     last_step = horizon(float(facts.step), facts.total_steps)
-    which = f", fullest {rank_word(facts)}" if facts.ranks else ""
+    which = f", fullest {rank_word(facts)}" if facts.ranks else " process"
     gauges: list[Gauge] = []
     if not on_cpu:
         predicted = None if table is None else table.device_bytes
         fullest = highest(*(one.reading.device_bytes for one in facts.ranks))
         gauges.append(
             Gauge(
-                label=f"{label} process{which}",
+                label=f"{label}{which}",
                 used=used if fullest is None else fullest,
                 total=total,
                 peak=facts.peak_device_bytes,
@@ -80,7 +80,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
     )
     gauges.append(
         Gauge(
-            label=f"host RAM process{which}",
+            label=f"host RAM{which}",
             used=host_used if host_used is not None else waiting,
             total=host_total,
             peak=facts.peak_host_bytes,

@@ -140,7 +140,7 @@ def test_gauges_beside_the_ranks_are_whole_and_of_the_fullest_rank() -> None:
     for height in range(1, 48):
         rows = [plain(line) for line in memory_lines(view, 46, height)]
         assert len(rows) <= height
-        heads = sum(" process, fullest rank" in row for row in rows)
+        heads = sum(", fullest rank" in row for row in rows)
         assert sum(row.startswith(" peak ") for row in rows) >= heads
     assert heads == 2
-    assert any("VRAM process, fullest rank 1.37 GiB" in row for row in rows)
+    assert any("VRAM, fullest rank 1.37 GiB" in row for row in rows)
