@@ -51,9 +51,15 @@ class RankReadings:
         if exchanged is not None:
             self._exchanged = exchanged + (self._exchanged or 0.0)
 
-    def take(self, phase: str, step: int, host_bytes: int, peak_host_bytes: int) -> None:
-        """Measure this process, and tell it."""
-        found = self._engine.memories()
+    def take(
+        self,
+        found: tuple[MemoryReading, ...],
+        phase: str,
+        step: int,
+        host_bytes: int,
+        peak_host_bytes: int,
+    ) -> None:
+        """Tell what each device of this process holds."""
         rank, size = self._engine.gang.rank, self._engine.gang.size
         if size * len(found) == 1:
             return

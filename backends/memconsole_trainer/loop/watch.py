@@ -12,7 +12,7 @@ from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.state.reduce import PROFILING
 from memconsole.runs.record.log import events
 from memconsole_trainer.control.controller import Controller
-from memconsole_trainer.engine import Engine
+from memconsole_trainer.engine import Engine, MemoryReading
 from memconsole_trainer.host.host_memory import HostMemory, resident, tree_memory
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import RankReadings
@@ -195,8 +195,9 @@ class Watch:
         """
         if now_and_then and time.monotonic() - self._memory_said < MEMORY_EVERY_SECONDS:
             return
-        reading, tree = self._engine.memory(), tree_memory()
         left = 0 if self.phase == PROFILING else self._left_bytes
+        devices = tuple(_without(left, one) for one in self._engine.memories())
+        reading, tree = max(devices, key=lambda one: one.peak_bytes or 0), tree_memory()
         host = max(tree.resident, resident().high, HostMemory.highest_resident) - left
         anonymous = max(tree.anonymous, HostMemory.highest_anonymous) - left
         if self.phase != PROFILING:
@@ -208,19 +209,32 @@ class Watch:
             events.Memory(
                 phase=self.phase,
                 step=self._progress.step,
-                allocated_bytes=_less(reading.allocated_bytes, left),
-                peak_bytes=_less(reading.peak_bytes, left),
-                reserved_bytes=_less(reading.reserved_bytes, left),
-                device_bytes=_less(reading.device_bytes, left),
+                allocated_bytes=reading.allocated_bytes,
+                peak_bytes=reading.peak_bytes,
+                reserved_bytes=reading.reserved_bytes,
+                device_bytes=reading.device_bytes,
                 device_total_bytes=reading.device_total_bytes,
                 host_bytes=tree.resident - left,
                 peak_host_bytes=self._peak_host,
-                peak_reserved_bytes=_less(reading.peak_reserved_bytes, left),
+                peak_reserved_bytes=reading.peak_reserved_bytes,
                 peak_host_anonymous_bytes=self._peak_anonymous,
                 peak_host_shared_bytes=self._peak_shared,
             )
         )
-        self.ranks.take(self.phase, self._progress.step, tree.resident - left, self._peak_host)
+        held = tree.resident - left
+        self.ranks.take(devices, self.phase, self._progress.step, held, self._peak_host)
+
+
+def _without(left: int, reading: MemoryReading) -> MemoryReading:
+    """A reading without what a profiler has left."""
+    return MemoryReading(
+        _less(reading.allocated_bytes, left),
+        _less(reading.peak_bytes, left),
+        _less(reading.reserved_bytes, left),
+        _less(reading.device_bytes, left),
+        reading.device_total_bytes,
+        _less(reading.peak_reserved_bytes, left),
+    )
 
 
 def _less(count: int | None, left: int) -> int | None:

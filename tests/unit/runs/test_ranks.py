@@ -262,7 +262,8 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Made]
 def take(made: list[RankReadings], step: int, phase: str = "train") -> None:
     NOW[0] = 2.0 * step
     for one in reversed(made):  # the first process reads what the others have told
-        one.take(phase, step, 5 * MIB, 6 * MIB)
+        found = one._engine.memories()
+        one.take(found, phase, step, 5 * MIB, 6 * MIB)
 
 
 def test_the_first_process_logs_what_the_others_have_written(gang: Callable[..., Made]) -> None:
@@ -305,7 +306,7 @@ def test_the_last_readings_are_logged_after_all_have_written(gang: Callable[...,
     engines, made, attempt = gang(2)
     take(made, 1)
     before = len(attempt.told)
-    made[1].take("checkpoint", 2, 0, 0)
+    take([made[1]], 2, "checkpoint")
     for one in made:
         one.last(2)
     assert [engine.gang.met for engine in engines] == [1, 1]
@@ -326,7 +327,7 @@ def test_devices_of_one_process_are_told_apart(gang: Callable[..., Made]) -> Non
 
 def test_one_device_tells_nothing_besides_its_memory(gang: Callable[..., Made]) -> None:
     _, (made,), attempt = gang(1)
-    made.take("train", 1, 0, 0)
+    take([made], 1)
     made.last(1)
     assert attempt.told == []
 
