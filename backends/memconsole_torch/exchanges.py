@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import TypeAlias
 
 import torch
 
-Mark = float | torch.cuda.Event
+Mark: TypeAlias = "float | torch.cuda.Event"
 """A moment: of the host's clock, or of the stream that was current."""
 
 

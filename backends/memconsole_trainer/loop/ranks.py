@@ -11,8 +11,8 @@ import time
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.state.ranks import highest
 from memconsole.runs.read.state.reduce import PROFILING
+from memconsole.runs.record.log import readings
 from memconsole.runs.record.log.events import RankReading, Ranks
-from memconsole.runs.record.processes import readings
 from memconsole_trainer.engine import Engine, MemoryReading
 
 SECONDS_FOR_EIGHT = 1.0
