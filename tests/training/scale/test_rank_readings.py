@@ -12,6 +12,7 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record import files
 from memconsole.runs.record.log import events
+from memconsole_trainer.engine import DeviceFacts
 from tests.training.harness.gangs import plan_of, together
 from tests.training.harness.runs import told
 from tests.training.scale.test_gang_runs import NODES, started, wait_for_end
@@ -70,3 +71,31 @@ def test_the_process_that_comes_last_waits_least(sharding: str) -> None:
     assert second.exchange_seconds is not None
     assert first.exchange_seconds > 2 * PAUSE_SECONDS
     assert first.exchange_seconds > second.exchange_seconds + PAUSE_SECONDS
+
+
+class _Card:
+    """A device of JAX with scripted bytes."""
+
+    def __init__(self, held: int, peak: int) -> None:
+        self._held, self._peak = held, peak
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_in_use": self._held, "peak_bytes_in_use": self._peak, "bytes_limit": 100}
+
+
+def test_each_card_of_a_jax_process_is_read_and_the_fullest_one_is_the_processes_own() -> None:
+    devices = pytest.importorskip("memconsole_jax.devices")
+    facts = DeviceFacts("cuda:0", "a card", "gpu", "VRAM", 100)
+    memory = devices.DeviceMemory((_Card(10, 20), _Card(9, 30), _Card(8, 15)), facts)
+    assert [(one.allocated_bytes, one.peak_bytes) for one in memory.readings()] == [
+        (10, 20), (9, 30), (8, 15)
+    ]  # fmt: skip
+    assert memory.reading() == memory.readings()[1]
+
+
+def test_host_devices_of_a_jax_process_share_one_reading() -> None:
+    devices = pytest.importorskip("memconsole_jax.devices")
+    memory = devices.DeviceMemory(
+        (_Card(1, 1),) * 4, DeviceFacts("cpu", "", "cpu", "host RAM", 100)
+    )
+    assert len(memory.readings()) == 1

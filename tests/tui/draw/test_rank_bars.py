@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from memconsole.devices.reading import Missing
+from memconsole.plan.plan import Plan
+from memconsole.plan.plan import replace as replaced
 from memconsole.runs.read.state.ranks import Slowest
 from memconsole.tui.draw.gauges import Gauge
 from memconsole.tui.draw.ink import plain, width_of
 from memconsole.tui.draw.ranks import RankGauge, rank_head, rank_lines, rank_title
 from memconsole.tui.run.gauge import MemoryGauges, memory_lines
+from memconsole.tui.run.run_gauges import run_gauges
 from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import snapshot, with_ranks
 
@@ -144,3 +147,24 @@ def test_gauges_beside_the_ranks_are_whole_and_of_the_fullest_rank() -> None:
         assert sum(row.startswith(" peak ") for row in rows) >= heads
     assert heads == 2
     assert any("VRAM, fullest rank 1.37 GiB" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("apart", "label"), [(4, "1/4 of host RAM"), (2, "1/2 of host RAM"), (1, "host RAM")]
+)
+def test_the_gauge_of_a_heap_that_devices_share_says_that_it_is_a_share(
+    apart: int, label: str
+) -> None:
+    plan = replaced(
+        Plan(),
+        {
+            "backend": "jax",
+            "device.name": "cpu",
+            "device.count": 4,
+            "launch.devices_per_node": apart,
+            "optimize.sharding": "fsdp",
+        },
+    )
+    run = snapshot(820, plan=plan)
+    (gauge, _) = run_gauges(RunView(run))
+    assert gauge.label == f"{label} tensors"
