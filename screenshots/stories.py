@@ -23,7 +23,7 @@ RUN = (
 )  # fmt: skip
 LONG = (*RUN, "train.max_steps=900", "train.epochs=9", "train.evaluate_every=150")
 SEVERAL = (
-    *RUN, "train.max_steps=300", "train.evaluate_every=80", "device.count=4", "train.batch_size=2",
+    *RUN, "train.max_steps=200", "train.evaluate_every=50", "device.count=4", "train.batch_size=2",
     "optimize.sharding=fsdp", "optimize.heap=tight",
 )  # fmt: skip
 SHORT = (*RUN, "train.max_steps=90", "train.evaluate_every=15")
@@ -76,9 +76,7 @@ async def training(folder: Path) -> None:
 async def several(folder: Path) -> None:
     """A run of four processes on one CPU, each with its memory."""
     run = launched("four processes", SEVERAL)
-    await until(
-        run, lambda snapshot: snapshot.facts.step >= 100 and snapshot.facts.phase == "train"
-    )
+    await until(run, lambda snapshot: snapshot.facts.step >= 60 and snapshot.facts.phase == "train")
     for size in SIZES:
         await watched(run, folder, size, "run-ranks")
     if not await until(run):

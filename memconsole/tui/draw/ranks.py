@@ -142,7 +142,6 @@ def _fullest_lines(
 
 def slow_line(slow: Slowest, width: int, word: str) -> Line:
     """The rank that the others wait for, and for how much of a step."""
-    if slow.clearly:
-        words = f"{_SLOW}{word} {slow.rank} is slow: others wait {slow.words}"
-        return [Span(fit(words, width), "warn")]
-    return [Span(fit(f" slowest {word} {slow.rank}, by {slow.words} of a step", width), "dim")]
+    mark, role = (_SLOW, "warn") if slow.clearly else (" ", "dim")
+    words = f"{mark}slowest {word} {slow.rank}: others wait {slow.words}"
+    return [Span(fit(words, width), role)]
