@@ -25,6 +25,7 @@ SHOWN = (
     "run-live-80x24",
     "run-live-160x48",
     "run-finished-80x24",
+    "run-ranks-80x24",
     "run-out-of-memory-80x24",
     "run-lqr-160x48",
     "run-efficientids-160x48",

@@ -22,6 +22,10 @@ RUN = (
     "data.sequence_length=64", "train.batch_size=8", "train.sample_tokens=32", "device.name=cpu",
 )  # fmt: skip
 LONG = (*RUN, "train.max_steps=900", "train.epochs=9", "train.evaluate_every=150")
+SEVERAL = (
+    *RUN, "train.max_steps=200", "train.evaluate_every=50", "device.count=4", "train.batch_size=2",
+    "optimize.sharding=fsdp", "optimize.heap=tight",
+)  # fmt: skip
 SHORT = (*RUN, "train.max_steps=90", "train.evaluate_every=15")
 ALLOWED_BYTES = 60 * 2**20
 SYSTEMS = {
@@ -67,6 +71,16 @@ async def training(folder: Path) -> None:
         raise RuntimeError("the run ended before its pictures were taken: make it longer")
     for size in SIZES:
         await watched(run, folder, size, "run-finished", keys={"a": "runs"})
+
+
+async def several(folder: Path) -> None:
+    """A run of four processes on one CPU, each with its memory."""
+    run = launched("four processes", SEVERAL)
+    await until(run, lambda snapshot: snapshot.facts.step >= 60 and snapshot.facts.phase == "train")
+    for size in SIZES:
+        await watched(run, folder, size, "run-ranks")
+    if not await until(run):
+        raise RuntimeError("the run ended before its pictures were taken: make it longer")
 
 
 async def comparing(folder: Path) -> None:
@@ -120,12 +134,13 @@ async def systems(folder: Path) -> None:
 
 STORIES: dict[str, Callable[[Path], Awaitable[None]]] = {
     "exact": exact, "training": training, "comparing": comparing, "out-of-memory": out_of_memory,
-    "systems": systems,
+    "systems": systems, "several": several,
 }  # fmt: skip
 
 _BOTH = {
     "exact": ("plan-exact-pending", "plan-exact-done"),
     "training": ("run-live", "run-finished", "runs"),
+    "several": ("run-ranks",),
     "comparing": ("compare-runs",),
     "out-of-memory": ("run-out-of-memory", "remedies"),
     "systems": ("run-lqr", "run-efficientids"),

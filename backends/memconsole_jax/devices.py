@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,25 +196,33 @@ class DeviceMemory:
             self._host.start()
 
     def reading(self) -> MemoryReading:
-        if self._host is not None:
-            count = len(self._devices)
-            now, peak = self._host.growth_bytes() // count, self._host.peak_bytes() // count
-            return MemoryReading(now, peak, now, now, self._total)
-        found = [device.memory_stats() or {} for device in self._devices]
-        stats = max(found, key=lambda one: one.get("peak_bytes_in_use", 0))
-        return MemoryReading(
-            stats.get("bytes_in_use"),
-            stats.get("peak_bytes_in_use"),
-            stats.get("pool_bytes", stats.get("bytes_reserved")),
-            None,
-            stats.get("bytes_limit"),
-            stats.get("peak_pool_bytes"),
-        )
+        """Of the fullest device."""
+        return max(self.readings(), key=lambda one: one.peak_bytes or 0)
+
+    def readings(self) -> tuple[MemoryReading, ...]:
+        """Of each device; on a CPU, whose devices share one heap, one for all."""
+        if self._host is None:
+            return tuple(_held(device.memory_stats() or {}) for device in self._devices)
+        count = len(self._devices)
+        now, peak = self._host.growth_bytes() // count, self._host.peak_bytes() // count
+        return (MemoryReading(now, peak, now, now, self._total),)
 
     def reset_peak(self) -> None:
         """Works only on a CPU: XLA's allocators cannot reset their peak."""
         if self._host is not None:
             self._host.reset_peak()
+
+
+def _held(stats: Mapping[str, int]) -> MemoryReading:
+    """What XLA's allocator says of a device."""
+    return MemoryReading(
+        stats.get("bytes_in_use"),
+        stats.get("peak_bytes_in_use"),
+        stats.get("pool_bytes", stats.get("bytes_reserved")),
+        None,
+        stats.get("bytes_limit"),
+        stats.get("peak_pool_bytes"),
+    )
 
 
 _PRECISIONS = {

@@ -328,6 +328,9 @@ class JaxEngine:
     def memory(self) -> MemoryReading:
         return self._memory.reading()
 
+    def memories(self) -> tuple[MemoryReading, ...]:
+        return self._memory.readings()
+
     def reset_peak(self) -> None:
         self._memory.reset_peak()
 

@@ -43,6 +43,9 @@ class Processes:
     Each round, process 0 hears all others and answers all of them at once.
     """
 
+    exchange_seconds = None
+    """Unknown: one compiled program computes and exchanges."""
+
     def __init__(self, error: Path | None = None) -> None:
         """`error` is the file in which a process that fails says why."""
         self.rank, self.size = jax.process_index(), jax.process_count()

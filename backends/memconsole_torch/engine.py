@@ -142,8 +142,8 @@ class TorchEngine:
         if plan.optimize.compile:
             compilation.apply(self.module)
         self._replicated: sharding.Replicated | None = None
-        if self.gang.size > 1 and not fsdp:
-            self._replicated = sharding.Replicated(self.module)
+        if isinstance(self.gang, Processes) and not fsdp:
+            self._replicated = sharding.Replicated(self.module, self.gang.exchanges)
         self.saved = Saved(
             self.module,
             self._rows,
@@ -401,6 +401,9 @@ class TorchEngine:
     def memory(self) -> MemoryReading:
         return self._memory.reading()
 
+    def memories(self) -> tuple[MemoryReading, ...]:
+        return (self.memory(),)
+
     def reset_peak(self) -> None:
         self._memory.reset_peak()
 
@@ -437,7 +440,7 @@ class TorchEngine:
 
     def _split(self, module: nn.Module) -> None:
         if self._plan.optimize.sharding == "fsdp" and isinstance(self.gang, Processes):
-            sharding.split(self._plan, self.gang.mesh, module)
+            sharding.split(self._plan, self.gang.mesh, module, self.gang.exchanges)
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
         """A context for a micro-batch: copies of the model add up gradients after the `last` one."""

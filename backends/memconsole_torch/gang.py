@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from memconsole.plan.plan import PlanError
+from memconsole_torch.exchanges import Exchanges
 from memconsole_trainer.backends import MEMBER
 from memconsole_trainer.gang import Alone
 
@@ -25,15 +26,23 @@ class Processes:
     def __init__(self, device: torch.device) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.mesh = DeviceMesh(device.type, list(range(self.size)))
+        self.exchanges = Exchanges(device)
+        self._on_cpu = device.type == "cpu"
         self._hosts = (
             dist.group.WORLD
             if device.type == "cpu"
             else dist.new_group(backend="gloo", timeout=PATIENCE)
         )
 
+    @property
+    def exchange_seconds(self) -> float:
+        return self.exchanges.seconds
+
     def most(self, *numbers: int) -> tuple[int, ...]:
-        found = torch.tensor(numbers)
+        found, began = torch.tensor(numbers), self.exchanges.mark() if self._on_cpu else None
         dist.all_reduce(found, dist.ReduceOp.MAX, self._hosts)
+        if began is not None:  # elsewhere the device computes meanwhile
+            self.exchanges.count(began)
         return tuple(found.tolist())
 
     def tell(self, text: str = "") -> str:
@@ -47,7 +56,9 @@ class Processes:
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of a device tensor over all processes, in its place."""
+        began = self.exchanges.mark()
         dist.all_reduce(value)
+        self.exchanges.count(began)
         return value
 
 

@@ -220,6 +220,10 @@ class Engine(Protocol):
         """How full the device is now."""
         ...
 
+    def memories(self) -> tuple[MemoryReading, ...]:
+        """How full each device of this process is; one reading if it cannot tell them apart."""
+        ...
+
     def reset_peak(self) -> None:
         """Restart the measurement of the peak."""
         ...

@@ -20,6 +20,12 @@ class Gang(Protocol):
     rank: int
     size: int
 
+    @property
+    def exchange_seconds(self) -> float | None:
+        """Seconds so far in exchanges between the processes, the wait for those that come later included;
+        None if they cannot be told from the time that a step computes."""
+        ...
+
     def most(self, *numbers: int) -> tuple[int, ...]:
         """The largest of each number over all processes."""
         ...
@@ -33,6 +39,7 @@ class Alone:
     """Implements `Gang` for a run of one process."""
 
     rank, size = 0, 1
+    exchange_seconds = None
 
     def most(self, *numbers: int) -> tuple[int, ...]:
         return numbers

@@ -9,9 +9,11 @@ from typing import Any
 from memconsole.devices.reading import DeviceReading, Devices, Missing, Process
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan.plan import Plan
+from memconsole.plan.plan import replace as replaced
 from memconsole.runs.read.curves.curve import Curve, GaugeCurves
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.facts import RunFacts
+from memconsole.runs.read.state.ranks import RankFacts
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp
@@ -136,6 +138,61 @@ def snapshot(step: int = 340, total: int = 1200, **changes: Any) -> RunSnapshot:
     values |= changes
     told = {name: values.pop(name) for name in RunFacts.__struct_fields__ if name in values}
     return RunSnapshot(facts=RunFacts(**told), **values)
+
+
+def with_ranks(count: int, **changes: Any) -> RunSnapshot:
+    """A run on so many GPUs, whose last rank is slow and whose second one is the fullest."""
+    held = [(500 + 40 * (5 * n % 7) + (400 if n == 1 else 0)) << 20 for n in range(count)]
+    ranks = tuple(
+        RankFacts(
+            reading=events.RankReading(
+                rank=n,
+                step=820,
+                allocated_bytes=size - (100 << 20),
+                peak_bytes=size,
+                device_bytes=size + (300 << 20),
+                peak_device_bytes=size + (300 << 20),
+                host_bytes=3 * GIB,
+                peak_host_bytes=3 * GIB,
+                step_seconds=0.39,
+                exchange_seconds=0.02 if n == count - 1 else 0.09,
+            )
+        )
+        for n, size in enumerate(held)
+    )
+    values: dict[str, Any] = {
+        "plan": replaced(
+            Plan(),
+            {"device.name": "rtx-4090", "device.count": count, "optimize.sharding": "fsdp"},
+        ),
+        "started": events.Started(
+            attempt=1,
+            backend="torch",
+            versions={},
+            device_id="cuda:0",
+            device_name="GPU 0",
+            device_kind="gpu",
+            memory_label="VRAM",
+            platform_lines=("platform: gpu",),
+            ranks=count,
+        ),
+        "rank_count": count,
+        "ranks": ranks,
+        "memory": events.Memory(
+            phase="train",
+            step=820,
+            allocated_bytes=held[0] - (100 << 20),
+            peak_bytes=held[0],
+            reserved_bytes=held[0],
+            device_bytes=held[0] + (300 << 20),
+            device_total_bytes=24 * GIB,
+            host_bytes=3 * GIB,
+        ),
+        "peak_bytes": max(held),
+        "peak_device_bytes": max(held) + (300 << 20),
+        "peak_host_bytes": 3 * GIB,
+    }
+    return snapshot(820, **(values | changes))
 
 
 def finished(**changes: Any) -> RunSnapshot:

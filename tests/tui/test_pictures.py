@@ -22,8 +22,8 @@ from stories import PICTURES
 SEGMENT = re.compile(r"\S+(?: \S+)*")
 """Texts on a row are apart by two spaces or more."""
 LABEL = re.compile(r"[A-Za-z][\w/,]*(?: [A-Za-z][\w/,]*)*")
-MARKS = "0123456789○●· "
-"""Key and state before an optimization's name."""
+MARKS = "0123456789○●·▲ "
+"""Key and state before an optimization's name, and what marks a slow rank."""
 FREE = ("output", "sample text")
 """Panes whose rows are the run's own words."""
 PICTURE = re.compile(r"screenshots/([\w.-]+\.(?:png|svg))")

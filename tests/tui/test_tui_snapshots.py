@@ -42,6 +42,7 @@ from tests.tui.harness import (
     screen_lines,
     settle,
     snapshot,
+    with_ranks,
 )
 
 FOLDER = Path(__file__).parent / "snapshots"
@@ -180,6 +181,8 @@ SCENES: dict[str, tuple[Devices | None, Callable[[Scene], Any]]] = {
     "run-failed": (readings(), lambda s: s.run(snapshot(340, **OUT_OF_MEMORY), "o", "o")),
     "run-finished": (readings(), lambda s: s.run(finished())),
     "run-8-devices": (GPUS, lambda s: s.run(snapshot(820))),
+    "run-8-ranks": (GPUS, lambda s: s.run(with_ranks(8))),
+    "run-64-ranks": (GPUS, lambda s: s.run(with_ranks(64))),
     "runs-empty": (readings(), lambda s: s.runs()),
     "runs-running": (readings(), lambda s: s.runs(status("tonight", "running", 301), status("older", "finished", 1200))),
     "runs-failed": (readings(), lambda s: s.runs(status("no room", "failed", 7, loss=None), status("gone", "lost", 8))),

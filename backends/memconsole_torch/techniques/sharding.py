@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from memconsole.plan.plan import Plan
+from memconsole_torch.exchanges import Exchanges, Mark
 from memconsole_torch.shards import is_shard, rows_held
 from memconsole_torch.techniques.weights.precision import COMPUTE
 from memconsole_trainer.engine import Array
@@ -33,16 +34,31 @@ if TYPE_CHECKING:  # a second, which a run on one device does not need
 class Replicated(DistributedDataParallel):
     """A module whose gradients are added up over all processes at the end of a backward pass."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, exchanges: Exchanges) -> None:
         super().__init__(
             module, forward_sync_buffers=False, gradient_as_bucket_view=True, init_sync=False
         )
+        self._exchanges = exchanges
+        self._ready: Mark | None = None
+        for weight in module.parameters():
+            if weight.requires_grad:
+                weight.register_post_accumulate_grad_hook(self._one_is_ready)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+    def _one_is_ready(self, _: Tensor) -> None:
+        """One more gradient of this process is complete."""
+        self._ready = self._exchanges.mark()
+
+    def count_exchange(self) -> None:
+        """After a backward pass: what followed the last of this process's gradients was an exchange."""
+        if self._ready is not None:
+            self._exchanges.count(self._ready)
+            self._ready = None
 
 
 def backward(loss: Tensor, replicated: Replicated | None) -> None:
@@ -51,11 +67,14 @@ def backward(loss: Tensor, replicated: Replicated | None) -> None:
         loss.backward()
     else:  # DistributedDataParallel averages
         loss.backward(torch.full_like(loss, replicated.process_group.size()))
+        replicated.count_exchange()
 
 
-def split(plan: Plan, mesh: DeviceMesh, module: nn.Module) -> None:
+def split(plan: Plan, mesh: DeviceMesh, module: nn.Module, exchanges: Exchanges) -> None:
     """Split the weights of `module`, which has shapes only, over the devices of `mesh`."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from memconsole_torch.techniques.counted import Gather, Reduce
 
     wanted = COMPUTE.get(plan.optimize.precision)
     policy = MixedPrecisionPolicy(wanted, torch.float32, cast_forward_inputs=False)
@@ -66,6 +85,8 @@ def split(plan: Plan, mesh: DeviceMesh, module: nn.Module) -> None:
     for part in _parts(module):
         part.set_force_sum_reduction_for_comms(True)
         part.set_gradient_divide_factor(1.0)
+        part.set_custom_all_gather(Gather(exchanges))
+        part.set_custom_reduce_scatter(Reduce(exchanges))
 
 
 class Rows:

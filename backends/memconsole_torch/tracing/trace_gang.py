@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memconsole.plan.plan import Plan
+from memconsole_torch.exchanges import Exchanges
 from memconsole_torch.gang import Processes
 from memconsole_torch.techniques import sharding
 from memconsole_torch.tracing.trace_liveness import Liveness, Workspace
@@ -46,8 +47,8 @@ def imagined(plan: Plan) -> Iterator[Processes | Alone]:
 class Replicated(sharding.Replicated):
     """A module whose gradients are ready at once: an imagined collective has no result to wait for."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__(module)
+    def __init__(self, module: torch.nn.Module, exchanges: Exchanges) -> None:
+        super().__init__(module, exchanges)
         self.register_comm_hook(None, lambda _, bucket: _known(bucket.buffer()))
 
 

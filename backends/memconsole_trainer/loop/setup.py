@@ -34,6 +34,7 @@ from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
+from memconsole_trainer.loop.ranks import rank_count
 from memconsole_trainer.loop.trained_rows import TrainedRows, evaluation_shape, trained_rows
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import TaskData, Teller
@@ -340,6 +341,7 @@ def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: LoadedCheckpo
             memory_label=device.memory_label,
             platform_lines=tuple(lines),
             resumed_step=stored.step if stored else 0,
+            ranks=rank_count(engine),
         ),
         durable=True,
     )

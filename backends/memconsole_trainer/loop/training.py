@@ -85,6 +85,7 @@ class Trainer:
             self._profiling.stop()
             self._watch.enter("stopping")
             self._save()
+            self._watch.ranks.last(self._progress.step)
             raise
         except DataError:
             self._save()  # the run goes on from here when its data can be read again
@@ -165,7 +166,9 @@ class Trainer:
         metrics = self._job.control.take_metrics(self._engine)
         if not metrics:
             return
-        seconds = self._watch.lap()
+        seconds, exchanged = self._watch.lap()
+        if self._watch.phase != "compile":
+            self._watch.ranks.count(len(metrics), seconds, exchanged)
         p = self._progress
         counted = [(m, self._unread.pop(m.step)) for m in metrics]
         units = sum(count for _, (count, _) in counted)
@@ -261,6 +264,7 @@ class Trainer:
             self._evaluate()
         self._watch.count()
         self._save()
+        self._watch.ranks.last(p.step)
         ended = events.Ended(
             step=p.step,
             best_validation_loss=p.best_validation_loss,

@@ -5,19 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from memconsole.plan.sections.hybrid import PHASES, RESTORE
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.state.reduce import PROFILING
 from memconsole.runs.record.log import events
 from memconsole_trainer.control.controller import Controller
-from memconsole_trainer.engine import Engine
+from memconsole_trainer.engine import Engine, MemoryReading
 from memconsole_trainer.host.host_memory import HostMemory, resident, tree_memory
 from memconsole_trainer.loop.progress import Progress
+from memconsole_trainer.loop.ranks import RankReadings
 from memconsole_trainer.loop.setup import StopRequestedError
 
 MEMORY_EVERY_SECONDS = 1.0
 PAUSE_POLL_SECONDS = 0.2
+
+
+class Lap(NamedTuple):
+    """Seconds of training, and how many of them passed in exchanges between processes; None if unknown."""
+
+    seconds: float
+    exchanged: float | None
 
 
 class Watch:
@@ -30,6 +39,8 @@ class Watch:
         self.phase = "build"
         self._clock = self._busy_since = time.monotonic()
         self._busy_seconds = 0.0
+        self._exchanged_since, self._exchanged_seconds = 0.0, 0.0
+        self.ranks = RankReadings(attempt, engine)
         self._peak_host = self._peak_anonymous = self._peak_shared = 0
         self._memory_said = 0.0
         self._left_bytes = 0
@@ -73,7 +84,7 @@ class Watch:
         before = self.phase
         self._engine.synchronize()  # work still queued belongs to training
         self.memory()
-        self._busy_seconds += time.monotonic() - self._busy_since
+        self._put_aside()
         self.enter(phase)
         self._engine.reset_peak()
         held = self._held_bytes() if phase == PROFILING else None
@@ -93,7 +104,20 @@ class Watch:
             self._left_bytes += max(0, self._held_bytes() - held)
             HostMemory.highest_anonymous, HostMemory.highest_resident = highest
         self.enter(before)
-        self._busy_since = time.monotonic()
+        self._go_on()
+
+    def _put_aside(self) -> None:
+        """What follows is no training."""
+        self._busy_seconds += time.monotonic() - self._busy_since
+        self._exchanged_seconds += (self._exchanged or 0.0) - self._exchanged_since
+
+    def _go_on(self) -> None:
+        """Training goes on."""
+        self._busy_since, self._exchanged_since = time.monotonic(), self._exchanged or 0.0
+
+    @property
+    def _exchanged(self) -> float | None:
+        return self._engine.gang.exchange_seconds
 
     def _held_bytes(self) -> int:
         """Bytes in use on a CPU; 0 elsewhere, where a profiler takes nothing of the device."""
@@ -131,7 +155,7 @@ class Watch:
             return
         self._engine.synchronize()
         self.count()
-        self._busy_seconds += time.monotonic() - self._busy_since
+        self._put_aside()
         before = self.phase
         self.enter("paused")
         print(f"paused after step {self._progress.step:,}", flush=True)
@@ -140,18 +164,21 @@ class Watch:
             self.beat()
             self.settle()
         self.enter(before)
-        self._clock = self._busy_since = time.monotonic()
+        self._go_on()
+        self._clock = self._busy_since
 
     def forget_clock(self) -> None:
         """Do not count the time since the last `count`."""
         self._clock = time.monotonic()
 
-    def lap(self) -> float:
-        """Seconds of training since the last call, without the time spent in `aside`."""
-        now = time.monotonic()
-        seconds = self._busy_seconds + now - self._busy_since
-        self._busy_seconds, self._busy_since = 0.0, now
-        return seconds
+    def lap(self) -> Lap:
+        """The training since the last call, without the time spent in `aside`."""
+        self._put_aside()
+        known = self._exchanged is not None
+        found = Lap(self._busy_seconds, self._exchanged_seconds if known else None)
+        self._busy_seconds = self._exchanged_seconds = 0.0
+        self._go_on()
+        return found
 
     def count(self) -> None:
         """Add the wall time since the last call to the totals of the run and the epoch."""
@@ -168,8 +195,9 @@ class Watch:
         """
         if now_and_then and time.monotonic() - self._memory_said < MEMORY_EVERY_SECONDS:
             return
-        reading, tree = self._engine.memory(), tree_memory()
         left = 0 if self.phase == PROFILING else self._left_bytes
+        devices = tuple(_without(left, one) for one in self._engine.memories())
+        reading, tree = max(devices, key=lambda one: one.peak_bytes or 0), tree_memory()
         host = max(tree.resident, resident().high, HostMemory.highest_resident) - left
         anonymous = max(tree.anonymous, HostMemory.highest_anonymous) - left
         if self.phase != PROFILING:
@@ -181,18 +209,32 @@ class Watch:
             events.Memory(
                 phase=self.phase,
                 step=self._progress.step,
-                allocated_bytes=_less(reading.allocated_bytes, left),
-                peak_bytes=_less(reading.peak_bytes, left),
-                reserved_bytes=_less(reading.reserved_bytes, left),
-                device_bytes=_less(reading.device_bytes, left),
+                allocated_bytes=reading.allocated_bytes,
+                peak_bytes=reading.peak_bytes,
+                reserved_bytes=reading.reserved_bytes,
+                device_bytes=reading.device_bytes,
                 device_total_bytes=reading.device_total_bytes,
                 host_bytes=tree.resident - left,
                 peak_host_bytes=self._peak_host,
-                peak_reserved_bytes=_less(reading.peak_reserved_bytes, left),
+                peak_reserved_bytes=reading.peak_reserved_bytes,
                 peak_host_anonymous_bytes=self._peak_anonymous,
                 peak_host_shared_bytes=self._peak_shared,
             )
         )
+        held = tree.resident - left
+        self.ranks.take(devices, self.phase, self._progress.step, held, self._peak_host)
+
+
+def _without(left: int, reading: MemoryReading) -> MemoryReading:
+    """A reading without what a profiler has left."""
+    return MemoryReading(
+        _less(reading.allocated_bytes, left),
+        _less(reading.peak_bytes, left),
+        _less(reading.reserved_bytes, left),
+        _less(reading.device_bytes, left),
+        reading.device_total_bytes,
+        _less(reading.peak_reserved_bytes, left),
+    )
 
 
 def _less(count: int | None, left: int) -> int | None:

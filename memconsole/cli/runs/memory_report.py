@@ -21,7 +21,7 @@ from memconsole.runs.read.shown.missing import marked
 from memconsole.runs.read.state.stages import during
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.states import OUT_OF_MEMORY
-from memconsole.units import format_bytes
+from memconsole.units import format_bytes, format_step
 
 _ENOUGH = {Verdict.FITS: "fits", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "not enough"}
 
@@ -53,6 +53,7 @@ def memory_lines(memory: MemoryReport, uncertain: Collection[str] = ()) -> list[
     rows = [["memory", "estimated", "measured", "error", "in band"]]
     rows += [_row(c, uncertain) for c in memory.comparison]
     lines = columns(rows)
+    lines += rank_lines(memory)
     measured = memory.measured
     if measured.host_anonymous_bytes is not None:
         lines.append(
@@ -72,6 +73,33 @@ def memory_lines(memory: MemoryReport, uncertain: Collection[str] = ()) -> list[
             f"{format_bytes(lacked.needed_bytes)}"
         )
     return lines
+
+
+def rank_lines(memory: MemoryReport) -> list[str]:
+    """A row for each rank of a run that has several: its peak beside the estimate, and its time."""
+    if not memory.ranks:
+        return []
+    guess = memory.estimated.peak_bytes
+    rows = [["rank", "peak", "error", "host", "step", "in exchanges"]]
+    for one in memory.ranks:
+        off = (
+            "" if not (guess and one.peak_bytes) else f"{100 * (guess / one.peak_bytes - 1):+.1f} %"
+        )
+        rows.append(
+            [
+                str(one.rank),
+                _bytes(one.peak_bytes),
+                off or "n/a",
+                _bytes(one.host_bytes),
+                _seconds(one.step_seconds),
+                _seconds(one.exchange_seconds),
+            ]
+        )
+    return ["", *columns(rows), ""]
+
+
+def _seconds(seconds: float | None) -> str:
+    return "n/a" if seconds is None else format_step(seconds)
 
 
 def remedy_lines(found: tuple[Remedy, ...]) -> list[str]:

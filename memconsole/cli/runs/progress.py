@@ -8,9 +8,11 @@ from memconsole.plan.sections.hybrid import PHASES
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.shown.jumps import counts_word, jump_words
 from memconsole.runs.read.shown.missing import marked, missing_words
+from memconsole.runs.read.shown.ranks import each_per_second, slow_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.words import ended_words
 from memconsole.runs.read.state.figures import best_evaluation, figures
+from memconsole.runs.read.state.ranks import highest
 from memconsole.runs.read.state.stages import stage_words
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration
@@ -109,13 +111,21 @@ def step_line(run: RunSnapshot) -> str:
     total = f"/{facts.total_steps:,}" if facts.total_steps else ""
     parts = [f"step {facts.step:,}{total}", f"epoch {facts.epoch}", f"loss {_loss(facts.loss)}"]
     if facts.tokens_per_second:
-        parts.append(f"{facts.tokens_per_second:,.0f} {task_of(run.plan).units}/s")
-    if facts.memory and facts.memory.allocated_bytes is not None:
-        parts.append(f"memory {format_bytes(facts.memory.allocated_bytes)}")
+        each = each_per_second(run.plan, facts.tokens_per_second)
+        share = "" if each is None else f" ({each:,.0f} each device)"
+        parts.append(f"{facts.tokens_per_second:,.0f} {task_of(run.plan).units}/s{share}")
+    held = [one.reading.allocated_bytes for one in facts.ranks]
+    held.append(facts.memory.allocated_bytes if facts.memory else None)
+    most = highest(*held)
+    if most is not None:
+        at_most = "at most " if facts.ranks else ""
+        parts.append(f"memory {at_most}{format_bytes(most)}")
     if facts.jump is not None:
         parts.append(f"jumps {counts_word(facts.jump)}")
     if run.eta_seconds is not None:
         parts.append(f"{format_duration(run.eta_seconds)} left")
+    if slow := slow_words(facts):
+        parts.append(slow)
     return "  ".join(parts)
 
 
@@ -167,12 +177,17 @@ def summary(run: RunSnapshot) -> str:
     rows.append(("Steps", f"{facts.step:,}"))
     if run.units_per_second is not None:
         units = task_of(run.plan).units
-        rows.append((f"{units[0].upper()}{units[1:]} per second", f"{run.units_per_second:,.0f}"))
+        each = each_per_second(run.plan, run.units_per_second)
+        share = "" if each is None else f" ({each:,.0f} each device)"
+        words = f"{run.units_per_second:,.0f}{share}"
+        rows.append((f"{units[0].upper()}{units[1:]} per second", words))
     if facts.jump is not None:
         rows.append(("Jumps", jump_words(facts.jump)))
     if facts.peak_bytes is not None:
         peak = marked(format_bytes(facts.peak_bytes), "memory.measured", run.uncertain)
         rows.append(("Peak memory", peak))
+    if slow := slow_words(facts):
+        rows.append(("Slowest", slow))
     if facts.started:
         rows.append(("Device", f"{facts.started.device_name} ({facts.started.device_id})"))
     if facts.weights:

@@ -53,6 +53,11 @@ def bar(
     return _joined(row, roles)
 
 
+def level(value: float, scale: float) -> str:
+    """One cell, as high as the share of `value` in `scale`; the lowest one for less than an eighth."""
+    return _LEVELS[max(1, round(cells(value, scale, 1) * 8)) - 1]
+
+
 def area(
     points: Iterable[tuple[float, float]],
     end: float,

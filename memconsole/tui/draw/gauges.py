@@ -143,14 +143,19 @@ def history_lines(gauge: Gauge, width: int, rows: int) -> list[Line]:
     return lines
 
 
-def peak_line(gauge: Gauge, width: int) -> Line:
-    """``peak 530 MiB · predicted 620 MiB (-14 %)``, then why the gauge is not green."""
+def peak_line(gauge: Gauge, width: int, whose: str = "") -> Line:
+    """``peak 530 MiB · predicted 620 MiB (-14 %)``, then why the gauge is not green. `whose` peak it is of
+    several."""
     peak = "—" if gauge.peak is None else format_bytes(gauge.peak)
+    peak += f" ({whose})" if whose else ""
     line: Line = [Span(" peak ", "dim"), Span(peak)]
     role, why = gauge.level
     found: list[Span] = []
     if gauge.predicted is not None:
-        found.append(Span(f" · predicted {format_bytes(gauge.predicted)}", "tick"))
+        words = f" · predicted {format_bytes(gauge.predicted)}"
+        if width_of(line) + len(words) > width:
+            words = f" {TICK} {format_bytes(gauge.predicted)}"
+        found.append(Span(words, "tick"))
         if gauge.peak:
             off = gauge.predicted / gauge.peak - 1
             found.append(Span(f" ({off:+.0%})".replace("%", " %"), role))

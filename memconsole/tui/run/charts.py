@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memconsole.plan.tasks import Measure, task_of
 from memconsole.runs.read.curves.curve import Curve
+from memconsole.runs.read.shown.ranks import rank_word
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.figures import baseline_of
 from memconsole.tui.draw.chart import Series
@@ -123,10 +124,11 @@ def _memory(view: RunView, run: RunSnapshot) -> Iterable[Chart]:
         (f"{label} process", run.gauges.device, table.device_bytes if table else None),
         ("host RAM process", run.gauges.host, table.host_bytes if table else None),
     )
+    first = f" of {rank_word(run.facts)} 0" if run.facts.rank_count > 1 else ""
     for name, curve, predicted in rows:
         if curve.steps:
             yield Chart(
-                f"{name}, MiB",
+                f"{name}{first}, MiB",
                 (Series(tuple((x, y / MIB) for x, y in curve.points)),),
                 format_bytes(curve.values[-1]),
                 None if predicted is None else predicted / MIB,

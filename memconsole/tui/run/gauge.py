@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from memconsole.devices.reading import Missing
 from memconsole.plan.tasks import task_of
+from memconsole.runs.read.shown.ranks import each_per_second
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.tui.draw.gauges import SIGNS, gauge_lines, history_lines, peak_line, whole_line
 from memconsole.tui.draw.ink import Line, Span, fit, left, rule
 from memconsole.tui.draw.words import measure_word, number_or_reason, rate_word, step_word
 from memconsole.tui.run.phases import jump_rows, phase_rows
+from memconsole.tui.run.rank_gauges import rank_section
 from memconsole.tui.run.run_gauges import run_gauges
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_count, format_duration
 
 FIGURES = 3
-"""Rows that the histories leave free for the figures."""
+"""Rows that histories, and gauges beside ranks, leave free for the figures."""
 MOST_ROWS, LEAST_ROWS = 4, 2
 """Rows of one history, if there is room for those of all gauges."""
 
@@ -25,16 +28,30 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
     The last row shows how full the whole device is.
     """
     gauges = run_gauges(view)
+    section = rank_section(view, gauges[-2], width) if gauges else None
+    ranks: list[Line] = []
+    title, signs = "memory", SIGNS
+    if section is not None:
+        gauges.pop(-2)
+        ranks = [section.head, *section.lines]
+        if len(ranks) + 2 > height:  # the speed has the row of the head
+            title, signs, ranks = section.title, "", section.lines
     blocks = [[*gauge_lines(gauge, width), peak_line(gauge, width)] for gauge in gauges]
     account = _account_lines(view, width)
-    with_history = [n for n, gauge in enumerate(gauges) if gauge.history.steps]
-    spare = height - 1 - sum(map(len, blocks)) - len(account) - FIGURES
+    spare = height - 1 - len(ranks) - len(account) - FIGURES
+    if ranks:  # whole gauges beside the ranks, or none
+        while blocks and sum(map(len, blocks)) > spare:
+            blocks.pop()
+        account = account if spare >= 0 else []
+    with_history = [n for n, gauge in enumerate(gauges[: len(blocks)]) if gauge.history.steps]
+    spare -= sum(map(len, blocks))
     rows = min(MOST_ROWS, spare // len(with_history)) if with_history else 0
     if rows >= LEAST_ROWS:
         for n in with_history:
             blocks[n] += history_lines(gauges[n], width, rows)
-    lines = [rule("memory", width, SIGNS)]
-    return [*lines, *(line for block in blocks for line in block), *account][:height]
+    lines = [rule(title, width, signs)]
+    lines += [*ranks, *(line for block in blocks for line in block), *account]
+    return lines[:height]
 
 
 def _account_lines(view: RunView, width: int) -> list[Line]:
@@ -62,10 +79,7 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
     evaluated = [e.loss for e in run.evaluations if e.loss is not None]
     facts = run.facts
     task = task_of(run.plan)
-    rows: list[tuple[str, str]] = [(f"{task.units}/s", rate_word(run.units_per_second))]
-    if view.prediction is not None:
-        predicted = rate_word(view.prediction.tokens_per_second)
-        rows[0] = (rows[0][0], f"{rows[0][1]}  (~{predicted})")
+    rows = _speed_rows(view, run, task.units, together=height < FIGURES)
     rows += [*jump_rows(view), *phase_rows(view)]
     if view.prediction is not None and run.units_per_second:
         share = run.units_per_second / view.prediction.peak_tokens_per_second
@@ -89,6 +103,20 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
         [Span(" " + left(name, 16), "dim"), Span(fit(text, width - 17))] for name, text in rows
     ]
     return lines[:height]
+
+
+def _speed_rows(
+    view: RunView, run: RunSnapshot, units: str, *, together: bool
+) -> list[tuple[str, str]]:
+    """The speed in all, and of each device if there are several; `together`: in one row."""
+    words = rate_word(run.units_per_second)
+    each = each_per_second(run.plan, run.units_per_second)
+    guess = f"  (~{rate_word(view.prediction.tokens_per_second)})" if view.prediction else ""
+    if each is None:
+        return [(f"{units}/s", words + guess)]
+    if together:
+        return [(f"{units}/s, each", f"{words} · {rate_word(each)}")]
+    return [(f"{units}/s", words + guess), ("  each device", rate_word(each))]
 
 
 class MemoryGauges(Painted):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from memconsole.devices.reading import Missing
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.processes import processes
+from memconsole.runs.read.shown.ranks import rank_word
+from memconsole.runs.read.state.ranks import highest
 from memconsole.tui.draw.axes import horizon
 from memconsole.tui.draw.gauges import Gauge
 from memconsole.tui.views.run_view import RunView
@@ -31,13 +35,15 @@ def run_gauges(view: RunView) -> list[Gauge]:
     high = table.band_bytes[1] if table is not None else None
     limit = _limit(total, table.budget.usable_bytes if table is not None else None)
     last_step = horizon(float(facts.step), facts.total_steps)
+    which = f", fullest {rank_word(facts)}" if facts.ranks else " process"
     gauges: list[Gauge] = []
     if not on_cpu:
         predicted = None if table is None else table.device_bytes
+        fullest = highest(*(one.reading.device_bytes for one in facts.ranks))
         gauges.append(
             Gauge(
-                label=f"{label} process",
-                used=used,
+                label=f"{label}{which}",
+                used=used if fullest is None else fullest,
                 total=total,
                 peak=facts.peak_device_bytes,
                 predicted=predicted,
@@ -49,9 +55,10 @@ def run_gauges(view: RunView) -> list[Gauge]:
             )
         )
         used = memory.allocated_bytes if memory and memory.allocated_bytes is not None else waiting
+    shares = plan_shares(run.plan) if on_cpu else 1
     gauges.append(
         Gauge(
-            label=f"{label} tensors",
+            label=(f"1/{shares} of " if shares > 1 else "") + f"{label} tensors",
             used=used,
             total=total,
             peak=facts.peak_bytes,
@@ -67,10 +74,13 @@ def run_gauges(view: RunView) -> list[Gauge]:
         (d.total_bytes for d in (view.devices.devices if view.devices else ()) if d.kind == "cpu"),
         Missing("not probed yet"),
     )
-    host_used = memory.host_bytes if memory is not None else None
+    host_used = highest(
+        memory.host_bytes if memory is not None else None,
+        *(one.reading.host_bytes for one in facts.ranks),
+    )
     gauges.append(
         Gauge(
-            label="host RAM process",
+            label=f"host RAM{which}",
             used=host_used if host_used is not None else waiting,
             total=host_total,
             peak=facts.peak_host_bytes,
@@ -82,6 +92,17 @@ def run_gauges(view: RunView) -> list[Gauge]:
         )
     )
     return gauges
+
+
+def plan_shares(plan: Plan) -> int:
+    """Of how many equal shares of a process's memory one is shown: JAX makes several devices of a CPU in one
+    process, and its heap does not tell whose a byte is."""
+    if plan.backend != "jax":
+        return 1
+    try:
+        return plan.device.count // processes(plan)
+    except PlanError:
+        return 1
 
 
 def _limit(total: int | Missing, usable: int | None) -> int | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +44,8 @@ class Trained(NamedTuple):
     """The summed loss and measures of an evaluation after the last step."""
     state: dict[str, np.ndarray]
     sampled: list[int]
+    exchange_seconds: float | None
+    """Of the steps."""
 
 
 def plan_of(count: int, changes: Mapping[str, Any]) -> Plan:
@@ -75,8 +79,13 @@ def batch_of(plan: Plan, number: int) -> Batch:
     return Batch(arrays, float(arrays["mask"].sum()))
 
 
-def steps_of(plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int = 3) -> Trained:
-    """Steps of the plan from `state` or the beginning, in this process."""
+def steps_of(
+    plan: Plan,
+    state: dict[str, np.ndarray] | None = None,
+    steps: int = 3,
+    pause_seconds: float = 0.0,
+) -> Trained:
+    """Steps of the plan from `state` or the beginning, in this process, with a pause before each."""
     import torch
 
     from memconsole_torch import engine as torch_engine
@@ -88,7 +97,9 @@ def steps_of(plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int 
     if state is not None:
         engine.load_state(Stored(state))
     for number in range(steps):
+        time.sleep(pause_seconds)
         engine.train_step(batch_of(plan, number))
+    exchanged = engine.gang.exchange_seconds
     metrics = engine.take_metrics()
     total = engine.evaluate([batch_of(plan, 99)])
     found = {name: np.array(array) for name, array in engine.state()}
@@ -99,6 +110,7 @@ def steps_of(plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int 
         (total.loss, *total.measures),
         found,
         engine.generate([1, 2, 3], 4, 0.0, 0, 0) if text else [],
+        exchanged,
     )
 
 
@@ -116,9 +128,12 @@ class Stored:
 
 
 def together(
-    plan: Plan, state: dict[str, np.ndarray] | None = None, steps: int = 3
+    plan: Plan,
+    state: dict[str, np.ndarray] | None = None,
+    steps: int = 3,
+    pauses: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Trained]:
-    """What each of the plan's processes gave."""
+    """What each of the plan's processes gave. `pauses` are seconds before each step, by rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.harness.preloaded"])
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -126,7 +141,9 @@ def together(
     pipes, ranks = [], []
     for rank in range(plan.device.count):
         mine, other = context.Pipe()
-        process = context.Process(target=_rank, args=(rank, port, other, plan, state, steps))
+        process = context.Process(
+            target=_rank, args=(rank, port, other, plan, state, steps, pauses.get(rank, 0.0))
+        )
         process.start()
         other.close()
         pipes.append(mine)
@@ -146,6 +163,7 @@ def _rank(
     plan: Plan,
     state: dict[str, np.ndarray] | None,
     steps: int,
+    pause_seconds: float,
 ) -> None:
     os.environ.update(
         RANK=str(rank),
@@ -156,5 +174,5 @@ def _rank(
         GLOO_SOCKET_IFNAME="lo",
         MEMCONSOLE_MEMBER="1",
     )
-    pipe.send(steps_of(plan, state, steps))
+    pipe.send(steps_of(plan, state, steps, pause_seconds))
     pipe.close()

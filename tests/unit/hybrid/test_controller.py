@@ -12,6 +12,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.control.hybrid import LEAST_KEPT, TRIM_EVERY, Hybrid
 from memconsole_trainer.control.monitor import LEAST
 from memconsole_trainer.engine import Batch, MemoryReading, StepMetrics
+from memconsole_trainer.gang import Alone
 from memconsole_trainer.host import heap
 from memconsole_trainer.loop.watch import Watch
 
@@ -73,8 +74,13 @@ class ScriptedEngine:
 
     def count_step(self, loss: float) -> None: ...
 
+    gang = Alone()
+
     def memory(self) -> MemoryReading:
         return MemoryReading(1, 1, 1, None, None)
+
+    def memories(self) -> tuple[MemoryReading, ...]:
+        return (self.memory(),)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.calls.append(name)

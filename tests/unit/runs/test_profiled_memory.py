@@ -10,6 +10,7 @@ import pytest
 from memconsole.runs.read.state.reduce import PROFILING, RunState, reduce
 from memconsole.runs.record.log import events
 from memconsole_trainer.engine import MemoryReading
+from memconsole_trainer.gang import Alone
 from memconsole_trainer.host import host_memory
 from memconsole_trainer.host.host_memory import HostMemory, Resident, Tree
 from memconsole_trainer.loop import watch as watching
@@ -30,12 +31,17 @@ class _Machine:
         self.now, self.most = count, max(self.most, peak)
         HostMemory.highest_anonymous = max(HostMemory.highest_anonymous, IDLE + peak)
 
+    gang = Alone()
+
     @property
     def device(self) -> Any:
         return self
 
     def memory(self) -> MemoryReading:
         return MemoryReading(self.now, self.most, self.now, self.now, 10_000)
+
+    def memories(self) -> tuple[MemoryReading, ...]:
+        return (self.memory(),)
 
     def reset_peak(self) -> None:
         HostMemory.highest_resident = max(HostMemory.highest_resident, IDLE + self.most)

@@ -2,12 +2,13 @@
 
 import msgspec
 
-from memconsole.cli.runs.progress import ProgressLines, summary
+from memconsole.cli.runs.progress import ProgressLines, step_line, summary
 from memconsole.cli.runs.train import exit_code
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.facts import RunFacts
-from memconsole.runs.record.log.events import Ended, Epoch, Evaluation
+from memconsole.runs.read.state.ranks import RankFacts
+from memconsole.runs.record.log.events import Ended, Epoch, Evaluation, RankReading
 from memconsole.runs.record.states import Verdict
 
 RUN = RunSnapshot(
@@ -85,3 +86,32 @@ def test_exit_codes_say_how_a_run_ended() -> None:
     assert exit_code(ended("failed", "crashed")) == 1
     assert exit_code(ended("failed", "bad_plan")) == 2
     assert exit_code(ended("stopped", "stopped")) == 75
+
+
+def test_the_lines_of_a_run_on_several_devices_tell_each_share_and_name_a_slow_rank() -> None:
+    def ranks(*exchanged: float) -> tuple[RankFacts, ...]:
+        return tuple(
+            RankFacts(
+                reading=RankReading(
+                    rank=n,
+                    step=3,
+                    allocated_bytes=(n + 1) << 30,
+                    step_seconds=1.0,
+                    exchange_seconds=s,
+                )
+            )
+            for n, s in enumerate(exchanged)
+        )
+
+    plan = replace(Plan(), {"device.count": 2, "optimize.sharding": "fsdp"})
+    run = changed(
+        plan=plan, step=3, loss=1.0, tokens_per_second=500.0, rank_count=2, ranks=ranks(0.4, 0.1)
+    )
+    line = step_line(run)
+    assert "500 tokens/s (250 each device)" in line
+    assert "memory at most 2.00 GiB" in line
+    assert "rank 1 is slow: the others wait 30 % of a step for it" in line
+    assert "rank 1 is slow" in summary(run)
+    hardly = changed(plan=plan, step=3, loss=1.0, rank_count=2, ranks=ranks(0.4, 0.35))
+    assert "slow" not in step_line(hardly) + summary(hardly)
+    assert "each" not in step_line(changed(step=3, loss=1.0, tokens_per_second=500.0))

@@ -162,6 +162,8 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
         "unit",
         "weights",
         "symptoms",
+        "average_units_per_second_each",
+        "slowest",
         "jumps",
         "missing_records",
         "uncertain",

@@ -11,6 +11,7 @@ import msgspec
 from memconsole.runs.read.life.ladder import Rung
 from memconsole.runs.read.life.verdict import verdict
 from memconsole.runs.read.report.comparison import Comparison, MeasuredLine
+from memconsole.runs.read.report.ranks import RankLine
 from memconsole.runs.read.report.report import (
     UNENDED,
     StepLine,
@@ -48,6 +49,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     estimate: StoredEstimate | None
     measured: MeasuredLine
     by_phase: dict[str, int]
+    ranks: tuple[RankLine, ...] = ()
+    """Each rank of a run that has several. `measured` and `by_phase` are those of the fullest one."""
     comparison: tuple[Comparison, ...] = ()
     shortfall: Shortfall | None = None
     """The least memory that a run that ran out of memory would have needed."""
@@ -91,6 +94,7 @@ def write_receipt(run: RunDirectory) -> Receipt:
         estimate=stored_estimate(run),
         measured=made.memory.measured,
         by_phase=made.memory.by_phase,
+        ranks=made.memory.ranks,
         comparison=made.memory.comparison,
         shortfall=made.memory.shortfall,
         ladder=made.ladder,

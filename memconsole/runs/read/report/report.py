@@ -19,7 +19,9 @@ from memconsole.runs.read.report.comparison import (
     MemoryLine,
     compare,
 )
+from memconsole.runs.read.report.ranks import RankLine, SlowestLine, rank_lines, slowest_line
 from memconsole.runs.read.shown.missing import Missing, uncertain_figures
+from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
 from memconsole.runs.read.shown.unsaved import unsaved_words
@@ -83,6 +85,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Where the estimate's band comes from, as one phrase."""
     shortfall: Shortfall | None = None
     """What was missing, if the run ran out of memory."""
+    ranks: tuple[RankLine, ...] = ()
+    """Each rank of a run that has several. `measured` and `by_phase` are those of the fullest one."""
 
 
 class JumpsLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +145,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model's first weights came from, and how many were read."""
     symptoms: tuple[Symptom, ...] = ()
     """What went wrong, with the settings that act on it."""
+    average_units_per_second_each: float | None = None
+    """The same speed for each of its devices; None for a run on one."""
+    slowest: SlowestLine | None = None
+    """Of a run of several processes that tell how long they wait."""
     jumps: JumpsLine | None = None
     """Only of a hybrid run that has jumped."""
     missing_records: int = 0
@@ -238,6 +246,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
     if ended and ended.best_validation_loss is not None:
         losses.append(ended.best_validation_loss)  # its evaluation may be among the missing records
     stored = stored_estimate(run)
+    speed = state.average_units_per_second or state.tokens_per_second
     return Report(
         run=clean_line(run.id, 80),
         name=run.name,
@@ -267,7 +276,9 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         if ended and ended.average_epoch_minutes is not None
         else average,
         attempts=len(run.attempt_numbers()),
-        average_units_per_second=state.average_units_per_second or state.tokens_per_second,
+        average_units_per_second=speed,
+        average_units_per_second_each=_each(run, speed),
+        slowest=slowest_line(state),
         best=_best(task, evaluations),
         tags=labels.tags,
         note=labels.note,
@@ -315,7 +326,15 @@ def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> 
         comparison=compare(table, measured, state.peaks_by_phase, died),
         band_from=table.band_from if table else "",
         shortfall=lacked,
+        ranks=rank_lines(state),
     )
+
+
+def _each(run: RunDirectory, speed: float | None) -> float | None:
+    try:
+        return each_per_second(present_plan(run), speed)
+    except PlanError:
+        return None
 
 
 def _kind(state: RunState) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from memconsole.runs.read.state.ranks import RankFacts
 from memconsole.runs.record.log import events
 
 
@@ -40,6 +41,10 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    rank_count: int = 1
+    """How many ranks the newest attempt has; see `state.ranks`."""
+    ranks: tuple[RankFacts, ...] = ()
+    """Those that have told something."""
     checkpoint: events.Checkpoint | None = None
     sample: events.Sample | None = None
     error: events.Error | None = None

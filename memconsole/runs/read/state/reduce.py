@@ -9,6 +9,7 @@ import msgspec
 from memconsole.runs.read.curves.history import History
 from memconsole.runs.read.curves.series import GaugeHistory, StepSeries
 from memconsole.runs.read.state.facts import FactsSoFar
+from memconsole.runs.read.state.ranks import MOST_RANKS, highest, merged, readings_of
 from memconsole.runs.read.state.stages import StageMark, marked
 from memconsole.runs.record.log import events
 from memconsole.sanitize import clean, clean_line
@@ -106,6 +107,7 @@ def forget_memory(state: RunState) -> RunState:
     state.peak_host_bytes = None
     state.peak_host_anonymous_bytes = state.peak_host_shared_bytes = None
     state.gauges = GaugeHistory()
+    state.ranks = ()
     return state
 
 
@@ -124,6 +126,8 @@ def reduce(state: RunState, record: events.Record) -> RunState:
             _step(state, record)
         case events.Memory():
             _memory(state, record)
+        case events.Ranks():
+            _ranks(state, record)
         case events.Phase():
             _phase(state, record)
         case events.Jump():
@@ -171,6 +175,8 @@ def _started(state: RunState, record: events.Started) -> None:
         memory_label=clean_line(record.memory_label, 80),
         platform_lines=tuple(clean_line(line) for line in record.platform_lines),
     )
+    if record.ranks != state.rank_count:  # readings of other ranks than there are now
+        state.rank_count, state.ranks = min(max(1, record.ranks), MOST_RANKS), ()
     resumed = record.resumed_step if _plausible(record.resumed_step) else 0
     if resumed < state.step or state.train.last_step > resumed:
         state.train.truncate(resumed)
@@ -316,33 +322,44 @@ def _memory(state: RunState, record: events.Memory) -> None:
     _highest_of_phase(state, phase, record.allocated_bytes, record.peak_bytes)
     if phase == PROFILING:
         return
-    state.peak_device_bytes = _highest(state.peak_device_bytes, record.device_bytes)
-    state.peak_host_bytes = _highest(
+    state.peak_device_bytes = highest(state.peak_device_bytes, record.device_bytes)
+    state.peak_host_bytes = highest(
         state.peak_host_bytes, record.host_bytes, record.peak_host_bytes
     )
-    state.peak_reserved_bytes = _highest(
+    state.peak_reserved_bytes = highest(
         state.peak_reserved_bytes, record.reserved_bytes, record.peak_reserved_bytes
     )
-    state.peak_host_anonymous_bytes = _highest(
+    state.peak_host_anonymous_bytes = highest(
         state.peak_host_anonymous_bytes, record.peak_host_anonymous_bytes
     )
-    state.peak_host_shared_bytes = _highest(
+    state.peak_host_shared_bytes = highest(
         state.peak_host_shared_bytes, record.peak_host_shared_bytes
     )
     state.memory = msgspec.structs.replace(record, phase=phase)
     state.gauges.take(record)
 
 
+def _ranks(state: RunState, record: events.Ranks) -> None:
+    """The run's peaks are those of its fullest rank."""
+    read = readings_of(record, state.rank_count)
+    if read is None:
+        state.odd += 1
+        return
+    state.ranks = merged(state.ranks, read)
+    for one in read:
+        for phase, peak in one.peaks_by_phase.items():
+            _highest_of_phase(state, phase, peak)
+        state.peak_device_bytes = highest(state.peak_device_bytes, one.peak_device_bytes)
+        state.peak_reserved_bytes = highest(state.peak_reserved_bytes, one.peak_reserved_bytes)
+        state.peak_host_bytes = highest(state.peak_host_bytes, one.peak_host_bytes)
+
+
 def _highest_of_phase(state: RunState, phase: str, *values: int | None) -> None:
-    seen = _highest(*values)
+    seen = highest(*values)
     if seen is not None and _plausible(seen):
         state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), seen)
         if phase != PROFILING:
-            state.peak_bytes = _highest(state.peak_bytes, seen)
-
-
-def _highest(*values: int | None) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+            state.peak_bytes = highest(state.peak_bytes, seen)
 
 
 def _plausible(*counts: int) -> bool:

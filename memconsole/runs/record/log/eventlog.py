@@ -132,7 +132,11 @@ class EventWriter:
         """Keep records in memory for later: if there are many, only rare ones. Count the lost ones."""
         if len(self._waiting) <= WAITING_RECORDS:
             return
-        kept = [e for e in self._waiting if not isinstance(e, events.Step | events.Memory)]
+        kept = [
+            e
+            for e in self._waiting
+            if not isinstance(e, events.Step | events.Memory | events.Ranks)
+        ]
         kept = kept[-WAITING_RECORDS:]
         self._dropped += len(self._waiting) - len(kept)
         self._waiting = kept

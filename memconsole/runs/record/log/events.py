@@ -26,6 +26,8 @@ class Started(Event, frozen=True, kw_only=True):
     platform_lines: tuple[str, ...]
     """The detected hardware and the active optimizations, as text."""
     resumed_step: int = 0
+    ranks: int = 1
+    """How many processes, or devices of its processes, tell their memory in `Ranks`; 1: none does."""
 
 
 class Phase(Event, frozen=True, kw_only=True):
@@ -140,6 +142,40 @@ class Memory(Event, frozen=True, kw_only=True):
     """Peak since it began, of the process that maps the most shared memory."""
 
 
+class RankReading(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What one process of several measures of itself, or one device of a process that has several.
+
+    None: not reported. Peaks are the highest of this attempt; a reading is a list in the log, because
+    there may be many.
+    """
+
+    rank: int
+    step: int
+    """The step after which this was measured."""
+    allocated_bytes: int | None = None
+    peak_bytes: int | None = None
+    device_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    host_bytes: int | None = None
+    """Resident memory of the process and its children."""
+    peak_host_bytes: int | None = None
+    peaks_by_phase: dict[str, int] = {}
+    """Highest allocated bytes in each phase."""
+    step_seconds: float | None = None
+    """Seconds of a recent step."""
+    exchange_seconds: float | None = None
+    """Seconds of such a step that passed in exchanges with the others, the wait for them included. Who
+    comes last waits least."""
+
+
+class Ranks(Event, frozen=True, kw_only=True):
+    """The newest reading of each rank that has told one. `Memory` is the reading of the first process."""
+
+    step: int
+    ranks: tuple[RankReading, ...]
+
+
 class Checkpoint(Event, frozen=True, kw_only=True):
     """A checkpoint was committed."""
 
@@ -217,6 +253,7 @@ Record = (
     | Epoch
     | Evaluation
     | Memory
+    | Ranks
     | Checkpoint
     | Sample
     | Profile

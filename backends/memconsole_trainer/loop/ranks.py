@@ -1,0 +1,121 @@
+"""What each process of a run, or each of its devices, measures of itself, told in the run's log.
+
+Every process but the first writes a small file when it measures, and the first one logs what it finds there.
+Nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from memconsole.runs.act.trainer.attempt import Attempt
+from memconsole.runs.read.state.ranks import highest
+from memconsole.runs.read.state.reduce import PROFILING
+from memconsole.runs.record.log import readings
+from memconsole.runs.record.log.events import RankReading, Ranks
+from memconsole_trainer.engine import Engine, MemoryReading
+
+SECONDS_FOR_EIGHT = 1.0
+"""Eight ranks are logged at most once in so many seconds, and more of them less often, so that the log grows
+no faster."""
+
+KEPT = 0.7
+"""How much what was counted before a reading counts after it: a single step does not change which rank is slow."""
+
+
+def rank_count(engine: Engine) -> int:
+    """How many readings there are of a run: its processes, times the devices that each can tell apart."""
+    return engine.gang.size * len(engine.memories())
+
+
+class RankReadings:
+    """The readings of this process; in the first one also those of the others."""
+
+    def __init__(self, attempt: Attempt, engine: Engine) -> None:
+        self._attempt = attempt
+        self._engine = engine
+        self._own: dict[int, RankReading] = {}
+        """The newest reading of each device of this process, by rank, with the peaks of all before it."""
+        self._steps = 0.0
+        self._seconds = 0.0
+        self._exchanged: float | None = None
+        """Of the newest steps; those before the last reading count less and less."""
+        self._pace: tuple[float | None, float | None] = None, None
+        """Seconds of a step, and of its exchanges, at the last reading."""
+        self._said = float("-inf")
+
+    def count(self, steps: int, seconds: float, exchanged: float | None) -> None:
+        """Add steps, what they took, and how much of that passed in exchanges."""
+        self._steps += steps
+        self._seconds += seconds
+        if exchanged is not None:
+            self._exchanged = exchanged + (self._exchanged or 0.0)
+
+    def take(
+        self,
+        found: tuple[MemoryReading, ...],
+        phase: str,
+        step: int,
+        host_bytes: int,
+        peak_host_bytes: int,
+    ) -> None:
+        """Tell what each device of this process holds."""
+        rank, size = self._engine.gang.rank, self._engine.gang.size
+        if size * len(found) == 1:
+            return
+        if self._steps:
+            exchanged = self._exchanged
+            each = None if exchanged is None else exchanged / self._steps
+            self._pace = self._seconds / self._steps, each
+            self._steps, self._seconds = KEPT * self._steps, KEPT * self._seconds
+            self._exchanged = None if exchanged is None else KEPT * exchanged
+        for n, memory in enumerate(found, rank * len(found)):
+            self._own[n] = self._reading(n, phase, step, memory, host_bytes, peak_host_bytes)
+        if rank:
+            readings.tell(self._attempt.path, rank, tuple(self._own.values()))
+            return
+        if time.monotonic() - self._said >= SECONDS_FOR_EIGHT * max(1.0, size * len(found) / 8):
+            self._say(step)
+
+    def last(self, step: int) -> None:
+        """After the last measurement of an attempt: log it, once all processes have told theirs. Each has
+        to call this."""
+        gang = self._engine.gang
+        if not self._own:
+            return
+        gang.most(0)
+        if not gang.rank:
+            self._say(step)
+
+    def _say(self, step: int) -> None:
+        others = readings.told(self._attempt.path, self._engine.gang.size)
+        self._said = time.monotonic()
+        self._attempt.emit(Ranks(step=step, ranks=(*self._own.values(), *others)))
+
+    def _reading(
+        self, rank: int, phase: str, step: int, memory: MemoryReading, host: int, peak_host: int
+    ) -> RankReading:
+        """The reading now, with the peaks of all readings before. Those of a profiler are not the plan's."""
+        before = self._own.get(rank) or RankReading(rank=rank, step=step)
+        profiled, peaks = phase == PROFILING, dict(before.peaks_by_phase)
+        seen = highest(memory.allocated_bytes, memory.peak_bytes)
+        if seen is not None and not profiled:
+            peaks[phase] = max(peaks.get(phase, 0), seen)
+        reserved = highest(memory.reserved_bytes, memory.peak_reserved_bytes)
+        seconds, exchanged = self._pace
+        return RankReading(
+            rank=rank,
+            step=step,
+            allocated_bytes=memory.allocated_bytes,
+            peak_bytes=max(peaks.values(), default=None),
+            device_bytes=memory.device_bytes,
+            peak_device_bytes=highest(
+                before.peak_device_bytes, None if profiled else memory.device_bytes
+            ),
+            peak_reserved_bytes=highest(before.peak_reserved_bytes, None if profiled else reserved),
+            host_bytes=host,
+            peak_host_bytes=peak_host,
+            peaks_by_phase=peaks,
+            step_seconds=seconds,
+            exchange_seconds=exchanged,
+        )
