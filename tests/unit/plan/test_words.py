@@ -58,6 +58,27 @@ def test_an_unknown_key_is_answered_with_the_right_one(typed: str, key: str) -> 
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        ("qlora", ("optimize.lora_rank", "optimize.base_storage")),
+        ("lora", ("optimize.lora_rank", "optimize.lora_alpha", "optimize.lora_dropout")),
+        ("batch", ("train.batch_size", "train.evaluation_batch_size")),
+        ("checkpoint", ("train.checkpoint_every", "train.checkpoint_minutes")),
+        ("name", ("model.name", "device.name")),
+    ],
+)
+def test_a_word_for_several_settings_is_answered_with_them(
+    typed: str, keys: tuple[str, ...]
+) -> None:
+    for key in keys:
+        with pytest.raises(PlanError, match=f'did you mean .*"{key}"') as raised:
+            parse_value(typed, "1")
+        with pytest.raises(PlanError, match=f'did you mean .*"{key}"'):
+            kept_key(typed)
+        assert "\n" not in str(raised.value)
+
+
 def test_keep_takes_the_word_that_people_use() -> None:
     assert kept_key("lr") == "train.learning_rate"
 
