@@ -80,7 +80,7 @@ def test_a_word_for_several_settings_is_answered_with_them(
 def test_keep_takes_the_word_that_people_use_if_it_names_one_setting() -> None:
     assert kept_key("lr") == "train.learning_rate"
     assert kept_key("batch") == "train.batch_size"
-    with pytest.raises(PlanError, match='"optimize.lora_rank" or "optimize.base_storage"'):
+    with pytest.raises(PlanError, match=r'"optimize\.lora_rank" or "optimize\.base_storage"'):
         kept_key("qlora")
 
 
