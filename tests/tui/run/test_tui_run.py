@@ -84,7 +84,7 @@ async def test_a_finished_run_shows_its_summary(make_console: Make) -> None:
         await show_run(app, pilot, finished())
         text = screen_text(app)
     for words in ("finished", "best 3.351", "final 3.362", "unigram 5.712", "3.214",
-                  "1.25 min/epoch", "4.10 minutes in all", "Test CPU",
+                  "1.25 min/epoch", "4.10 minutes trained", "Test CPU",
                   "measured 171 MiB", "predicted ~"):  # fmt: skip
         assert words in text, words
     assert "s stop" not in text
