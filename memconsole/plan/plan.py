@@ -164,6 +164,10 @@ def installed_backends() -> tuple[str, ...]:
     return BACKENDS + tuple(sorted(extra))
 
 
+MOST_MEANT = 4
+"""At most so many settings are offered for an unknown key."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """`` — did you mean "x"?`` or nothing."""
     close = difflib.get_close_matches(word[:100], list(allowed), n=1, cutoff=0.6)
@@ -339,16 +343,22 @@ def written(value: Any) -> str:
 def _setting(key: str) -> Setting:
     if key in SETTINGS:
         return SETTINGS[key]
-    hint = _hint(key)
-    raise PlanError(f"unknown key {quote(key)}{hint or f'; allowed: {_allowed(key)}'}", key)
+    raise PlanError(f"unknown key {quote(key)}{hint(key) or f'; allowed: {_allowed(key)}'}", key)
 
 
-def _hint(key: str) -> str:
-    """The setting that `key` most likely names: by its last part, by what people call it, by its spelling."""
+def hint(key: str) -> str:
+    """`` — did you mean "x"?`` with the settings that an unknown `key` most likely names, or nothing.
+
+    They are found by the last part, by what people call them, by a word of their name, and by the spelling.
+    """
     last = key.rpartition(".")[2]
-    tails = [k for k in SETTINGS if k.rpartition(".")[2] == last]
-    found = tails[0] if len(tails) == 1 else meant(key, SETTINGS)
-    return f' — did you mean "{found}"?' if found else nearest(key, SETTINGS)
+    names = {k: k.rpartition(".")[2] for k in SETTINGS}
+    called = [*meant(key, SETTINGS), *(k for k, name in names.items() if last in name.split("_"))]
+    found = [k for k, name in names.items() if name == last] or list(dict.fromkeys(called))
+    if not found:
+        return nearest(key, SETTINGS)
+    *others, final = [f'"{k}"' for k in found[:MOST_MEANT]]
+    return f" — did you mean {', '.join(others)}{' or ' if others else ''}{final}?"
 
 
 def _allowed(key: str) -> str:

@@ -167,12 +167,11 @@ def kept_key(word: str) -> str:
     tails = [key for key in plans.SETTINGS if key.rpartition(".")[2] == word]
     if len(tails) == 1:
         return tails[0]
-    known = [row.key for row in OPTIMIZATIONS]
     found = meant(word, plans.SETTINGS)
-    if found is not None:
-        return found
-    hint = plans.nearest(word, plans.SETTINGS) or plans.nearest(word, known)
-    raise PlanError(f"--keep {quote(word)}: unknown key{hint or '; known: ' + ', '.join(known)}")
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(row.key for row in OPTIMIZATIONS)
+    raise PlanError(f"--keep {quote(word)}: unknown key{plans.hint(word) or f'; known: {known}'}")
 
 
 def limited(device: Budget, amount: str) -> Budget:

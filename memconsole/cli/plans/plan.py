@@ -15,7 +15,7 @@ from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.cards import cards_document, table_document, table_lines
 from memconsole.cli.plans.disk import disk_lines
-from memconsole.cli.plans.sources import source_lines, weights_lines
+from memconsole.cli.plans.sources import refusal, source_lines, weights_lines
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
@@ -146,6 +146,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
             "usable_because": budget.why,
         },
         "weights": origin(plan).words,
+        "refused": refusal(plan),
         "learning_rate": recipe.learning_rate(plan),
         "weight_decay": recipe.weight_decay(plan),
         "training": recipe.words(plan),

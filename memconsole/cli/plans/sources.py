@@ -9,12 +9,17 @@ from memconsole.plan.training.origin import check_start, origin
 
 def weights_lines(plan: Plan) -> list[str]:
     """Where the first weights come from, and why `train` would refuse to start from them."""
-    lines = [origin(plan).words]
+    refused = refusal(plan)
+    return [origin(plan).words, *([f"train refuses this plan: {refused}"] if refused else [])]
+
+
+def refusal(plan: Plan) -> str | None:
+    """Why `train` would refuse to start from the plan's weights, or None."""
     try:
         check_start(plan)
     except PlanError as error:
-        lines.append(f"train refuses this plan: {error}")
-    return lines
+        return str(error)
+    return None
 
 
 def source_lines(plan: Plan) -> list[str]:

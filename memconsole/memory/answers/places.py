@@ -51,9 +51,9 @@ def moves(before: Plan, after: Plan) -> int:
 
 
 def of_place(before: Plan, after: Plan) -> tuple[tuple[str, str], ...]:
-    """The settings that belong to no optimization and change with the number of devices, with their labels."""
+    """The settings that no search chooses, with their labels: they follow the number of devices and of micro-batches."""
     if before.device.count == after.device.count:
-        return ()
+        return ((ROWS[0], "micro-batch"),)
     return (COUNT, "devices"), (ROWS[0], "micro-batch of each")
 
 

@@ -2,8 +2,12 @@
 
 A setup is a device with its memory, driver and framework versions, and a plan without its batch sizes and length. All
 estimates of a setup are off by one unknown factor. After n runs the logarithm of that factor has a normal posterior
-(Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.5). The prior is the band of an estimate without runs; the
-noise is the variation between runs of one setup. Other setups have no influence.
+(Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.5). The prior is the band of an estimate without runs. Other
+setups have no influence.
+
+The noise is the variation between runs of one setup. Few runs tell little of it, and one run nothing, so its variance
+has a prior too: what runs on this kind of device are known to scatter, with the weight of `NOISE_RUNS` runs (a scaled
+inverse chi-squared distribution, section 2.6).
 
 A run that ran out of memory gives only a lower bound of its peak. Its observation is censored: the likelihood is the
 normal distribution's upper tail (Gelman et al., section 8.7).
@@ -20,7 +24,12 @@ from memconsole.memory.table import MemoryTable, Tier
 from memconsole.plan.plan import Plan, PlanError
 
 NOISE = 0.02
-"""Least standard deviation of the log ratio between runs of one setup."""
+"""Standard deviation of the log ratio between runs of one setup where the framework counts its own tensors."""
+NOISE_HEAP = 0.08
+"""The same on a CPU whose heap keeps freed memory: it packs tensors differently in each run. docs/estimates.md has the
+runs."""
+NOISE_RUNS = 4
+"""How many runs the known noise counts for, beside the scatter of a setup's own runs."""
 POINTS = 400
 """Intervals of the quadrature over a setup's factor."""
 DECILE = 1.2815515655446004
@@ -75,7 +84,8 @@ def calibrated(
         return table
     base = table.formula or table  # earlier plans are priced by formula
     low, high = base.band_bytes
-    factor, spread = posterior(ratios, math.log(high / low) / (2 * DECILE), bounds)
+    noise = NOISE_HEAP if on_cpu(table) and plan.optimize.heap != "tight" else NOISE
+    factor, spread = posterior(ratios, math.log(high / low) / (2 * DECILE), bounds, noise)
     peak, reserved = int(base.peak_bytes * factor), int(base.reserved_bytes * factor)
     device = base.device_bytes + reserved - base.reserved_bytes
     edge = math.exp(DECILE * spread)
@@ -94,17 +104,20 @@ def calibrated(
 
 
 def posterior(
-    log_ratios: list[float], prior_deviation: float, log_bounds: list[float] | None = None
+    log_ratios: list[float],
+    prior_deviation: float,
+    log_bounds: list[float] | None = None,
+    known_noise: float = NOISE,
 ) -> tuple[float, float]:
     """The factor by which estimates of a setup are off, and the standard deviation of the next run's log ratio.
 
-    The prior of the log factor is centred on 0. The noise is the runs' standard deviation, but at least `NOISE`.
-    `log_bounds` are lower bounds of log ratios, from runs that ran out of memory.
+    The prior of the log factor is centred on 0. `log_bounds` are lower bounds of log ratios, from runs that ran out of
+    memory.
     """
     n = len(log_ratios)
     mean = sum(log_ratios) / max(1, n)
-    scatter = sum((x - mean) ** 2 for x in log_ratios) / max(1, n - 1)
-    noise = max(NOISE**2, scatter)
+    squares = sum((x - mean) ** 2 for x in log_ratios)
+    noise = (NOISE_RUNS * known_noise**2 + squares) / (NOISE_RUNS + max(0, n - 1))
     precision = n / noise + 1 / max(prior_deviation, 1e-9) ** 2
     centre, variance = n * mean / noise / precision, 1 / precision
     if log_bounds:

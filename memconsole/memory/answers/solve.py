@@ -275,7 +275,7 @@ def _solution(
     allow: Allowed,
     only_tight: Plan | None = None,
 ) -> Fit:
-    keys = (*of_place(plan, solved), *((row.key, row.label) for row in FREE))
+    keys = (*((row.key, row.label) for row in FREE), *of_place(plan, solved))
     changes = tuple(
         Change(key=key, label=label, before=plans.get(plan, key), after=plans.get(solved, key))
         for key, label in keys

@@ -31,7 +31,7 @@ WORDS: dict[str, str] = {
     "device.threads": "num_threads cores omp_num_threads workers",
     "train.epochs": "num_train_epochs num_epochs passes",
     "train.max_steps": "iterations max_iters steps num_steps",
-    "train.batch_size": "bs micro_batch_size per_device_train_batch_size mbs",
+    "train.batch_size": "bs batch micro_batch_size per_device_train_batch_size mbs",
     "train.learning_rate": "lr max_lr peak_lr step_size",
     "train.decay_until": "lr_decay_iters lr_decay_steps decay_iters num_decay_steps",
     "train.minimum_learning_rate": "min_lr final_lr lr_end",
@@ -93,12 +93,12 @@ def known_as(key: str) -> tuple[str, ...]:
     return (*words, *(written_alike(word) for word in words if "_" in word))
 
 
-def meant(word: str, keys: Iterable[str]) -> str | None:
-    """The one key of `keys` that people call `word`, with or without a section before it; None if there is none, or
-    several."""
+def meant(word: str, keys: Iterable[str]) -> list[str]:
+    """The keys of `keys` that people call `word`, with or without a section before it."""
+    keys = list(keys)
     for tried in (word, word.rpartition(".")[2]):
         name = written_alike(tried)
         found = [key for key in keys if name in map(written_alike, WORDS.get(key, "").split())]
-        if len(found) == 1:
-            return found[0]
-    return None
+        if found:
+            return found
+    return []

@@ -30,6 +30,7 @@ from memconsole.tui.plan.pricing import LOOP_SECONDS, Priced, budget_moved, pric
 from memconsole.tui.plan.widgets.budget_bar import BudgetBar, PlannedSpeed
 from memconsole.tui.plan.widgets.memory_table import MemoryTableView, PhaseStrip
 from memconsole.tui.plan.widgets.plan_summary import PlanSummary
+from memconsole.tui.plan.widgets.solved import Solution, Solved
 from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail
 from memconsole.tui.plan.widgets.toggles import Toggles
 from memconsole.tui.screens.base import SMALLEST, ConsoleScreen
@@ -92,6 +93,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
                 yield PhaseStrip(id="phases")
                 yield PlannedSpeed(id="speed")
                 yield ToggleDetail(id="right-detail", whole=True)
+        yield Solved(id="solved")
 
     def on_mount(self) -> None:
         self.call_after_refresh(self._reprice)
@@ -311,6 +313,22 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     def action_largest_length(self) -> None:
         self._solver.largest_length()
+
+    def solved(self, solution: Solution) -> None:
+        """Change to the plan of `solution`, and show what that changes until the next key."""
+        self.change(lambda _: solution.plan)
+        if self.view.plan == solution.plan:
+            self._show_solved(solution)
+
+    def notice(self, words: str, role: str = "accent") -> None:
+        self._show_solved(None)
+        super().notice(words, role)
+
+    def _show_solved(self, solution: Solution | None) -> None:
+        """In place of what another optimization does, where there is no room for both."""
+        if self.composed:
+            self.part(Solved).show(solution, self.shown_key("undo"))
+            self.set_class(solution is not None, "-solved")
 
     def action_pin(self) -> None:
         """Pin or unpin the selected optimization."""

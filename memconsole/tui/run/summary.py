@@ -77,7 +77,7 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     minutes = ended.average_epoch_minutes if ended else None
     if minutes is None and run.epochs:
         minutes = sum(e.minutes for e in run.epochs) / len(run.epochs)
-    time = marked(f"{minutes_word(run.minutes)} minutes in all", "total_minutes", run.uncertain)
+    time = marked(f"{minutes_word(run.minutes)} minutes trained", "total_minutes", run.uncertain)
     if minutes is not None:
         each = f"{minutes_word(minutes)} min/epoch"
         time = f"{marked(each, 'average_epoch_minutes', run.uncertain)} · {time}"

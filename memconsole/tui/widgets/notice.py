@@ -1,4 +1,4 @@
-"""A notice above the footer: what was done or refused, in three rows at most."""
+"""A notice above the footer: what was done, in three rows at most, or why something is refused, whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from memconsole.tui.draw.ink import Line, Span, cleaned, wrap
 from memconsole.tui.widgets.painted import Painted
 
 ROWS = 3
+REASON_ROWS = 8
+"""Rows of a refusal: its end says what to do instead."""
 
 
 class Notice(Painted):
@@ -32,4 +34,4 @@ class Notice(Painted):
         return [[Span(f" {row}", self._role)] for row in self._wrapped(width)[:height]]
 
     def _wrapped(self, width: int) -> list[str]:
-        return wrap(self._words, width - 1, ROWS)
+        return wrap(self._words, width - 1, REASON_ROWS if self._role == "bad" else ROWS)

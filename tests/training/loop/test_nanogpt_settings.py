@@ -57,7 +57,7 @@ def test_the_rate_falls_until_the_step_asked_for_and_stays() -> None:
     ],
 )
 def test_the_words_of_nanogpt_find_their_settings(word: str, key: str) -> None:
-    assert meant(word, SETTINGS) == key
+    assert meant(word, SETTINGS) == [key]
 
 
 def test_only_the_first_the_best_and_the_last_checkpoint_are_saved(

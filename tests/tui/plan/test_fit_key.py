@@ -9,9 +9,11 @@ from memconsole.memory.answers.solve import fit, smallest_device_fitted
 from memconsole.memory.estimate import table_of
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
+from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.screens.pick import choices_for
+from memconsole.units import value_word
 from tests.tui.harness import GIB, Console, screen_lines, screen_text, settle
 
 Make = Callable[..., Console]
@@ -22,8 +24,14 @@ LARGE = plans.apply_settings(
 
 
 def notice(app: Console) -> str:
-    rows = app.screen.query_one("#notice").region.height
-    return " ".join(line.strip() for line in screen_lines(app)[-1 - rows : -1])
+    return words_of(app, "#notice")
+
+
+def words_of(app: Console, part: str) -> str:
+    """The words of a widget that is as wide as the screen; none if it is hidden."""
+    region = app.screen.query_one(part).region
+    rows = screen_lines(app)[region.y : region.bottom]
+    return " ".join(" ".join(rows).split())
 
 
 async def test_f_applies_the_fit_as_one_step_that_u_undoes(make_console: Make) -> None:
@@ -40,14 +48,41 @@ async def test_f_applies_the_fit_as_one_step_that_u_undoes(make_console: Make) -
         assert view.estimate is not None
         assert view.estimate.table.fits
         assert view.undo == (LARGE,)
-        assert "fits, time ×" in notice(app)
-        assert "training unchanged" in notice(app)
-        assert "faster if you allow 16-bit arithmetic" in notice(app)
-        labels = [change.label for change in fit(LARGE, budget(LARGE, None)).changes]
-        assert all(label in notice(app) for label in labels[:3]), "as many as there is room for"
+        told = words_of(app, "#solved")
+        assert "fits, time ×" in told
+        assert "training unchanged" in told
+        assert "faster if you allow 16-bit arithmetic" in told
         await pilot.press("u")
         await settle(pilot)
         assert app.plan_screen.view.plan == LARGE
+        assert words_of(app, "#solved") == ""
+
+
+async def test_f_names_every_changed_setting_in_place_of_the_help_of_another(
+    make_console: Make,
+) -> None:
+    for size in ((80, 24), (100, 30), (160, 48)):
+        app = make_console(LARGE)
+        async with app.run_test(size=size) as pilot:
+            await settle(pilot)
+            help = app.plan_screen.view.row.help[:20]
+            assert help in screen_text(app)
+            await pilot.press("f")
+            await settle(pilot)
+            told, fitted = words_of(app, "#solved"), app.plan_screen.view.plan
+            changed = differing([LARGE, fitted])
+            assert {"train.batch_size", "optimize.accumulation_steps"} <= set(changed)
+            for key, (before, after) in changed.items():
+                label = BY_KEY[key].short if key in BY_KEY else key
+                assert f"{label} {value_word(before)} → {value_word(after)}" in told, (size, key)
+            assert f"{len(changed)} settings changed" in told
+            assert "u undoes" in told
+            assert "…" not in told
+            if size != (100, 30):  # There the help gives way in part.
+                assert (help in screen_text(app)) == (size == (160, 48))
+            await pilot.press("down")
+            await settle(pilot)
+            assert words_of(app, "#solved") == ""
 
 
 async def test_pinned_rows_are_marked_and_left_alone(make_console: Make) -> None:
@@ -114,8 +149,11 @@ async def test_capital_b_and_x_take_the_largest_that_fits(make_console: Make) ->
         await pilot.press("u", "B")
         await settle(pilot)
         rows = app.plan_screen.view.plan.train.batch_size
-        assert f"largest micro-batch: {rows:,} rows, with room for the band" in notice(app)
-        assert f"training changes: 16 → {rows:,} rows per step" in notice(app)
+        told = words_of(app, "#solved")
+        assert told.startswith("1 setting changed ─")
+        assert f"micro-batch 16 → {rows:,}" in told
+        assert f"largest micro-batch: {rows:,} rows, with room for the band" in told
+        assert f"training changes: 16 → {rows:,} rows per step" in told
     for key, size, step in (
         ("train.batch_size", rows, 1),
         ("data.sequence_length", longest, 8),

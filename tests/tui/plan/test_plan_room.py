@@ -21,7 +21,7 @@ from memconsole.tui.plan.widgets.memory_table import table_lines
 from memconsole.tui.plan.widgets.plan_summary import summary_lines
 from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail, brief_lines
 from memconsole.tui.plan.widgets.toggles import toggle_line
-from memconsole.tui.views.plan_view import PlanView
+from memconsole.tui.views.plan_view import ExactState, PlanView
 from memconsole.units import format_bytes
 from tests.tui.harness import Console, screen_text, settle
 from tests.unit.memory.cards import card
@@ -55,6 +55,30 @@ async def test_every_optimization_is_listed_and_described_in_whole_sentences(
             words = " ".join(" ".join(plain(line).split()) for line in drawn)
             assert row.help in words
             await pilot.press("down")
+
+
+@pytest.mark.parametrize("phase", ["backward", "optimizer step", "evaluation"])
+def test_the_seconds_of_a_tracer_are_whole_in_the_narrow_column(phase: str) -> None:
+    view = view_of()
+    assert view.estimate is not None
+    table = msgspec.structs.replace(view.estimate.table, peak_phase=phase)
+    view = replace(view, estimate=msgspec.structs.replace(view.estimate, table=table))
+    for seconds in (0, 17, 240, 1234):
+        waiting = replace(view, exact=ExactState(seconds=seconds))
+        heading = plain(table_lines(waiting, RIGHT, 20)[0])
+        assert f"{seconds} s" in heading
+        assert len(heading) <= RIGHT
+
+
+async def test_why_a_launch_is_refused_is_whole_at_80x24(make_console: Make) -> None:
+    app = make_console(plans.apply_settings(Plan(), ["model.name=llama-3.2-1b", "device.name=cpu", "optimize.lora_rank=8"]))  # fmt: skip
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("l")
+        await settle(pilot)
+        shown = " ".join(screen_text(app).split())
+        assert "not launched: optimize.lora_rank = 8" in shown
+        assert "or ask for it: model.weights = random trains from random ones" in shown
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

@@ -22,7 +22,7 @@ from memconsole.tui.app.parting import parting_words
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
-from memconsole.tui.run.header import steps_word, time_line
+from memconsole.tui.run.header import progress_line, steps_word, time_line
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
@@ -84,7 +84,7 @@ async def test_a_finished_run_shows_its_summary(make_console: Make) -> None:
         await show_run(app, pilot, finished())
         text = screen_text(app)
     for words in ("finished", "best 3.351", "final 3.362", "unigram 5.712", "3.214",
-                  "1.25 min/epoch", "4.10 minutes in all", "Test CPU",
+                  "1.25 min/epoch", "4.10 minutes trained", "Test CPU",
                   "measured 171 MiB", "predicted ~"):  # fmt: skip
         assert words in text, words
     assert "s stop" not in text
@@ -437,6 +437,8 @@ def test_the_time_left_says_what_it_counts() -> None:
     assert words == (
         " elapsed 3 min 00 s · left 5 min 25 s = 380 steps × 390 ms + 2 min 57 s of evaluating and saving"
     )
+    unknown = plain(progress_line(RunView(run), msgspec.structs.replace(run, eta_seconds=None), 80))
+    assert unknown.rstrip().endswith(" 68 %"), "no dash in place of a time"
     slow = msgspec.structs.replace(run, pace_seconds=8.0, steps_done=820.37, eta_seconds=3040.0)
     assert steps_word(slow) == "820.3"
     assert steps_word(run) == "820"

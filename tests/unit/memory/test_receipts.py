@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from importlib.metadata import version
@@ -16,6 +17,8 @@ from memconsole.devices.budget import budget
 from memconsole.memory.answers.receipts import (
     DECILE,
     NOISE,
+    NOISE_HEAP,
+    NOISE_RUNS,
     Machine,
     Measured,
     calibrated,
@@ -110,6 +113,64 @@ def test_scattered_runs_keep_the_band_wide() -> None:
     assert scattered.band_bytes[1] / scattered.band_bytes[0] > 1.1 * (
         steady.band_bytes[1] / steady.band_bytes[0]
     )
+
+
+SCATTERED = {
+    "torch": (148, (168, 189, 166, 161, 150, 183)),
+    "jax": (116, (113, 121, 116, 176)),
+}
+"""What a plan was estimated to take on a CPU, and what runs of it took, in MiB (`optimize.heap = fast`)."""
+
+
+def next_ones(mib: int, peaks: tuple[int, ...], known_noise: float) -> list[bool]:
+    """Whether the next run lies in the band of those before, for every order of the runs."""
+    found = []
+    for order in itertools.permutations(math.log(peak / mib) for peak in peaks):
+        for n in range(1, len(order)):
+            factor, spread = posterior(list(order[:n]), 0.25, None, known_noise)
+            found.append(abs(order[n] - math.log(factor)) < DECILE * spread)
+    return found
+
+
+@pytest.mark.parametrize("backend", SCATTERED)
+def test_the_band_after_few_runs_is_as_wide_as_runs_of_one_setup_scatter(backend: str) -> None:
+    mib, peaks = SCATTERED[backend]
+    within = next_ones(mib, peaks, NOISE_HEAP)
+    assert sum(within) / len(within) > 0.6
+    fewer = next_ones(mib, peaks, NOISE)
+    assert sum(within) > sum(fewer) + len(within) / 10
+    factor, spread = posterior([math.log(peaks[0] / mib)], 0.25, None, NOISE_HEAP)
+    low, high = (mib * factor * math.exp(sign * DECILE * spread) for sign in (-1, 1))
+    assert high / low > 1.2, "one run tells nothing of the scatter"
+
+
+def test_two_runs_that_agree_by_chance_narrow_little_and_many_narrow_much() -> None:
+    spreads = [posterior([0.1] * n, 0.25, None, NOISE_HEAP)[1] for n in (1, 2, 16)]
+    assert spreads[1] > 0.7 * spreads[0]
+    assert spreads[2] < 0.5 * spreads[0]
+
+
+def test_only_a_heap_that_keeps_memory_makes_runs_scatter() -> None:
+    def width(heap: str) -> float:
+        plan = a_plan(optimize__heap=heap)
+        low, high = calibrated(price(plan), plan, HERE, [a_run(1.0, plan)], price).band_bytes
+        return math.log(high / low) / (2 * DECILE)
+
+    assert width("fast") > NOISE_HEAP
+    assert NOISE < width("tight") < NOISE_HEAP
+
+
+@pytest.mark.parametrize("runs", [1, 2, 4])
+def test_the_band_holds_where_setups_scatter_more_or_less_than_is_known(runs: int) -> None:
+    """Over setups whose factor and whose noise are drawn from their priors."""
+    rng, prior, within, trials = random.Random(runs), 0.25, 0, 4000
+    for _ in range(trials):
+        true = rng.gauss(0, prior)
+        noise = NOISE_HEAP * math.sqrt(NOISE_RUNS / rng.gammavariate(NOISE_RUNS / 2, 2))
+        seen = [rng.gauss(true, noise) for _ in range(runs)]
+        factor, spread = posterior(seen, prior, None, NOISE_HEAP)
+        within += abs(rng.gauss(true, noise) - math.log(factor)) < DECILE * spread
+    assert within / trials == pytest.approx(0.77, abs=0.05)
 
 
 @pytest.mark.parametrize("runs", [1, 3, 10])

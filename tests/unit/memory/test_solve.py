@@ -217,6 +217,8 @@ def test_a_fit_never_changes_the_rows_of_a_step_nor_anything_it_does_not_tell(
     found = fit(plan, device(kind, usable), keep, devices=most)
     assert found.plan.effective_batch == plan.effective_batch
     assert found.plan.device.count <= most
+    typed = {change.key: change.after for change in found.changes}
+    assert plans.replace(plan, typed) == found.plan, "who types what is told gets the same plan"
     undone = found.plan
     for change in found.changes:
         if found.plan.device.count == plan.device.count:

@@ -123,14 +123,18 @@ def test_plan_and_its_json_say_it() -> None:
         "--set",
         "model.weights=random",
     ]
-    assert json.loads(CliRunner().invoke(cli, words).output)["weights"] == "from scratch"
+    told = json.loads(CliRunner().invoke(cli, words).output)
+    assert (told["weights"], told["refused"]) == ("from scratch", None)
     assert "train refuses" not in said
     frozen = ["plan", "--set", "device.name=rtx-3060-12gb", "--set", "optimize.lora_rank=8"]
     lines = CliRunner().invoke(cli, frozen).output.splitlines()
+    assert any(line.startswith("total") for line in lines), "it is priced all the same"
+    told = json.loads(CliRunner().invoke(cli, [*frozen, "--json"]).output)["refused"]
+    assert told in lines[2]
     assert lines[1] == "from scratch"
     assert lines[2].startswith("train refuses this plan: optimize.lora_rank = 8: the frozen base")
-    refused = CliRunner().invoke(cli, ["plan", "--set", "model.weights=best"])
-    assert 'model.weights = "best": expected random' in str(refused.exception)
+    unknown = CliRunner().invoke(cli, ["plan", "--set", "model.weights=best"])
+    assert 'model.weights = "best": expected random' in str(unknown.exception)
 
 
 def test_another_decoder_or_model_has_its_own_weights() -> None:

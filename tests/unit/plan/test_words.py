@@ -58,8 +58,30 @@ def test_an_unknown_key_is_answered_with_the_right_one(typed: str, key: str) -> 
     assert "\n" not in str(raised.value)
 
 
-def test_keep_takes_the_word_that_people_use() -> None:
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        ("qlora", ("optimize.lora_rank", "optimize.base_storage")),
+        ("lora", ("optimize.lora_rank", "optimize.lora_alpha", "optimize.lora_dropout")),
+        ("batch", ("train.batch_size", "train.evaluation_batch_size")),
+        ("checkpoint", ("train.checkpoint_every", "train.checkpoint_minutes")),
+        ("name", ("model.name", "device.name")),
+    ],
+)
+def test_a_word_for_several_settings_is_answered_with_them(
+    typed: str, keys: tuple[str, ...]
+) -> None:
+    for key in keys:
+        with pytest.raises(PlanError, match=f'did you mean .*"{key}"') as raised:
+            parse_value(typed, "1")
+        assert "\n" not in str(raised.value)
+
+
+def test_keep_takes_the_word_that_people_use_if_it_names_one_setting() -> None:
     assert kept_key("lr") == "train.learning_rate"
+    assert kept_key("batch") == "train.batch_size"
+    with pytest.raises(PlanError, match=r'"optimize\.lora_rank" or "optimize\.base_storage"'):
+        kept_key("qlora")
 
 
 def test_words_belong_to_settings_that_exist() -> None:

@@ -261,6 +261,20 @@ def test_an_estimate_stands_next_to_its_measurement_with_the_error_and_the_band(
     assert "checkpoint" not in rows
 
 
+def test_a_phase_without_an_estimate_has_a_row_if_it_held_most() -> None:
+    table = EstimatedTable(tier="~", peak_bytes=900, device_bytes=900, host_bytes=1, phases={"backward": 900})  # fmt: skip
+    measured = MemoryLine(peak_bytes=1200)
+
+    def rows(**by_phase: int) -> dict[str, int | None]:
+        found = compare(table, measured, {"train": 1000, **by_phase})
+        return {one.name: one.measured_bytes for one in found}
+
+    assert rows(sample=1200)["sample"] == 1200
+    assert "sample" not in rows(sample=999)
+    assert "evaluate" not in rows(evaluate=1200), "it stands beside the estimate of evaluation"
+    assert rows(evaluate=1200)["evaluation"] == 1200
+
+
 def test_each_phase_of_a_hybrid_run_stands_next_to_its_own_estimate() -> None:
     """The first step compiles and belongs to the first phase. A phase that never came has no measurement."""
     table = EstimatedTable(

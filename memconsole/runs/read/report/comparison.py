@@ -9,6 +9,7 @@ import msgspec
 from memconsole.plan.sections.hybrid import PHASES
 
 _STEP = "training step"
+_HIGHEST = "held most, and has no estimate of its own"
 _BETWEEN = {"evaluation": ("evaluate",), "checkpoint": ("checkpoint",)}
 
 
@@ -93,17 +94,24 @@ def compare(
     by_phase: dict[str, int],
     out_of_memory: bool = False,
 ) -> tuple[Comparison, ...]:
-    """One row per column of the memory table, then one per phase.
+    """One row per column of the memory table, then one per phase of it. A phase that no estimate has, such as the start
+    or sampling, has a row if it held most.
 
     `out_of_memory` makes every measurement a lower bound.
     """
     rows = [_column(name, estimated, measured, out_of_memory) for name in _COLUMNS]
+    listed: set[str] = set()
     names = (*by_phase, *(estimated.phases if estimated else ()))
     for name, phases in measured_phases(names).items():
         seen = max((by_phase[p] for p in phases if p in by_phase), default=None)
         guess, tier, note = _phase(estimated, name)
         if seen is not None or guess is not None:
             rows.append(_row(name, guess, seen, tier, at_least=out_of_memory, note=note))
+            listed.update(phases)
+    highest = max(by_phase, key=lambda phase: by_phase[phase], default="")
+    if highest and highest not in listed:
+        seen = by_phase[highest]
+        rows.append(_row(highest, None, seen, "", at_least=out_of_memory, note=_HIGHEST))
     return tuple(rows)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,24 +12,15 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training.recipe import kept_rate
 from memconsole.tui.plan.dialogs.owner import PlanOwner
+from memconsole.tui.plan.widgets.solved import Solution
 from memconsole.tui.views.plan_view import PlanView
-from memconsole.units import format_bytes, value_word
+from memconsole.units import format_bytes
 
 if TYPE_CHECKING:
     from memconsole.memory.answers.solve import Faster
     from memconsole.memory.estimate import Lookup
     from memconsole.memory.table import MemoryTable
     from memconsole.plan.machine.budget import Budget
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The result for one plan: the plan to switch to, and a notice."""
-
-    given: Plan
-    plan: Plan
-    words: str
-    role: str = "good"
 
 
 Solve = Callable[[PlanView, "Lookup | None"], Solution]
@@ -47,6 +37,9 @@ class SolverOwner(PlanOwner, Protocol):
         exit_on_error: bool = ...,
         exclusive: bool = ...,
     ) -> object: ...
+
+    def solved(self, solution: Solution) -> None:
+        """Change to the plan of `solution`, and show what that changes."""
 
 
 class Solver:
@@ -84,8 +77,10 @@ class Solver:
         if found.given != self._owner.view.plan:
             self._owner.notice("the plan changed meanwhile: press the key again", "warn")
             return
-        self._owner.change(lambda _: found.plan)
-        self._owner.notice(found.words, found.role)
+        if found.plan == found.given:
+            self._owner.notice(found.words, found.role)
+        else:
+            self._owner.solved(found)
 
 
 def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
@@ -122,11 +117,10 @@ def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
         words = "nothing to change: these are the fastest settings that fit at the same result"
         words = words if sure else "nothing to change: no settings leave room for the whole band"
         return Solution(view.plan, view.plan, words + hint, "good" if sure else "warn")
-    changes = ", ".join(f"{c.label} {value_word(c.after)}" for c in found.changes)
     result = f"changes training by {' and '.join(found.result_changes)}" if found.result_changes else "training unchanged"  # fmt: skip
     kept = kept_rate(view.plan, found.plan)
-    words = f"{found.after.verdict}, time ×{found.time_factor:.2f}, {result}{hint}: {changes}"
-    words += f"; {kept}" if kept else ""
+    words = f"{found.after.verdict}, time ×{found.time_factor:.2f}, {result}{hint}"
+    words += f" · {kept}" if kept else ""
     harmless = sure and not found.result_changes
     return Solution(view.plan, found.plan, words, "good" if harmless else "warn")
 

@@ -56,7 +56,9 @@ def progress_words(view: PlanView, width: int) -> str:
     tier, exact = view.estimate.table.tier, view.exact
     words = f"{tier} {_TIERS[tier]}"
     if exact.seconds is not None:
-        words = f"{tier} refining… {exact.seconds} s"
+        since = f"{exact.seconds} s"
+        ways = (f"{tier} refining… {since}", f"{tier} exact… {since}", f"{tier} {since} …")
+        words = next((words for words in ways if len(words) <= width), ways[-1])
     elif exact.problem and tier == Tier.FORMULA:
         words = f"{tier} not exact"
     elif exact.resting and tier == Tier.FORMULA:
@@ -75,7 +77,7 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     table = view.estimate.table
     stale = view.stale or bool(view.problem)
     title = _title(table.peak_phase, width)
-    note = "outdated" if stale else progress_words(view, width - len(title) - 6)
+    note = "outdated" if stale else progress_words(view, width - len(title) - 5)
     lines = [
         rule(title, width, note),
         *_problem(view.problem and f"✗ {view.problem}", width, height - 1),
