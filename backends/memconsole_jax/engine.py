@@ -45,6 +45,7 @@ from memconsole_trainer.engine import (
     check_names,
 )
 from memconsole_trainer.gang import Alone, Gang
+from memconsole_trainer.host import mapped
 from memconsole_trainer.jumps import phase_precision, saved_snapshots
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.techniques import adapters, average, loss_scale
@@ -379,7 +380,9 @@ class JaxEngine:
         found = {}
         for described in self._programs.inputs:
             array = arrays[described.name]
-            filled = np.full((*axes, *described.shape), described.fill, described.dtype)
+            filled = mapped.empty((*axes, *described.shape), described.dtype)
+            if described.fill:
+                filled.fill(described.fill)
             filled[tuple(slice(n) for n in array.shape[: len(axes)])] = array
             place = self._programs.places.rows(axes, len(axes) - 1)
             found[described.name] = put(filled, place)

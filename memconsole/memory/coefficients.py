@@ -48,6 +48,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Reserved in addition, whatever the peak: partly used pages."""
     host_bytes: int
     """Resident memory of the trainer's process tree before the model is built."""
+    text_bytes: int = 0
+    """Part of `host_bytes`: libraries that only runs on text load. `python tests/accuracy/systems.py --write` fits it."""
     compiler_bytes: int = 0
     """Host memory of torch.compile in the trainer: what compiling loads, and the compiled code."""
     compiler_import_bytes: int = 0
@@ -55,6 +57,9 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compiling_bytes: int = 0
     """Host memory that XLA takes to compile a plan's programs on a CPU, and frees before the model is built. `python
     tests/accuracy/cpu.py --outside` fits it."""
+    compiler_code_bytes: int = 0
+    """Part of `host_bytes`: XLA's compiler, which a run does not load if it finds its programs on disk. Fitted as
+    `text_bytes` is."""
     heaps: dict[str, Heap] = {}
     """By `optimize.heap`: what the heap of a CPU keeps of freed memory at the peak."""
     context_range: tuple[int, int] | None = None

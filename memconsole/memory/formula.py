@@ -14,12 +14,11 @@ from memconsole.memory.coefficients import runtime
 from memconsole.memory.host import (
     compiler_bytes,
     heap_bytes,
-    host_bytes,
+    host_of,
     returns_pages,
     runtime_bytes,
     saved_bytes,
     settled_bytes,
-    waiting_on_device,
 )
 from memconsole.memory.state.step_sizes import Moment, StepSizes, step_of
 from memconsole.memory.table import BETWEEN_STEPS, COMPONENTS, Component, MemoryTable, Tier
@@ -44,10 +43,10 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
         if moment.phase not in totals or total > totals[moment.phase]:
             totals[moment.phase], largest[moment.phase] = total, moment
     on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
-    framework, waiting = runtime_bytes(step, costs), waiting_on_device(step)
+    framework = runtime_bytes(step, costs)
     in_step = [moment for phase, moment in largest.items() if phase not in BETWEEN_STEPS]
     heap_least, heap, heap_most = heap_bytes(step, costs, in_step)
-    standing = waiting + (compiler if on_cpu else 0)
+    standing = compiler if on_cpu else 0
     own = framework + heap + standing
     owned = dict.fromkeys(largest, own)
     for phase in BETWEEN_STEPS if returns_pages(step, costs) else ():
@@ -61,7 +60,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     device = reserved if on_cpu else reserved + costs.context_bytes
     (low, high), why = costs.band, ""
     if _in_general(plan, model):
-        least, most = general.bounds(tuple(largest.values()), own - waiting, waiting)
+        least, most = general.bounds(tuple(largest.values()), own)
         low, high, why = low * least, high * most, general.WHERE_FROM
     return MemoryTable(
         backend=plan.backend,
@@ -73,11 +72,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=device,
-        host_bytes=host_bytes(
-            step,
-            costs,
-            peak if on_cpu else saved_bytes(step) + compiler,
-        ),
+        host=host_of(step, costs, peak if on_cpu else saved_bytes(step) + compiler),
         band_bytes=costs.band_bytes(
             reserved * low - (heap - heap_least), reserved * high + (heap_most - heap)
         ),

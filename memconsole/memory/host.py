@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.activations.kept import kept_by_blocks
 from memconsole.memory.coefficients import Heap, Runtime
-from memconsole.memory.state.data import data_bytes, waiting_bytes
+from memconsole.memory.state.data import data_bytes, held_out_bytes, waiting_bytes
 from memconsole.memory.state.step_sizes import Moment, StepSizes
+from memconsole.memory.table import HostBytes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.training.compiler import imports_compiler
@@ -38,13 +39,6 @@ def settled_bytes(step: StepSizes, costs: Runtime, moment: Moment, heap: int) ->
     if moment.phase == "evaluation":
         left += min(heap, moment.activations + moment.logits + moment.workspace)
     return left
-
-
-def waiting_on_device(step: StepSizes) -> int:
-    """Bytes of rows that wait in the memory of a CPU, where the step runs too. Rows of text are small: the framework's
-    own bytes, which were measured with them, include them."""
-    text = isinstance(step.model, Architecture)
-    return 0 if text or step.kind != "cpu" else waiting_bytes(step.plan, step.model)
 
 
 def compiler_bytes(plan: Plan, costs: Runtime) -> int:
@@ -101,15 +95,17 @@ def saved_bytes(step: StepSizes) -> int:
     return sum(min(size, SHARD_BYTES) for size in kinds)
 
 
-def host_bytes(step: StepSizes, costs: Runtime, on_host: int) -> int:
-    """Peak resident bytes: the idle trainer, its data, offloaded optimizer state, and `on_host` bytes of tensors if the
-    device is the CPU. A compiler that needs more than all of these sets the peak instead."""
-    if isinstance(step.model, Architecture):
-        data = data_bytes(step.plan, step.model.vocab_size)
-    elif step.kind == "cpu":  # part of `on_host`
-        data = 0
+def host_of(step: StepSizes, costs: Runtime, on_host: int) -> HostBytes:
+    """Resident memory of the idle trainer with its data, and in addition what the run holds while it trains: offloaded
+    optimizer state, and `on_host` bytes of tensors if the device is the CPU."""
+    plan, model = step.plan, step.model
+    idle = costs.host_bytes
+    if isinstance(model, Architecture):
+        idle += data_bytes(plan, model.vocab_size)
     else:
-        data = waiting_bytes(step.plan, step.model)
-    imported = costs.compiler_import_bytes if imports_compiler(step.plan) else 0
-    training = data + step.state.host + on_host
-    return costs.host_bytes + imported + max(training, costs.compiling_bytes)
+        idle += waiting_bytes(plan, model) + held_out_bytes(plan, model) - costs.text_bytes
+    if imports_compiler(plan):
+        idle += costs.compiler_import_bytes
+    return HostBytes(
+        idle + step.state.host + on_host, idle + costs.compiling_bytes, costs.compiler_code_bytes
+    )

@@ -116,7 +116,7 @@ def _folded(plan: Plan, model: Model, tables: Tables) -> MemoryTable:
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=reserved + context,
-        host_bytes=base.host_bytes + (wider if kind == "cpu" else predicting.host_bytes(step)),
+        host=base.host.more(wider if kind == "cpu" else predicting.host_bytes(step)),
         band_bytes=(low + wider, at_most),
         band_from=band_from,
     )

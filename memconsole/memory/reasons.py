@@ -61,6 +61,4 @@ def _host(before: MemoryTable, after: MemoryTable) -> str:
     if after.host_bytes < before.host_bytes:
         saved = before.host_bytes - after.host_bytes
         return f"saves host memory, not device memory ({format_bytes(saved)})"
-    if after.device_bytes > before.device_bytes:
-        return "more rows wait in host memory, which is the device's memory here"
     return "data waits in host memory, not on the device"

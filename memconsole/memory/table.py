@@ -49,6 +49,29 @@ class Component(msgspec.Struct, frozen=True):
         return self.tiers.get(phase, Tier.FORMULA)
 
 
+class HostBytes(msgspec.Struct, frozen=True):
+    """Resident memory of the trainer's processes, before and after the model is built."""
+
+    training: int
+    """The most while the run trains."""
+    compiling: int = 0
+    """The most while XLA compiles the run's programs."""
+    code: int = 0
+    """Part of both: XLA's compiler, which stays. A run that finds its programs on disk does not load it."""
+
+    @property
+    def peak(self) -> int:
+        return max(self.training, self.compiling)
+
+    def more(self, bytes_: int) -> HostBytes:
+        """With so many bytes more, or less, while the run trains."""
+        return msgspec.structs.replace(self, training=self.training + bytes_)
+
+    def compiled(self) -> HostBytes:
+        """Of a run whose programs are on disk."""
+        return HostBytes(self.training - self.code)
+
+
 class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """What one plan needs on one device.
 
@@ -65,7 +88,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     reserved_bytes: int
     device_bytes: int
-    host_bytes: int
+    host: HostBytes
     band_bytes: tuple[int, int]
     """Low and high bound of `device_bytes`."""
     phase_tiers: dict[str, Tier] = {}
@@ -85,6 +108,11 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """True if the compiler refused the program because the device has too little memory."""
     formula: MemoryTable | None = None
     """The same plan by formula alone, if this table has exact numbers."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Peak resident memory of the trainer's processes."""
+        return self.host.peak
 
     @property
     def step_phases(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ PARTS = {
     "cpu": "cpu.py",
     "cpu-exact": "cpu_exact.py",
     "speed": "speed.py",
+    "systems": "systems.py",
     "hybrid": "hybrid.py",
     "key-press": "key_press.py",
     "gpu": "gpu.py",

@@ -19,6 +19,7 @@ from memconsole.memory.table import (
     COMPONENTS,
     Component,
     Estimate,
+    HostBytes,
     MemoryTable,
     Saving,
     Tier,
@@ -67,7 +68,7 @@ def given(plan: Plan, factor: int = 1) -> Estimate:
     table = MemoryTable(
         backend="torch", budget=BUDGET, tier=Tier.FORMULA, components=components, phases=phases,
         peak_phase=peak, peak_bytes=most, reserved_bytes=most + 80 * MIB, device_bytes=most + 400 * MIB,
-        host_bytes=3 * GIB, band_bytes=(most + 300 * MIB, most + 520 * MIB), band_from="runs of this setup",
+        host=HostBytes(3 * GIB), band_bytes=(most + 300 * MIB, most + 520 * MIB), band_from="runs of this setup",
     )  # fmt: skip
     savings = tuple(
         Saving(

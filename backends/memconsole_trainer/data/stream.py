@@ -57,6 +57,8 @@ class Rows(Protocol):
     """Bytes of one row in the queue."""
     shuffle_buffer: int
     """Rows of one shuffle window, which are produced together; 0 if rows are in memory already."""
+    at_hand: bool
+    """Whether rows come as fast as they are copied or read from a local file."""
 
     def epoch(self, epoch: int) -> RowIterator:
         """The rows of an epoch; epochs are counted from 1."""
@@ -138,11 +140,17 @@ class BatchStream:
         return self._first
 
     def fill(self, waiting: Callable[[], None] | None = None) -> None:
-        """Wait for the first item. By then most of the data's memory is allocated.
+        """Wait for the first item, and, if rows are at hand, until the queue is full. By then most of
+        the data's memory is allocated.
 
         No step waits meanwhile, so it does not count as waited. `waiting` and errors are as in `next`.
         """
-        self._first = self.next(waiting)
+        if self._first is None:
+            self._first = self.next(waiting)
+        while self._rows.at_hand and not self._queue.full() and self._thread.is_alive():
+            if waiting is not None:
+                waiting()
+            time.sleep(0.01)
         self._waited_seconds = 0.0
 
     def take_waited_seconds(self) -> float:

@@ -174,6 +174,8 @@ class WindowData:
 class WindowRows:
     """The training rows of a window file."""
 
+    at_hand = True
+
     def __init__(
         self, plan: Plan, file: WindowFile, split: WindowSplit, shuffle_buffer: int | None = None
     ) -> None:

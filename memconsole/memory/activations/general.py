@@ -142,15 +142,13 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     yield Moment("checkpoint", step.weights, state=resident, workspace=gathered_to_save(step))
 
 
-def bounds(
-    moments: Iterator[Moment] | tuple[Moment, ...], own: int, waiting: int = 0
-) -> tuple[float, float]:
+def bounds(moments: Iterator[Moment] | tuple[Moment, ...], own: int) -> tuple[float, float]:
     """Low and high factor that bound the error of the peak. Uncertain is what the rule counts, and the `own` bytes of the
     framework, which were measured on decoders."""
     totals = []
     for m in moments:
         ruled = m.activations + m.logits + m.workspace + own
-        sure = m.total - ruled + own + waiting
+        sure = m.total - ruled + own
         totals.append((sure + LOW * ruled, sure + ruled, sure + HIGH * ruled))
     low, peak, high = (max(column) for column in zip(*totals, strict=True))
     return low / peak, high / peak

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from memconsole.memory.step_key import step_settings
 from memconsole.memory.table import MemoryTable, Tier
 from memconsole.plan.plan import Plan, PlanError
 
@@ -69,7 +70,8 @@ def calibrated(
 
     `price` estimates an earlier plan with the present formulas, so that runs made with older formulas count too.
     """
-    setup = setup_of(plan)
+    setup, programs = setup_of(plan), programs_of(plan, table.budget.kind)
+    compiled = False
     ratios: list[float] = []
     bounds: list[float] = []
     for run in runs:
@@ -78,6 +80,7 @@ def calibrated(
         try:
             ratio = math.log(run.peak_bytes / price(run.plan).peak_bytes)
             (bounds if run.at_least else ratios).append(ratio)
+            compiled |= programs_of(run.plan, table.budget.kind) == programs
         except (PlanError, ValueError, ZeroDivisionError):
             continue
     if not ratios and not bounds:
@@ -89,13 +92,14 @@ def calibrated(
     peak, reserved = int(base.peak_bytes * factor), int(base.reserved_bytes * factor)
     device = base.device_bytes + reserved - base.reserved_bytes
     edge = math.exp(DECILE * spread)
+    host = table.host.compiled() if compiled else table.host
     return msgspec.structs.replace(
         table,
         tier=Tier.CALIBRATED,
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=device,
-        host_bytes=table.host_bytes + (peak - table.peak_bytes if on_cpu(table) else 0),
+        host=host.more(peak - table.peak_bytes if on_cpu(table) else 0),
         reserved_tier=Tier.CALIBRATED,
         device_tier=Tier.CALIBRATED if on_cpu(table) else table.device_tier,
         band_bytes=(int(device / edge), int(device * edge)),
@@ -174,6 +178,13 @@ def setup_of(plan: Plan) -> tuple[object, ...]:
         msgspec.structs.replace(o, accumulation_steps=min(2, o.accumulation_steps)),
         plan.hybrid,
     )
+
+
+def programs_of(plan: Plan, kind: str) -> tuple[object, ...]:
+    """The settings of a plan that decide what is compiled for it, beside those of its setup. A run whose programs an
+    earlier one compiled finds them on disk."""
+    sizes = plan.train.batch_size, plan.evaluation_batch, plan.data.sequence_length
+    return (*step_settings(plan, kind), *sizes, plan.optimize.accumulation_steps)
 
 
 def on_cpu(table: MemoryTable) -> bool:

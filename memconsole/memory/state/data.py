@@ -10,6 +10,7 @@ from memconsole.plan.data.mixture import parts
 from memconsole.plan.data.rows import row_bytes, training_rows
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import DataChoice, Plan, PlanError
 from memconsole.plan.tasks import task_of_model
 from memconsole.units import GIB
@@ -21,6 +22,10 @@ AHEAD_BYTES = 64 << 20
 """Most bytes of rows that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BYTES`."""
 AHEAD_BATCHES = 8
 """Fewest batches that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BATCHES`."""
+HELD_BYTES = 16 << 20
+"""Most bytes of windows of one side of the split: `memconsole_trainer.tasks.regression.HELD_BYTES`."""
+UNSEEN_SHARE = 0.1
+"""`memconsole_trainer.data.windows.split.UNSEEN_SHARE`."""
 
 
 JOINED_BYTES = 16 << 20
@@ -63,8 +68,9 @@ def cache_bytes(plan: Plan, model: Model) -> int | None:
 
 
 def waiting_bytes(plan: Plan, model: Model) -> int:
-    """Host bytes of rows of numbers: those in the shuffle buffer, and the batches that wait for the device. The size
-    of the file limits the buffer, as far as it is known."""
+    """Host bytes of rows of numbers: those in the shuffle buffer, and the batches that wait for the device. They are
+    there before the model is built, so a CPU's tensors do not include them. The size of the file limits the buffer, as
+    far as it is known."""
     row, rows = row_bytes(plan, model), plan.data.shuffle_buffer
     each = plan.train.batch_size * plan.optimize.accumulation_steps
     most = max(AHEAD_BYTES // (row * each), 2)
@@ -72,6 +78,17 @@ def waiting_bytes(plan: Plan, model: Model) -> int:
     size = _file_bytes(plan.data)
     held = rows if size is None else min(rows, size // row)
     return (held + ahead) * row
+
+
+def held_out_bytes(plan: Plan, model: Model) -> int:
+    """Host bytes of the windows that are kept for evaluation: held-out rows, and those of systems that are held out
+    whole."""
+    rows = training_rows(plan, model)
+    if rows is None or not isinstance(model, Regressor):
+        return 0
+    row, held = row_bytes(plan, model), plan.data.validation_fraction
+    shares = (held, UNSEEN_SHARE if held else 0.0)
+    return sum(min(HELD_BYTES, int(rows * share) * row) for share in shares)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,30 @@ def test_an_order_continues_exactly_from_its_state(path: Path) -> None:
         other = WindowOrder(file, split, 1, 3, 2048)
         other.set_state(order.get_state())
         np.testing.assert_array_equal(rest(other), whole[taken:])
+
+
+def test_one_buffer_exists_at_a_time_and_a_batch_over_its_end_is_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, buffers = opened(path), list[weakref.ref[Any]]()
+    split, empty = WindowSplit(file, 0.2, still), WindowFile.empty
+    order = WindowOrder(file, split, 1, 3, 1024)
+    whole = gathered(list(order))
+
+    def counted(self: WindowFile, rows: int) -> Windows:
+        assert not [ref for ref in buffers if ref() is not None]
+        found = empty(self, rows)
+        buffers.append(weakref.ref(found.windows.base))
+        return found
+
+    monkeypatch.setattr(WindowFile, "empty", counted)
+    order, batches = WindowOrder(file, split, 1, 3, 1024), []
+    while rows := list(itertools.islice(order, 100)):
+        order.get_state()
+        batches.append(gathered(rows))
+        del rows  # as the stream does; they hold the buffer
+    assert len(buffers) > 3
+    np.testing.assert_array_equal(Windows.joined(batches).windows, whole.windows)
 
 
 def test_an_inspection_counts_windows_and_names_families(path: Path) -> None:

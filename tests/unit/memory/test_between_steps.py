@@ -8,6 +8,7 @@ import pytest
 
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.formula import memory_table
+from memconsole.memory.state.data import held_out_bytes, waiting_bytes
 from memconsole.memory.table import MemoryTable
 from memconsole.plan import catalog
 from memconsole.plan.machine.budget import Budget
@@ -52,5 +53,26 @@ def test_the_heap_keeps_no_more_of_an_evaluation_than_it_frees() -> None:
 def test_a_compiler_that_takes_more_than_training_sets_the_peak_of_the_host() -> None:
     costs = runtime("jax", "cpu")
     small, large = table("jax"), table("jax", {"train.batch_size": 128})
-    assert small.host_bytes == costs.host_bytes + costs.compiling_bytes
-    assert large.host_bytes >= costs.host_bytes + large.peak_bytes > small.host_bytes
+    assert small.host_bytes == small.host.compiling > small.host.training
+    assert large.host_bytes == large.host.training > large.host.compiling
+    more = small.host.more(2**30)
+    assert more.peak == more.training == small.host.training + 2**30
+    assert small.host.compiling - costs.compiling_bytes >= costs.host_bytes
+
+
+def test_programs_on_disk_need_no_compiler() -> None:
+    costs, found = runtime("jax", "cpu"), table("jax").host
+    assert costs.compiler_code_bytes > 0
+    assert found.compiled().peak == found.training - costs.compiler_code_bytes < found.peak
+    assert table("torch").host.compiled().peak == table("torch").host_bytes
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_task_that_reads_no_text_does_not_load_what_text_needs(backend: str) -> None:
+    costs = runtime(backend, "cpu")
+    found = table(backend, {"model.name": "lqr", "data.sequence_length": 32})
+    rows = found.host.training - found.peak_bytes - costs.host_bytes + costs.text_bytes
+    plan = replace(Plan(), {"backend": backend, "model.name": "lqr", "data.sequence_length": 32})
+    model = catalog.model(plan)
+    assert rows == waiting_bytes(plan, model) + held_out_bytes(plan, model)
+    assert costs.text_bytes > 0

@@ -60,6 +60,23 @@ def with_runs(*runs: Measured) -> MemoryTable:
     return calibrated(price(a_plan()), a_plan(), HERE, runs, price)
 
 
+def test_a_run_that_compiled_the_same_programs_leaves_them_to_the_next() -> None:
+    here = Machine(HERE.device_name, {"jax": "0.10.2"})
+    plan = a_plan(backend="jax")
+
+    def after(**changes: Any) -> MemoryTable:
+        before = a_run(1.0, a_plan(backend="jax", **changes), versions=here.versions)
+        return calibrated(price(plan), plan, here, [before], price)
+
+    first = price(plan).host
+    assert after().host == first.compiled()
+    assert after(train__seed=7).host_bytes == first.compiled().peak < first.peak
+    for other in ({"train__batch_size": 3}, {"train__evaluation_batch_size": 5}):
+        found = after(**other)
+        assert found.tier == Tier.CALIBRATED
+        assert found.host_bytes == first.peak
+
+
 def test_an_estimate_moves_to_what_its_setup_measured_and_its_band_narrows_with_each_run() -> None:
     plain = price(a_plan())
     widths, distances = [], []

@@ -71,6 +71,7 @@ class HistoryRows:
     """The training rows. Implements `memconsole_trainer.data.stream.Rows`."""
 
     shuffle_buffer = 0
+    at_hand = True
 
     def __init__(self, plan: Plan, histories: Histories) -> None:
         self._seed, self._histories = plan.train.seed, histories

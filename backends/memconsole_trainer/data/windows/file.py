@@ -26,6 +26,7 @@ from memconsole_trainer.data.windows.systems import (
     process_noise,
     read_systems,
 )
+from memconsole_trainer.host import mapped
 
 TRAJECTORIES, VARIANTS, SYSTEMS = "trajectory_ids", "variant_ids", "system_ids"
 MASK = DATASETS[2]
@@ -47,7 +48,10 @@ class Windows(NamedTuple):
 
     def take(self, wanted: NDArray[Any]) -> Windows:
         """The rows of these numbers."""
-        return Windows(*(np.take(part, wanted, axis=0) for part in self))
+        rows = (mapped.empty((len(wanted), *part.shape[1:]), part.dtype) for part in self)
+        return Windows(
+            *(np.take(part, wanted, axis=0, out=out) for part, out in zip(self, rows, strict=True))
+        )
 
     @classmethod
     def joined(cls, parts: list[Windows]) -> Windows:
@@ -118,9 +122,9 @@ class WindowFile:
     def empty(self, rows: int) -> Windows:
         """Room for `rows` rows."""
         return Windows(
-            np.empty((rows, self._length, self.features), np.float32),
-            np.empty((rows, self.outputs), np.float32),
-            np.empty((rows, self.outputs), np.float32),
+            mapped.empty((rows, self._length, self.features), np.float32),
+            mapped.empty((rows, self.outputs), np.float32),
+            mapped.empty((rows, self.outputs), np.float32),
         )
 
     def read(self, start: int, stop: int) -> Windows:

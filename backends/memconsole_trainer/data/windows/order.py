@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from memconsole_trainer.data.windows.split import TRAIN, WindowSplit
 from memconsole_trainer.randomness import generator
 
 
-class Row(NamedTuple):
+@dataclass(slots=True)
+class Row:
     """A row, still in the buffer that holds it."""
 
     buffer: Windows
@@ -35,6 +36,9 @@ class WindowOrder:
 
     A buffer holds as many whole blocks as fit into `shuffle_buffer` rows, at least one. Blocks are
     whole chunks of the file: a chunk is decompressed once in an epoch.
+
+    Only one buffer exists at a time. The rows given since the last `get_state` are copied out of it before the next one
+    is read; no earlier row may be used then.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class WindowOrder:
         self._buffer, self._row = 0, 0
         self._rows: Windows | None = None
         self._order: list[int] = []
+        self._given: list[Row] = []
+        """Since the last `get_state`."""
 
     def __iter__(self) -> WindowOrder:
         return self
@@ -54,20 +60,30 @@ class WindowOrder:
     def __next__(self) -> Row:
         while self._rows is None or self._row >= len(self._order):
             if self._rows is not None:
+                self._copy_out(self._rows)
                 self._buffer, self._row, self._rows = self._buffer + 1, 0, None
             if self._buffer * self._blocks >= len(self._starts):
                 raise StopIteration
             self._fill()
         row = Row(self._rows, self._order[self._row])
         self._row += 1
+        self._given.append(row)
         return row
 
     def get_state(self) -> list[int]:
+        self._given = []
         return [self._buffer, self._row]
 
     def set_state(self, state: list[int]) -> None:
         self._buffer, self._row = state
-        self._rows = None
+        self._rows, self._given = None, []
+
+    def _copy_out(self, buffer: Windows) -> None:
+        """Copy the rows that may still be wanted out of a buffer."""
+        wanted = [row for row in self._given if row.buffer is buffer]
+        copies = buffer.take(np.fromiter((row.number for row in wanted), np.int64, len(wanted)))
+        for number, row in enumerate(wanted):
+            row.buffer, row.number = copies, number
 
     def _fill(self) -> None:
         """Read the current buffer's blocks, and shuffle the numbers of its train rows."""

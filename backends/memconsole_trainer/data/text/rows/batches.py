@@ -65,6 +65,8 @@ class _Joined:
 class TextRows:
     """The training rows of text."""
 
+    at_hand = False  # most of them are tokenized first, or read from the net
+
     def __init__(
         self,
         blocks: TokenBlocks,

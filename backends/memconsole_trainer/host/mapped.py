@@ -1,0 +1,25 @@
+"""Arrays in memory of their own, outside the heap of the C library.
+
+A step on a CPU takes the same blocks from the heap each time. An array that another thread puts into a freed block
+meanwhile makes the next step take another block, which the heap then keeps. An array in its own mapping cuts no block,
+and its memory goes back to the system when the array is freed.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array of zeros that begins at a page of its own."""
+    kind = np.dtype(dtype)
+    count = math.prod(shape)
+    if not count:
+        return np.empty(shape, kind)
+    pages = mmap.mmap(-1, count * kind.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, kind, count).reshape(shape)
