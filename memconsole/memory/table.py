@@ -52,7 +52,7 @@ class Component(msgspec.Struct, frozen=True):
 class HostBytes(msgspec.Struct, frozen=True):
     """Resident memory of the trainer's processes, before and after the model is built."""
 
-    training: int
+    training: int = 0
     """The most while the run trains."""
     compiling: int = 0
     """The most while XLA compiles the run's programs."""
@@ -88,9 +88,11 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     reserved_bytes: int
     device_bytes: int
-    host: HostBytes
     band_bytes: tuple[int, int]
     """Low and high bound of `device_bytes`."""
+    host: HostBytes = HostBytes()
+    host_bytes: int = 0
+    """Peak resident memory of the trainer's processes: always that of `host`. Stored tables without `host` have it alone."""
     phase_tiers: dict[str, Tier] = {}
     """How the total of each phase was obtained. A missing phase is by formula."""
     reserved_tier: Tier = Tier.FORMULA
@@ -109,10 +111,10 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     formula: MemoryTable | None = None
     """The same plan by formula alone, if this table has exact numbers."""
 
-    @property
-    def host_bytes(self) -> int:
-        """Peak resident memory of the trainer's processes."""
-        return self.host.peak
+    def __post_init__(self) -> None:
+        if self.host == HostBytes():
+            msgspec.structs.force_setattr(self, "host", HostBytes(self.host_bytes))
+        msgspec.structs.force_setattr(self, "host_bytes", self.host.peak)
 
     @property
     def step_phases(self) -> tuple[str, ...]:

@@ -212,6 +212,16 @@ def test_the_estimate_made_at_launch_stands_beside_the_measurement(run: RunDirec
     assert estimated.host_bytes == table.host_bytes
 
 
+def test_a_stored_estimate_holds_the_peak_of_the_host_and_is_read_with_or_without_its_parts() -> None:
+    table = estimate(Plan(), BUDGET).table
+    stored = msgspec.json.decode(msgspec.json.encode(table))
+    assert stored["host_bytes"] == table.host.peak
+    del stored["host"]
+    assert msgspec.convert(stored, type(table)).host_bytes == table.host_bytes
+    more = msgspec.structs.replace(table, host=table.host.more(1 << 40))
+    assert more.host_bytes == more.host.peak > 1 << 40
+
+
 def test_a_run_without_an_estimate_says_none_not_zero(run: RunDirectory) -> None:
     (run.path / "estimate.json").unlink()
     estimated = report(run).memory.estimated
