@@ -21,7 +21,10 @@ class Heap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     activations_frozen: float = 0.0
     """The same if the matrices of the blocks are frozen: they have no gradients, which would fill the gaps."""
     logits: float = 0.0
-    """Of the largest logits that are live at once."""
+    """Of the largest logits of a decoder that are live at once. Other models compute their loss in small pieces."""
+    evaluation: float = 0.0
+    """Of what an evaluation of a model other than a decoder allocates and frees; of a decoder no more than it keeps of a
+    step. `tests/accuracy/systems.py` measures it."""
     range: tuple[float, float]
     """The least and the most that was measured, as factors of this sum."""
 

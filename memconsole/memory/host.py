@@ -33,11 +33,13 @@ def returns_pages(step: StepSizes, costs: Runtime) -> bool:
 def settled_bytes(step: StepSizes, costs: Runtime, moment: Moment, heap: int) -> int:
     """What the framework and the heap of a CPU hold while a run evaluates or saves, in addition to the tensors of
     `moment`, if the trainer has returned free pages before. Of the `heap` bytes that it keeps while a run trains, it
-    keeps no more than an evaluation frees."""
+    keeps no more than an evaluation of a decoder frees. One of another model has many more rows than a step."""
     left = costs.settled_bytes or 0
     left += costs.kernels_16_bytes if step.compute == 2 else 0
     if moment.phase == "evaluation":
-        left += min(heap, moment.activations + moment.logits + moment.workspace)
+        freed = moment.activations + moment.logits + moment.workspace
+        own = None if isinstance(step.model, Architecture) else _heap(step, costs)
+        left += int(own.evaluation * freed) if own and own.evaluation else min(heap, freed)
     return left
 
 
@@ -56,7 +58,9 @@ def heap_bytes(step: StepSizes, costs: Runtime, largest: Iterable[Moment]) -> tu
     if heap.step:  # weights and optimizer state are never freed
         lasting = step.weights + step.state.resident
         kept += heap.step * max(0, max(m.total for m in found) - lasting)
-    kept += heap.logits * max(m.logits for m in found) + _of_blocks(step, heap)
+    if isinstance(step.model, Architecture):
+        kept += heap.logits * max(m.logits for m in found)
+    kept += _of_blocks(step, heap)
     low, high = heap.range
     return int(low * kept), int(kept), int(high * kept)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from memconsole.memory.activations import general
 from memconsole.memory.coefficients import Certainty, Runtime, certainty, runtime
 from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.table import COMPONENTS, Component, MemoryTable, Tier
@@ -12,6 +13,9 @@ _RUNTIME = "runtime"
 _PROGRAM = "one number for the whole step: parts and phases marked ~ are the formula's"
 
 
+OTHERS = (0.8, 1.25)
+"""Least and most that runs of models other than decoders held on a CPU, as factors of exact numbers: what the heap keeps of
+their steps and evaluations varies (`python tests/accuracy/systems.py`)."""
 _COMPILED = "without torch.compile, whose effect is the formula's"
 
 
@@ -239,7 +243,10 @@ def _band(
         why = "as wide as the formula's: not yet measured for exact numbers on this kind of device"
         return costs.band_bytes(reserved * low, reserved * high), why
     if table.budget.kind == "cpu":
-        return costs.band_bytes(peak * sure.allocated[0], peak * sure.allocated[1]), sure.source
+        low, high, why = *sure.allocated, sure.source
+        if table.band_from == general.WHERE_FROM:
+            low, high, why = *OTHERS, "what runs of other models than decoders held"
+        return costs.band_bytes(peak * low, peak * high), why
     low, high = sure.reserved if replayed else sure.unreplayed
     least = max(peak * sure.allocated[0], reserved * low)
     return costs.band_bytes(least, reserved * high * sure.allocated[1]), sure.source
