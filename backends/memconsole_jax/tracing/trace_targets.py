@@ -1,4 +1,5 @@
-"""Devices that XLA compiles for without having them: TPUs through libtpu, NVIDIA GPUs through the CUDA plugin."""
+"""Devices that XLA compiles for, one or several: host devices of this CPU, TPUs through libtpu and NVIDIA GPUs through
+the CUDA plugin, which need not be there."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 import jax
+from jaxlib import xla_client
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog import CatalogDevice
@@ -26,16 +28,17 @@ TOPOLOGIES = {
     "tpu-v6e": "v6e:2x2",
     "tpu-7x": "tpu7x:2x2x1",
 }
-"""One host of each TPU, as libtpu names it; programs are compiled for one device of it."""
+"""One host of each TPU, as libtpu names it."""
 MEGACORE = ("tpu-v4",)
 """Chips whose two cores work as one device."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A device to compile for."""
+    """What to compile for."""
 
-    device: Any
+    devices: tuple[Any, ...]
+    """Those of a plan. All of them run the same program, each with its part of the arrays."""
     kind: str
     """cpu | gpu | rocm | tpu"""
     name: str
@@ -57,15 +60,16 @@ def environment() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def target(name: str, kind: str) -> Target:
-    """The device to compile for: a catalog name, or "" for this machine's own. Raises `PlanError`."""
+def target(name: str, kind: str, count: int = 1, nodes: int = 1) -> Target:
+    """`count` devices to compile for, spread over `nodes`: those of a catalog name, or of this machine for "".
+    Raises `PlanError`."""
     if not name:
-        return _local(kind)
+        return _local(kind, count)
     device = catalog.catalog_device(name)
     if device.kind == "tpu":
-        return _tpu(name, device)
+        return _tpu(name, device, count)
     if device.kind == "gpu":
-        return _nvidia(name, device)
+        return _nvidia(name, device, count, nodes)
     if device.kind == "rocm":
         raise PlanError(
             f"{device.label}: XLA's ROCm plugin does not compile without an AMD GPU here; only the formula prices it"
@@ -73,13 +77,13 @@ def target(name: str, kind: str) -> Target:
     raise PlanError(f"{device.label}: JAX does not train on it")
 
 
-def _local(kind: str) -> Target:
+def _local(kind: str, count: int) -> Target:
     if kind != "cpu":
         raise PlanError(
             "XLA compiles for devices of the catalog: a tracer opens no accelerator, which may be training"
         )
     return Target(
-        jax.local_devices(backend="cpu")[0],
+        _host_devices(count),
         "cpu",
         "this CPU",
         False,
@@ -88,7 +92,16 @@ def _local(kind: str) -> Target:
     )
 
 
-def _tpu(name: str, known: CatalogDevice) -> Target:
+def _host_devices(count: int) -> tuple[Any, ...]:
+    """`count` devices that XLA makes of this CPU. JAX fixes their number when it opens the CPU, so several belong to a
+    client of their own."""
+    own = jax.local_devices(backend="cpu")
+    if count <= len(own):
+        return tuple(own[:count])
+    return tuple(xla_client.make_cpu_client(num_devices=count).devices())
+
+
+def _tpu(name: str, known: CatalogDevice, count: int) -> Target:
     if importlib.util.find_spec("libtpu") is None:
         raise PlanError(
             f'compiling for {known.label} needs libtpu: pip install "memconsole[tpu]" (no TPU is needed)'
@@ -96,12 +109,25 @@ def _tpu(name: str, known: CatalogDevice) -> Target:
     if name not in TOPOLOGIES:
         raise PlanError(f"{known.label}: libtpu's name for it is not known")
     options = {"chip_config_name": "megacore"} if name in MEGACORE else {}
-    description = _topology(TOPOLOGIES[name], "tpu", **options)
+    description = _slice(TOPOLOGIES[name], count, options)
     compiler = f"XLA {version('jaxlib')} with libtpu {version('libtpu')}"
-    return Target(description.devices[0], "tpu", known.label, True, compiler)
+    return Target(tuple(description.devices[:count]), "tpu", known.label, True, compiler)
 
 
-def _nvidia(name: str, known: CatalogDevice) -> Target:
+def _slice(host: str, count: int, options: dict[str, str]) -> Any:
+    """The smallest slice of at least `count` devices that doubles one `host` of chips, each time along its shortest
+    side, as Google's slices do."""
+    generation, _, shape = host.partition(":")
+    sides = [int(side) for side in shape.split("x")]
+    while True:
+        found = _topology(f"{generation}:{'x'.join(map(str, sides))}", "tpu", **options)
+        if len(found.devices) >= count:
+            return found
+        shortest = max(i for i, side in enumerate(sides) if side == min(sides))
+        sides[shortest] *= 2
+
+
+def _nvidia(name: str, known: CatalogDevice, count: int, nodes: int) -> Target:
     plugin = _cuda_plugin()
     if plugin is None:
         raise PlanError(
@@ -111,9 +137,10 @@ def _nvidia(name: str, known: CatalogDevice) -> Target:
     facts = _gpus()["device"].get(name)
     if facts is None:
         raise PlanError(f"{known.label}: what XLA must know of it is not known")
-    description = _topology("one", "cuda", target_config=_config(known, facts), topology="1x1x1")
+    shape = f"1x{nodes}x{count // nodes}"  # slices, nodes of each, devices of each
+    description = _topology("one", "cuda", target_config=_config(known, facts), topology=shape)
     return Target(
-        description.devices[0],
+        tuple(description.devices),
         "gpu",
         known.label,
         True,
