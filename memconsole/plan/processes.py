@@ -28,3 +28,8 @@ def processes(plan: Plan) -> int:
         return plan.device.count
     apart = plan.launch.on == "slurm" or plan.device.name == "cpu"
     return nodes(plan) if apart else 1
+
+
+def devices_of_each(plan: Plan) -> int:
+    """How many devices each of these processes has. Raises `PlanError` as `nodes`."""
+    return plan.device.count // processes(plan)

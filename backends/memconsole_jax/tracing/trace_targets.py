@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,8 @@ TOPOLOGIES = {
     "tpu-7x": "tpu7x:2x2x1",
 }
 """One host of each TPU, as libtpu names it."""
+UNTUNED = "compiled without the GPU: kernels are not tuned, and 16-bit attention is stood in for"
+COLLECTIVES = "buffers of the library that connects the devices are not counted"
 MEGACORE = ("tpu-v4",)
 """Chips whose two cores work as one device."""
 
@@ -109,20 +112,19 @@ def _tpu(name: str, known: CatalogDevice, count: int) -> Target:
     if name not in TOPOLOGIES:
         raise PlanError(f"{known.label}: libtpu's name for it is not known")
     options = {"chip_config_name": "megacore"} if name in MEGACORE else {}
-    description = _slice(TOPOLOGIES[name], count, options)
+    every = (_topology(one, "tpu", **options) for one in slices(TOPOLOGIES[name]))
+    description = next(one for one in every if len(one.devices) >= count)
     compiler = f"XLA {version('jaxlib')} with libtpu {version('libtpu')}"
     return Target(tuple(description.devices[:count]), "tpu", known.label, True, compiler)
 
 
-def _slice(host: str, count: int, options: dict[str, str]) -> Any:
-    """The smallest slice of at least `count` devices that doubles one `host` of chips, each time along its shortest
-    side, as Google's slices do."""
+def slices(host: str) -> Iterator[str]:
+    """One `host` of TPUs and ever larger slices, as libtpu names them. Each doubles the last of the shortest sides, as
+    Google's do."""
     generation, _, shape = host.partition(":")
     sides = [int(side) for side in shape.split("x")]
     while True:
-        found = _topology(f"{generation}:{'x'.join(map(str, sides))}", "tpu", **options)
-        if len(found.devices) >= count:
-            return found
+        yield f"{generation}:{'x'.join(map(str, sides))}"
         shortest = max(i for i, side in enumerate(sides) if side == min(sides))
         sides[shortest] *= 2
 
@@ -145,7 +147,7 @@ def _nvidia(name: str, known: CatalogDevice, count: int, nodes: int) -> Target:
         known.label,
         True,
         f"XLA {version('jaxlib')} with {plugin} {version(plugin)}",
-        "compiled without the GPU: kernels are not tuned, and 16-bit attention is stood in for",
+        UNTUNED if count == 1 else f"{UNTUNED}; {COLLECTIVES}",
         (("xla_gpu_autotune_level", "0"),),
     )
 
