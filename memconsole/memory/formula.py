@@ -27,6 +27,7 @@ from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
+from memconsole.plan.processes import devices_of_each
 
 PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
 """The phases of a plain training step and those between steps, in the order of a table."""
@@ -63,6 +64,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     if _in_general(plan, model):
         least, most = general.bounds(tuple(largest.values()), own - waiting, waiting)
         low, high, why = low * least, high * most, general.WHERE_FROM
+    together = devices_of_each(plan)
     return MemoryTable(
         backend=plan.backend,
         budget=budget,
@@ -76,8 +78,9 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
         host_bytes=host_bytes(
             step,
             costs,
-            peak if on_cpu else saved_bytes(step) + compiler,
+            together * peak if on_cpu else saved_bytes(step) + compiler,
         ),
+        devices_in_process=together,
         band_bytes=costs.band_bytes(
             reserved * low - (heap - heap_least), reserved * high + (heap_most - heap)
         ),

@@ -66,6 +66,9 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: int
     device_bytes: int
     host_bytes: int
+    """Of the whole process, which may have several devices."""
+    devices_in_process: int = 1
+    """How many devices of a plan one process has."""
     band_bytes: tuple[int, int]
     """Low and high bound of `device_bytes`."""
     phase_tiers: dict[str, Tier] = {}

@@ -85,7 +85,8 @@ def calibrated(
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=device,
-        host_bytes=table.host_bytes + (peak - table.peak_bytes if on_cpu(table) else 0),
+        host_bytes=table.host_bytes
+        + table.devices_in_process * (peak - table.peak_bytes if on_cpu(table) else 0),
         reserved_tier=Tier.CALIBRATED,
         device_tier=Tier.CALIBRATED if on_cpu(table) else table.device_tier,
         band_bytes=(int(device / edge), int(device * edge)),

@@ -9,7 +9,7 @@ from pathlib import Path
 from memconsole.cache import cache_folder
 from memconsole.plan.machine import jemalloc
 from memconsole.plan.plan import Plan
-from memconsole.plan.processes import devices_of_each
+from memconsole.plan.processes import processes
 
 RUN_ID = "MEMCONSOLE_RUN_ID"
 ATTEMPT = "MEMCONSOLE_ATTEMPT"
@@ -97,7 +97,7 @@ def trainer_environment(
             wanted["JAX_PLATFORMS"] = "cpu"
     environment = wanted | dict(inherited)
     flags = inherited.get("XLA_FLAGS", "")
-    own = devices_of_each(plan)
+    own = plan.device.count // processes(plan)
     if plan.backend == "jax" and kind == "cpu" and own > 1 and _HOST_DEVICES not in flags:
         environment["XLA_FLAGS"] = f"{flags} {_HOST_DEVICES}={own}".strip()
     if kind == "cpu" and plan.optimize.heap == "jemalloc" and jemalloc.library():
