@@ -97,15 +97,11 @@ PLANS: dict[str, tuple[Wanted, ...]] = {
         Wanted("1b", "ddp", 8, ("full", "chunked", "accumulating")),
     ),
     "tpu-v5e": (
-        Wanted("stories", "fsdp", 8),
-        Wanted("gpt2", "ddp", 8),
-        Wanted("1b", "fsdp", 8, ("full", "chunked")),
         Wanted("1b", "fsdp", 8, ("full",)),
+        Wanted("gpt2", "ddp", 8),
+        Wanted("stories", "fsdp", 8, ("chunked",)),
     ),
-    "tpu-v5p": (
-        Wanted("1b", "fsdp", 4, ("full", "chunked")),
-        Wanted("1b", "ddp", 4, ("full", "accumulating")),
-    ),
+    "tpu-v5p": (Wanted("1b", "fsdp", 4, ("full", "chunked")),),
 }  # fmt: skip
 """By target."""
 
