@@ -131,7 +131,7 @@ class _Gathered(NamedTuple):
             return cls()
         s, a = step.sizes, step.architecture
         block, head = element * s.block.elements, 4 * step.head
-        # Columns of a head whose rows do not divide are turned to be gathered.
+        # If its rows do not divide, its columns are turned to be gathered, and their gradient back.
         turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
         return cls(block, block + (0 if s.head else head), head + turned)
 

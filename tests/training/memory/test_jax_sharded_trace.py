@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("jax")
 
 from memconsole.memory.exact.timeline import TracerQuestion
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, dumps, replace
@@ -23,6 +24,7 @@ from memconsole.runs.act.environment import trainer_environment
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_jax.tracing.trace import Needed
+from tests.accuracy import xla
 from tests.training.harness import tiny_models
 
 COUNT, ROWS, LENGTH = 4, 2, 128
@@ -46,10 +48,15 @@ def planned(sharding: str, model: Architecture = WIDE, **settings: Any) -> Neede
 @cache
 def _planned(sharding: str, model: Architecture, settings: tuple[tuple[str, Any], ...]) -> Needed:
     """The step of one device, alone or of `COUNT`."""
+    plan = plan_of(sharding, dict(settings))
+    place = trace_targets.target("", "cpu", plan.device.count)
+    return trace.planned_step(plan, model, place)
+
+
+def plan_of(sharding: str, settings: dict[str, Any]) -> Plan:
     count = 1 if sharding == "none" else COUNT
     changes = {"backend": "jax", "device.name": "cpu", "device.count": count, **SIZES}
-    plan = replace(Plan(), changes | {"optimize.sharding": sharding} | dict(settings))
-    return trace.planned_step(plan, model, trace_targets.target("", "cpu", count))
+    return replace(Plan(), changes | {"optimize.sharding": sharding} | settings)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +78,12 @@ def test_weights_gathered_for_a_block_are_not_kept_for_the_backward_pass() -> No
     blocks = sum(4 * p.size for p in DEEP.parameters() if p.layer is not None)
     more = split.needed - split.arguments - (alone.needed - alone.arguments)
     assert more < 0.2 * blocks
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_the_formula_of_one_of_several_devices_is_near_its_plan(sharding: str) -> None:
+    step = step_of(plan_of(sharding, {}), WIDE, "cpu")
+    assert xla.peak(step) == pytest.approx(planned(sharding).needed, rel=0.1)
 
 
 def test_a_device_holds_its_share_of_weights_and_state() -> None:
