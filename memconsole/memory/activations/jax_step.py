@@ -133,7 +133,9 @@ class _Gathered(NamedTuple):
         block, head = element * s.block.elements, 4 * step.head
         # If its rows do not divide, its columns are turned to be gathered, and their gradient back.
         turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
-        return cls(block, block + (0 if s.head else head), head + turned)
+        # What is left of it in 16 bits is the rounded copy that the loss counts, unless micro-batches share it.
+        whole = head if step.compute == 4 or step.accumulates else 0
+        return cls(block, block + (0 if s.head else head), whole + turned)
 
 
 def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
