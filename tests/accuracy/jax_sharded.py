@@ -81,7 +81,9 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
 
 def _grid() -> tuple[Wanted, ...]:
     """Every model, sharding and number of devices with two of the eight ways to combine `SETTINGS`, in turn."""
-    chosen = [tuple(w for w, on in zip(SETTINGS, c, strict=True) if on) for c in product((0, 1), repeat=3)]
+    chosen = [
+        tuple(w for w, on in zip(SETTINGS, c, strict=True) if on) for c in product((0, 1), repeat=3)
+    ]
     cells = enumerate(product(MODELS, ("ddp", "fsdp"), (2, 4, 8)))
     return tuple(Wanted(*cell, chosen[(i + more) % 8]) for i, cell in cells for more in (0, 3))
 
@@ -140,7 +142,9 @@ def compile_plans(target: str, *, again: bool) -> None:
         kept = sorted([*kept, truth], key=lambda t: (t.target, t.name))
         TRUTHS.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
         seconds = time.monotonic() - started
-        print(f"{target} {planned.needed / MIB:9.1f} MiB {seconds:5.0f} s  {wanted.name}", flush=True)
+        print(
+            f"{target} {planned.needed / MIB:9.1f} MiB {seconds:5.0f} s  {wanted.name}", flush=True
+        )
 
 
 def estimated_bytes(wanted: Wanted, target: str) -> int:
@@ -185,7 +189,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command")
     asked = commands.add_parser("compile")
     asked.add_argument("target", nargs="?", choices=tuple(PLANS))
-    asked.add_argument("--again", action="store_true", help="what is stored, too: the engine changed")
+    asked.add_argument(
+        "--again", action="store_true", help="what is stored, too: the engine changed"
+    )
     commands.add_parser("report")
     arguments = parser.parse_args()
     if arguments.command == "compile":

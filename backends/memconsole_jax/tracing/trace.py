@@ -41,9 +41,7 @@ def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnsw
         plan = loads(question.plan)
         check(plan)
         check_trainable(plan)
-        place = trace_targets.target(
-            question.target, question.kind, plan.device.count, nodes(plan)
-        )
+        place = trace_targets.target(question.target, question.kind, plan.device.count, nodes(plan))
         exact = planned(plan, catalog.model(plan), place, interrupt)
     except PlanError as error:
         return TracerAnswer(id=question.id, problem=str(error))

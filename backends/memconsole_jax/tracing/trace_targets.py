@@ -101,7 +101,8 @@ def _host_devices(count: int) -> tuple[Any, ...]:
     own = jax.local_devices(backend="cpu")
     if count <= len(own):
         return tuple(own[:count])
-    return tuple(xla_client.make_cpu_client(num_devices=count).devices())
+    client: Any = xla_client.make_cpu_client(num_devices=count)
+    return tuple(client.devices())
 
 
 def _tpu(name: str, known: CatalogDevice, count: int) -> Target:

@@ -68,7 +68,8 @@ def sharpened(table: MemoryTable, known: KnownExact) -> MemoryTable:
         reserved_tier=reserved_tier,
         device_bytes=device,
         device_tier=reserved_tier if on_cpu or not costs.context_bytes else Tier.FORMULA,
-        host_bytes=table.host_bytes + table.devices_in_process * (peak - table.peak_bytes if on_cpu else 0),
+        host_bytes=table.host_bytes
+        + table.devices_in_process * (peak - table.peak_bytes if on_cpu else 0),
         band_bytes=band,
         band_from=why,
         source=exact.source,
@@ -109,7 +110,8 @@ def compiled(table: MemoryTable, traced: MemoryTable) -> MemoryTable:
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=reserved if on_cpu else reserved + costs.context_bytes,
-        host_bytes=table.host_bytes + table.devices_in_process * (peak - table.peak_bytes if on_cpu else 0),
+        host_bytes=table.host_bytes
+        + table.devices_in_process * (peak - table.peak_bytes if on_cpu else 0),
         band_bytes=costs.band_bytes(reserved * low, reserved * high),
         source=traced.source,
         caveat="; ".join(filter(None, (_COMPILED, traced.caveat))),

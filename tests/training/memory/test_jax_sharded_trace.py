@@ -104,7 +104,12 @@ def _share(name: str, shape: tuple[int, ...]) -> int:
 
 
 def test_the_tracer_plans_what_a_run_on_several_host_devices_compiles() -> None:
-    changes = {"backend": "jax", "device.name": "cpu", "device.count": 2, "optimize.sharding": "fsdp"}
+    changes = {
+        "backend": "jax",
+        "device.name": "cpu",
+        "device.count": 2,
+        "optimize.sharding": "fsdp",
+    }
     plan = replace(Plan(), changes | {"model.target_params": 200_000} | SIZES | CHUNKED)
     answer = trace.answer(TracerQuestion(id=1, plan=dumps(plan), kind="cpu"), lambda: None)
     assert answer.exact is not None, answer.problem

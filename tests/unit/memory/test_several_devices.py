@@ -135,6 +135,10 @@ def test_a_jax_process_on_a_cpu_holds_the_tensors_of_all_its_devices() -> None:
 @pytest.mark.parametrize(
     "changes", [{"device.count": 8}, {"optimize.sharding": "ddp"}, {"launch.devices_per_node": 2}]
 )
-def test_exact_numbers_are_kept_apart_by_devices_sharding_and_nodes(changes: dict[str, Any]) -> None:
-    plan = replace(Plan(), LARGE | {"backend": "jax", "device.count": 4, "optimize.sharding": "fsdp"})
+def test_exact_numbers_are_kept_apart_by_devices_sharding_and_nodes(
+    changes: dict[str, Any],
+) -> None:
+    plan = replace(
+        Plan(), LARGE | {"backend": "jax", "device.count": 4, "optimize.sharding": "fsdp"}
+    )
     assert traced_plan(plan, CARD).key != traced_plan(replace(plan, changes), CARD).key
