@@ -55,8 +55,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         step.accumulates and not step.frozen_blocks
     ):  # the backward pass adds each to the accumulated sum
         blocks //= s.layers
-        if step.plan.device.count == 1:  # several add up their gradients of the head first
-            head = made_head = 0
+        # Several devices add up theirs of the head first. Except on a CPU, the total has room of its own.
+        whole = 0 if step.plan.device.count == 1 else 1 if step.kind == "cpu" else 2
+        head, made_head = whole * head, whole * made_head
 
     copies = _rounded_blocks(step, overlap)
 
