@@ -26,6 +26,7 @@ from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
+from memconsole.plan.processes import devices_of_each
 
 PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkpoint")
 """The phases of a plain training step and those between steps, in the order of a table."""
@@ -62,6 +63,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     if _in_general(plan, model):
         least, most = general.bounds(tuple(largest.values()), own)
         low, high, why = low * least, high * most, general.WHERE_FROM
+    together = devices_of_each(plan)
     return MemoryTable(
         backend=plan.backend,
         budget=budget,
@@ -72,7 +74,8 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=device,
-        host=host_of(step, costs, peak if on_cpu else saved_bytes(step) + compiler),
+        host=host_of(step, costs, together * peak if on_cpu else saved_bytes(step) + compiler),
+        devices_in_process=together,
         band_bytes=costs.band_bytes(
             reserved * low - (heap - heap_least), reserved * high + (heap_most - heap)
         ),

@@ -88,11 +88,13 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     reserved_bytes: int
     device_bytes: int
+    devices_in_process: int = 1
+    """How many devices of a plan one process has."""
     band_bytes: tuple[int, int]
     """Low and high bound of `device_bytes`."""
     host: HostBytes = HostBytes()
     host_bytes: int = 0
-    """Peak resident memory of the trainer's processes: always that of `host`. Stored tables without `host` have it alone."""
+    """Peak resident memory of the whole process or processes: that of `host`. Stored tables without `host` have it alone."""
     phase_tiers: dict[str, Tier] = {}
     """How the total of each phase was obtained. A missing phase is by formula."""
     reserved_tier: Tier = Tier.FORMULA

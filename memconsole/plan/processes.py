@@ -26,5 +26,16 @@ def processes(plan: Plan) -> int:
     """
     if plan.backend == "torch":
         return plan.device.count
-    apart = plan.launch.on == "slurm" or plan.device.name == "cpu"
-    return nodes(plan) if apart else 1
+    return nodes(plan) if _is_process_per_node(plan) else 1
+
+
+def devices_of_each(plan: Plan) -> int:
+    """How many devices each of these processes has."""
+    count, each = plan.device.count, plan.launch.devices_per_node
+    if plan.backend == "torch":
+        return 1
+    return min(count, each) if each and _is_process_per_node(plan) else count
+
+
+def _is_process_per_node(plan: Plan) -> bool:
+    return plan.launch.on == "slurm" or plan.device.name == "cpu"

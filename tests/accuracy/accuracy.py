@@ -27,6 +27,7 @@ PARTS = {
     "torch-exact": "torch_exact.py",
     "torch-reserved": "torch_reserved.py",
     "xla": "xla.py",
+    "jax-sharded": "jax_sharded.py",
     "cpu": "cpu.py",
     "cpu-exact": "cpu_exact.py",
     "speed": "speed.py",

@@ -2,25 +2,24 @@
 
 `ddp`: every device holds all weights and its rows of a batch. `fsdp`: weights, gradients and
 optimizer state are split, each along its longest axis that divides equally. XLA puts in the
-exchange between devices. `gathered` tells it to bring a block's weights together where they are
-used, and to keep activations apart by rows: otherwise it might split the activations.
+exchange between devices. `gathered` tells it to bring weights together where they are used, and
+`by_rows` to keep activations apart by rows: otherwise it might split the activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 AXIS = "devices"
-Tree = TypeVar("Tree")
-_spread: ContextVar[Mesh | None] = ContextVar("spread", default=None)
+_spread: ContextVar[Places | None] = ContextVar("spread", default=None)
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,12 @@ class Places:
     """Whether weights and optimizer state are split."""
 
     @property
+    def count(self) -> int:
+        return len(self.devices)
+
+    @property
     def several(self) -> bool:
-        return len(self.devices) > 1
+        return self.count > 1
 
     @property
     def mesh(self) -> Mesh:
@@ -46,16 +49,15 @@ class Places:
 
     def rows(self, shape: Sequence[int], axis: int) -> Any:
         """Every device holds its rows, which lie along `axis`."""
-        if not self.several or shape[axis] % len(self.devices):
+        if not self.several or shape[axis] % self.count:
             return self.whole
         return self._spec(*[None] * axis, AXIS)
 
     def weight(self, shape: Sequence[int], *, layered: bool) -> Any:
         """A weight, or state of the same shape. Layers (L, ...) are not split along the first axis,
         because blocks take one after another."""
-        count = len(self.devices)
         axes = range(1 if layered else 0, len(shape))
-        fitting = [axis for axis in axes if shape[axis] and shape[axis] % count == 0]
+        fitting = [axis for axis in axes if shape[axis] and shape[axis] % self.count == 0]
         if not self.split or not self.several or not fitting:
             return self.whole
         longest = max(fitting, key=lambda axis: shape[axis])
@@ -64,7 +66,7 @@ class Places:
     @contextmanager
     def programmed(self) -> Iterator[None]:
         """A context in which programs are made for these devices."""
-        token = _spread.set(self.mesh if self.several else None)
+        token = _spread.set(self if self.several else None)
         try:
             yield
         finally:
@@ -88,18 +90,58 @@ def is_elsewhere(array: jax.Array) -> bool:
     return not array.is_fully_addressable and not array.is_fully_replicated
 
 
-def gathered(weights: Tree) -> Tree:
-    """Weights, brought together on every device. Their gradients are added up over the devices."""
-    mesh = _spread.get()
-    if mesh is None:
-        return weights
-    whole = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, whole), weights)
+@jax.custom_vjp
+def gathered(weight: jax.Array) -> jax.Array:
+    """A weight, brought together on every device. Its gradient is added up over the devices, and
+    each keeps the share that it has of the weight."""
+    places = _spread.get()
+    return weight if places is None else jax.lax.with_sharding_constraint(weight, places.whole)
+
+
+def shared_out(gradient: jax.Array) -> jax.Array:
+    """The gradient of a weight outside of blocks or of one layer, as `gathered` says."""
+    places = _spread.get()
+    if places is None:
+        return gradient
+    place = places.weight(gradient.shape, layered=False)
+    return jax.lax.with_sharding_constraint(gradient, place)
+
+
+gathered.defvjp(lambda weight: (gathered(weight), None), lambda _, slope: (shared_out(slope),))
+
+
+def rows_of_each(rows: int) -> int:
+    """How many of a batch's `rows` each device computes."""
+    places = _spread.get()
+    return rows if places is None or rows % places.count else rows // places.count
 
 
 def by_rows(x: jax.Array) -> jax.Array:
     """Activations (B, ...), of which each device keeps its rows."""
-    mesh = _spread.get()
-    if mesh is None or x.shape[0] % mesh.size:
-        return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(AXIS)))
+    places = _spread.get()
+    return x if places is None else jax.lax.with_sharding_constraint(x, places.rows(x.shape, 0))
+
+
+def on_own_rows(
+    function: Callable[..., tuple[Any, Any]], apart: tuple[jax.Array, ...], whole: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """`function(*apart, *whole)`, whose results are sums over rows, and arrays of rows. Of several
+    devices each gets its rows of the arrays `apart`, and the sums are added up.
+
+    XLA itself would not keep a loop over pieces of all rows apart: every device would run it over
+    the rows of all.
+    """
+    places = _spread.get()
+    if places is None or apart[0].shape[0] % places.count:
+        return function(*apart, *whole)
+
+    def on_one(*arguments: Any) -> tuple[Any, Any]:
+        sums, rows = function(*arguments)
+        return jax.lax.psum(sums, AXIS), rows
+
+    each, all_of_it = PartitionSpec(AXIS), PartitionSpec()
+    given = (*(each for _ in apart), *(all_of_it for _ in whole))
+    found: tuple[Any, Any] = jax.shard_map(
+        on_one, mesh=places.mesh, in_specs=given, out_specs=(all_of_it, each), check_vma=False
+    )(*apart, *whole)
+    return found

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole_jax import target
+from memconsole_jax.layout.mesh import rows_of_each
 from memconsole_jax.models.dropout import masked
 from memconsole_jax.models.recompute import recomputed
 
@@ -62,7 +63,7 @@ def causal_attention(
         fused = stand_in if target.is_absent() else _cudnn
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
-    rows = chunk_rows(b, h, t)
+    rows = chunk_rows(rows_of_each(b), h, t)
     chunks = -(-t // rows)
     bits, rate = drop or (None, 0.0)
     one = functools.partial(_chunk, scale, cap, rate)

@@ -47,7 +47,7 @@ def through(
     graph, weights = nnx.split(blocks)
 
     def layer(x: Array, weights: Any, of_layer: Any, *shared: Any) -> Array:
-        return one(nnx.merge(graph, gathered(weights)), x, of_layer, *shared)
+        return one(nnx.merge(graph, weights), x, of_layer, *shared)
 
     around_layer = layer if around is None else around(layer)
 

@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole_jax import target
+from memconsole_jax.layout.mesh import gathered, shared_out
 from memconsole_jax.models.recompute import recomputed
 
 
@@ -77,8 +78,8 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((size,))) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        bias = None if self.bias is None else self.bias[...]
-        inputs = x, self.weight[...], bias
+        bias = None if self.bias is None else gathered(self.bias[...])
+        inputs = x, gathered(self.weight[...]), bias
         if target.kind() == "cpu":
             return recomputed(self._normed, inputs)
         # Elsewhere XLA fuses all of it; the custom rule would keep a second x.
@@ -140,14 +141,15 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """``x @ W.T + b`` in the dtype of x (B, T, ...), whose last axes are joined. The backward pass
     keeps x and the weights as they were passed. It keeps no cast or transposed copy of each layer's
-    weights, and no second copy of the heads that attention keeps."""
+    weights, none brought together from several devices, and no second copy of the heads that
+    attention keeps."""
     return checkpoint_name(_product(x, weight, bias), "product")
 
 
 @jax.custom_vjp
 def _product(x: Array, weight: Array, bias: Array | None) -> Array:
-    y = jnp.einsum("bti,oi->bto", _joined(x), weight.astype(x.dtype))
-    return y if bias is None else y + bias.astype(x.dtype)
+    y = jnp.einsum("bti,oi->bto", _joined(x), gathered(weight.astype(x.dtype)))
+    return y if bias is None else y + gathered(bias.astype(x.dtype))
 
 
 def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Any]:
@@ -156,14 +158,15 @@ def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array
 
 def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
     x, weight, bias = kept
-    back = jnp.einsum("bto,oi->bti", gradient, weight.astype(x.dtype))
+    back = jnp.einsum("bto,oi->bti", gradient, gathered(weight.astype(x.dtype)))
     # As matrices: XLA on a CPU makes a transposed copy before it contracts two axes at once.
     rows, slopes = _joined(x).reshape(-1, weight.shape[1]), gradient.reshape(-1, weight.shape[0])
     turned = jnp.einsum("no,ni->oi", slopes, rows)
     # The bias gradient is also a product: a sum would widen 16-bit gradients a second time.
     ones = jnp.ones(len(slopes), x.dtype)
     summed = None if bias is None else jnp.einsum("n,no->o", ones, slopes).astype(bias.dtype)
-    return back.reshape(x.shape), turned.astype(weight.dtype), summed
+    of_bias = None if summed is None else shared_out(summed)
+    return back.reshape(x.shape), shared_out(turned).astype(weight.dtype), of_bias
 
 
 _product.defvjp(_product_forward, _product_backward)

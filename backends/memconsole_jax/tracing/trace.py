@@ -3,7 +3,7 @@
     python -m memconsole_jax.tracing.trace
 
 The engine's programs are lowered from shapes alone and compiled for the device in question, there or not:
-nothing is allocated and nothing runs.
+nothing is allocated and nothing runs. Of several devices, the numbers are those of each.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole.plan.processes import nodes
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import target as targets
 from memconsole_jax.compiled.programs import Programs
@@ -39,10 +40,8 @@ def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnsw
     try:
         plan = loads(question.plan)
         check(plan)
-        if plan.device.count > 1:
-            raise PlanError("device.count: programs are compiled for one device")
         check_trainable(plan)
-        place = trace_targets.target(question.target, question.kind)
+        place = trace_targets.target(question.target, question.kind, plan.device.count, nodes(plan))
         exact = planned(plan, catalog.model(plan), place, interrupt)
     except PlanError as error:
         return TracerAnswer(id=question.id, problem=str(error))
@@ -66,11 +65,11 @@ def planned(
 def planned_step(plan: Plan, model: Model, place: Target) -> Needed:
     """What the training step alone needs."""
     with targets.absent(place.kind):
-        return _step(Programs.of(plan, model, place.kind, place.device), place)
+        return _step(Programs.of(plan, model, place.kind, place.devices), place)
 
 
 def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interrupt) -> Exact:
-    programs = Programs.of(plan, model, place.kind, place.device)
+    programs = Programs.of(plan, model, place.kind, place.devices)
     state = 0 if programs.waits_on_host else _bytes(programs.state_shapes)
     held = {
         "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
@@ -172,7 +171,9 @@ def _compiled(lowered: Any, place: Target) -> Needed:
 
 
 def _bytes(shapes: Any) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    """Of arrays of these shapes, what each device holds."""
+    held = ((x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(shapes))
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in held)
 
 
 def main() -> None:

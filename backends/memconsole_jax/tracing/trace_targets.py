@@ -1,10 +1,12 @@
-"""Devices that XLA compiles for without having them: TPUs through libtpu, NVIDIA GPUs through the CUDA plugin."""
+"""Devices that XLA compiles for, one or several: host devices of this CPU, TPUs through libtpu and NVIDIA GPUs through
+the CUDA plugin, which need not be there."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 import jax
+from jaxlib import xla_client
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog import CatalogDevice
@@ -26,16 +29,19 @@ TOPOLOGIES = {
     "tpu-v6e": "v6e:2x2",
     "tpu-7x": "tpu7x:2x2x1",
 }
-"""One host of each TPU, as libtpu names it; programs are compiled for one device of it."""
+"""One host of each TPU, as libtpu names it."""
+UNTUNED = "compiled without the GPU: kernels are not tuned, and 16-bit attention is stood in for"
+COLLECTIVES = "buffers of the library that connects the devices are not counted"
 MEGACORE = ("tpu-v4",)
 """Chips whose two cores work as one device."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A device to compile for."""
+    """What to compile for."""
 
-    device: Any
+    devices: tuple[Any, ...]
+    """Those of a plan. All of them run the same program, each with its part of the arrays."""
     kind: str
     """cpu | gpu | rocm | tpu"""
     name: str
@@ -57,15 +63,16 @@ def environment() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def target(name: str, kind: str) -> Target:
-    """The device to compile for: a catalog name, or "" for this machine's own. Raises `PlanError`."""
+def target(name: str, kind: str, count: int = 1, nodes: int = 1) -> Target:
+    """`count` devices to compile for, spread over `nodes`: those of a catalog name, or of this machine for "".
+    Raises `PlanError`."""
     if not name:
-        return _local(kind)
+        return _local(kind, count)
     device = catalog.catalog_device(name)
     if device.kind == "tpu":
-        return _tpu(name, device)
+        return _tpu(name, device, count)
     if device.kind == "gpu":
-        return _nvidia(name, device)
+        return _nvidia(name, device, count, nodes)
     if device.kind == "rocm":
         raise PlanError(
             f"{device.label}: XLA's ROCm plugin does not compile without an AMD GPU here; only the formula prices it"
@@ -73,13 +80,13 @@ def target(name: str, kind: str) -> Target:
     raise PlanError(f"{device.label}: JAX does not train on it")
 
 
-def _local(kind: str) -> Target:
+def _local(kind: str, count: int) -> Target:
     if kind != "cpu":
         raise PlanError(
             "XLA compiles for devices of the catalog: a tracer opens no accelerator, which may be training"
         )
     return Target(
-        jax.local_devices(backend="cpu")[0],
+        _host_devices(count),
         "cpu",
         "this CPU",
         False,
@@ -88,7 +95,17 @@ def _local(kind: str) -> Target:
     )
 
 
-def _tpu(name: str, known: CatalogDevice) -> Target:
+def _host_devices(count: int) -> tuple[Any, ...]:
+    """`count` devices that XLA makes of this CPU. JAX fixes their number when it opens the CPU, so several belong to a
+    client of their own."""
+    own = jax.local_devices(backend="cpu")
+    if count <= len(own):
+        return tuple(own[:count])
+    client: Any = xla_client.make_cpu_client(num_devices=count)
+    return tuple(client.devices())
+
+
+def _tpu(name: str, known: CatalogDevice, count: int) -> Target:
     if importlib.util.find_spec("libtpu") is None:
         raise PlanError(
             f'compiling for {known.label} needs libtpu: pip install "memconsole[tpu]" (no TPU is needed)'
@@ -96,12 +113,24 @@ def _tpu(name: str, known: CatalogDevice) -> Target:
     if name not in TOPOLOGIES:
         raise PlanError(f"{known.label}: libtpu's name for it is not known")
     options = {"chip_config_name": "megacore"} if name in MEGACORE else {}
-    description = _topology(TOPOLOGIES[name], "tpu", **options)
+    every = (_topology(one, "tpu", **options) for one in slices(TOPOLOGIES[name]))
+    description = next(one for one in every if len(one.devices) >= count)
     compiler = f"XLA {version('jaxlib')} with libtpu {version('libtpu')}"
-    return Target(description.devices[0], "tpu", known.label, True, compiler)
+    return Target(tuple(description.devices[:count]), "tpu", known.label, True, compiler)
 
 
-def _nvidia(name: str, known: CatalogDevice) -> Target:
+def slices(host: str) -> Iterator[str]:
+    """One `host` of TPUs and ever larger slices, as libtpu names them. Each doubles the last of the shortest sides, as
+    Google's do."""
+    generation, _, shape = host.partition(":")
+    sides = [int(side) for side in shape.split("x")]
+    while True:
+        yield f"{generation}:{'x'.join(map(str, sides))}"
+        shortest = max(i for i, side in enumerate(sides) if side == min(sides))
+        sides[shortest] *= 2
+
+
+def _nvidia(name: str, known: CatalogDevice, count: int, nodes: int) -> Target:
     plugin = _cuda_plugin()
     if plugin is None:
         raise PlanError(
@@ -111,14 +140,15 @@ def _nvidia(name: str, known: CatalogDevice) -> Target:
     facts = _gpus()["device"].get(name)
     if facts is None:
         raise PlanError(f"{known.label}: what XLA must know of it is not known")
-    description = _topology("one", "cuda", target_config=_config(known, facts), topology="1x1x1")
+    shape = f"1x{nodes}x{count // nodes}"  # slices, nodes of each, devices of each
+    description = _topology("one", "cuda", target_config=_config(known, facts), topology=shape)
     return Target(
-        description.devices[0],
+        tuple(description.devices),
         "gpu",
         known.label,
         True,
         f"XLA {version('jaxlib')} with {plugin} {version(plugin)}",
-        "compiled without the GPU: kernels are not tuned, and 16-bit attention is stood in for",
+        UNTUNED if count == 1 else f"{UNTUNED}; {COLLECTIVES}",
         (("xla_gpu_autotune_level", "0"),),
     )
 

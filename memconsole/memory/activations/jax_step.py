@@ -8,6 +8,7 @@ arguments. XLA decides which temporaries are alive together: the number of copie
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from memconsole.memory.activations.dropping import dropping_bytes
 from memconsole.memory.activations.jax_block import jax_block
@@ -46,7 +47,6 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         kept = one_kept * min(s.layers, 1 if step.kind == "cpu" else 2)
     kept += _rotations(step, t)
     standing, resident = step.standing, step.state.resident
-    model = step.weights + step.gathered
     logits, made_head = _loss(step, overlap)
     head = step.gradient * step.head if step.flow.head else 0
     looked_up = step.gradient * s.embedding if step.flow.table else 0
@@ -55,19 +55,26 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         step.accumulates and not step.frozen_blocks
     ):  # the backward pass adds each to the accumulated sum
         blocks //= s.layers
-        head = made_head = 0
+        # Several devices add up theirs of the head first. Except on a CPU, the total has room of its own.
+        whole = 0 if step.plan.device.count == 1 else 1 if step.kind == "cpu" else 2
+        head, made_head = whole * head, whole * made_head
 
     copies = _rounded_blocks(step, overlap)
 
-    def at(phase: str, gradients: int, live: int, loss: int, work: float) -> Moment:
+    gathered = _Gathered.of(step, c)
+
+    def at(
+        phase: str, gradients: int, live: int, loss: int, work: float, whole: int = gathered.block
+    ) -> Moment:
+        model = step.weights + whole
         return Moment(phase, model, gradients, resident, live, loss, int(work + copies), step.data)
 
     scores = overlap.scores * score_bytes(step, step.plan.train.batch_size)
     there, dropping = (size * t for size in dropping_bytes(step))
     passing = block.passing * t + scores + there
-    yield at("forward", standing, kept + stream, 0, passing)
+    yield at("forward", standing, kept + stream, 0, passing, gathered.forward)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
-    yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream)
+    yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream, gathered.head)
     # Without checkpointing, the slice of a block in work exists twice: in the stack and as a copy.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
     inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
@@ -102,10 +109,34 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         * _chunk(step, evaluated)
     )
     stream += _rotations(step, evaluated)
-    yield at("evaluation", 0, stream, 0, max(passing, chunk + 2 * stream))
+    work = max(passing, chunk + 2 * stream)
+    yield at("evaluation", 0, stream, 0, work, max(gathered.forward, gathered.head))
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
     )
+
+
+class _Gathered(NamedTuple):
+    """Bytes of weights that a device brings together, of which it holds a share. All are 0 if it holds them whole."""
+
+    block: int = 0
+    """While a block computes: its weights one after another, in the type that computes."""
+    forward: int = 0
+    """While blocks run forward: also the embedding in fp32, if the head uses it again."""
+    head: int = 0
+    """While the loss is computed."""
+
+    @classmethod
+    def of(cls, step: StepSizes, element: int) -> _Gathered:
+        if step.shards == 1:
+            return cls()
+        s, a = step.sizes, step.architecture
+        block, head = element * s.block.elements, 4 * step.head
+        # If its rows do not divide, its columns are turned to be gathered, and their gradient back.
+        turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
+        # What is left of it in 16 bits is the rounded copy that the loss counts, unless micro-batches share it.
+        whole = head if step.compute == 4 or step.accumulates else 0
+        return cls(block, block + (0 if s.head else head), whole + turned)
 
 
 def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:

@@ -99,7 +99,9 @@ def calibrated(
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=device,
-        host=host.more(peak - table.peak_bytes if on_cpu(table) else 0),
+        host=host.more(
+            table.devices_in_process * (peak - table.peak_bytes) if on_cpu(table) else 0
+        ),
         reserved_tier=Tier.CALIBRATED,
         device_tier=Tier.CALIBRATED if on_cpu(table) else table.device_tier,
         band_bytes=(int(device / edge), int(device * edge)),

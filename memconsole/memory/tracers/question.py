@@ -13,6 +13,7 @@ from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, PlanError, uncompiled
+from memconsole.plan.processes import nodes
 from memconsole.plan.toggles.optimization import Optimization
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 
@@ -42,6 +43,7 @@ def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
         (
             structure,
             f"device={target},{budget.name}",
+            f"nodes={nodes(plan)}",
             f"rows={plan.train.batch_size}",
             f"tokens={plan.data.sequence_length}",
             f"steps={plan.optimize.accumulation_steps}",

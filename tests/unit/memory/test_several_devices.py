@@ -9,6 +9,7 @@ import pytest
 
 from memconsole.memory.formula import memory_table
 from memconsole.memory.table import MemoryTable
+from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import catalog
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, replace
@@ -118,3 +119,26 @@ def test_weights_that_are_shared_are_gathered_to_be_saved_whatever_the_model() -
         alone, "optimizer state", "checkpoint"
     )
     assert component(shared, "workspace", "checkpoint") == pytest.approx(whole, abs=16)
+
+
+def test_a_jax_process_on_a_cpu_holds_the_tensors_of_all_its_devices() -> None:
+    cpu = msgspec.structs.replace(CARD, kind="cpu")
+    changes = {"backend": "jax", "device.name": "cpu", "optimize.sharding": "fsdp"}
+    plan = replace(Plan(), changes | {"device.count": 4})
+    together = memory_table(plan, catalog.model(plan), cpu)
+    apart = replace(plan, {"launch.devices_per_node": 2})
+    of_node = memory_table(apart, catalog.model(apart), cpu)
+    assert together.peak_bytes == of_node.peak_bytes
+    assert together.host_bytes - of_node.host_bytes == 2 * together.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "changes", [{"device.count": 8}, {"optimize.sharding": "ddp"}, {"launch.devices_per_node": 2}]
+)
+def test_exact_numbers_are_kept_apart_by_devices_sharding_and_nodes(
+    changes: dict[str, Any],
+) -> None:
+    plan = replace(
+        Plan(), LARGE | {"backend": "jax", "device.count": 4, "optimize.sharding": "fsdp"}
+    )
+    assert traced_plan(plan, CARD).key != traced_plan(replace(plan, changes), CARD).key

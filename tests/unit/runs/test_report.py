@@ -212,7 +212,9 @@ def test_the_estimate_made_at_launch_stands_beside_the_measurement(run: RunDirec
     assert estimated.host_bytes == table.host_bytes
 
 
-def test_a_stored_estimate_holds_the_peak_of_the_host_and_is_read_with_or_without_its_parts() -> None:
+def test_a_stored_estimate_holds_the_peak_of_the_host_and_is_read_with_or_without_its_parts() -> (
+    None
+):
     table = estimate(Plan(), BUDGET).table
     stored = msgspec.json.decode(msgspec.json.encode(table))
     assert stored["host_bytes"] == table.host.peak

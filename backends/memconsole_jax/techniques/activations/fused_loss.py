@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from memconsole_jax import target
+from memconsole_jax.layout.mesh import on_own_rows, rows_of_each, shared_out
 
 MASKED = -100
 ALIGNED_ROWS = 16
@@ -97,13 +98,17 @@ def chunked_nats(
     cap: float | None = None,
 ) -> Array:
     """`plain_nats` without the full logits."""
-    parts, labels = _chunks(hidden, targets)
 
-    def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        h, target = part
-        return total + _total(_nats(_logits(h, head, cap), target)[0], target), None
+    def of_rows(hidden: Array, targets: Array, head: Array) -> tuple[Array, None]:
+        parts, labels = _chunks(hidden, targets)
 
-    total, _ = lax.scan(step, jnp.float32(0.0), (parts, labels))
+        def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+            h, target = part
+            return total + _total(_nats(_logits(h, head, cap), target)[0], target), None
+
+        return lax.scan(step, jnp.float32(0.0), (parts, labels))
+
+    total, _ = on_own_rows(of_rows, (hidden, targets), (head,))
     return total * share
 
 
@@ -115,28 +120,36 @@ def _chunked_forward(
     begun: Array | None,
     cap: float | None,
 ) -> tuple[Array, Any]:
-    parts, labels = _chunks(hidden, targets)
-    if target.kind() == "cpu" and head.dtype != hidden.dtype:
-        # Make the head depend on these rows. Otherwise XLA would narrow it once for all
-        # micro-batches and keep it.
-        head += 0 * hidden[0, 0, 0]
-    matrix = head.astype(hidden.dtype)
+    def of_rows(hidden: Array, targets: Array, head: Array, share: Array, start: Array) -> Any:
+        parts, labels = _chunks(hidden, targets)
+        if target.kind() == "cpu" and head.dtype != hidden.dtype:
+            # Make the head depend on these rows. Otherwise XLA would narrow it once for all
+            # micro-batches and keep it.
+            head += 0 * hidden[0, 0, 0]
+        matrix = head.astype(hidden.dtype)
 
-    def step(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[Any, Array]:
-        total, head_gradient = carry
-        h, target = part  # (R, C), (R,)
-        logits = _logits(h, head, cap)  # (R, V)
-        nats, picked = _nats(logits, target)
-        slope = (_slope(logits, target, nats, picked, cap) * share).astype(h.dtype)
-        head_gradient += jnp.matmul(slope.T, h, preferred_element_type=jnp.float32)
-        return (total + _total(nats, target), head_gradient), slope @ matrix
+        def step(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[Any, Array]:
+            total, head_gradient = carry
+            h, target = part  # (R, C), (R,)
+            logits = _logits(h, head, cap)  # (R, V)
+            nats, picked = _nats(logits, target)
+            slope = (_slope(logits, target, nats, picked, cap) * share).astype(h.dtype)
+            head_gradient += jnp.matmul(slope.T, h, preferred_element_type=jnp.float32)
+            return (total + _total(nats, target), head_gradient), slope @ matrix
 
-    start = jnp.zeros(head.shape, jnp.float32) if begun is None else begun
-    (total, head_gradient), slopes = lax.scan(step, (jnp.float32(0.0), start), (parts, labels))
-    b, t, c = hidden.shape
-    hidden_gradient = slopes.reshape(-1, c)[: b * t].reshape(b, t, c)
-    of_head = (head_gradient.astype(head.dtype), None) if begun is None else (None, head_gradient)
-    return total * share, (hidden_gradient, *of_head)
+        sums, slopes = lax.scan(step, (jnp.float32(0.0), start), (parts, labels))
+        b, t, c = hidden.shape
+        return sums, slopes.reshape(-1, c)[: b * t].reshape(b, t, c)
+
+    # Devices begin with zero, because their sums are added up.
+    apart = rows_of_each(len(hidden)) < len(hidden)
+    start = jnp.zeros(head.shape, jnp.float32) if begun is None or apart else begun
+    whole = head, jnp.float32(share), start
+    (total, head_gradient), hidden_gradient = on_own_rows(of_rows, (hidden, targets), whole)
+    head_gradient = shared_out(head_gradient)
+    if begun is None:
+        return total * share, (hidden_gradient, head_gradient.astype(head.dtype), None)
+    return total * share, (hidden_gradient, None, begun + head_gradient if apart else head_gradient)
 
 
 def _chunked_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any, ...]:
