@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,8 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision, replace
 from memconsole.plan.sections.hybrid import GRADIENT_PHASES
 from memconsole_jax import devices, held, tasks
+from memconsole_jax.compiled import compiling
+from memconsole_jax.compiled.compiling import Compiled
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import Backward, TrainState
 from memconsole_jax.gang import join
@@ -90,6 +93,7 @@ class JaxEngine:
         self.parameters = 0
         self.trainable_parameters = 0
         self._memory = devices.DeviceMemory(own, self.device)
+        self._compiling: Future[Compiled] | None = None
         self._step = 0
         self._unread: list[tuple[int, float, jax.Array]] = []
         self._in_flight: deque[jax.Array] = deque()
@@ -97,13 +101,26 @@ class JaxEngine:
     def platform_lines(self) -> list[str]:
         return devices.platform_lines(self._plan, self.device)
 
+    def prepare(self, plan: Plan, model: Model) -> None:
+        """Begin to compile, from shapes alone. Several processes compile in the same order, and so in
+        `build`."""
+        if self.gang.size == 1:
+            self._compiling = compiling.begun(self._programs_of(plan, model))
+
+    def _programs_of(self, plan: Plan, model: Model) -> Programs:
+        arguments = self.device.kind, self._devices, self._run_directory
+        return Programs.of(plan, model, *arguments)
+
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
-        """Compile from shapes before anything is allocated, so that the compiler's memory is
-        neither counted as the model's nor held at the same time."""
+        """Compile before anything is allocated, so that the compiler's memory is neither counted as the
+        model's nor held at the same time."""
         self._plan, self._total_steps = plan, total_steps
-        self._programs = Programs.of(
-            plan, model, self.device.kind, self._devices, self._run_directory
-        )
+        begun, self._compiling = self._compiling, None
+        if begun is None:
+            compiled = compiling.compiled(self._programs_of(plan, model))
+        else:
+            compiled = begun.result()
+        self._programs = compiled.programs
         self._loader = Loader(plan, self._programs)
         self._trained_stacks, self._kept_stacks = self._programs.trained, self._programs.kept
         self._saved = Saved(self._programs, self._loader)
@@ -112,7 +129,7 @@ class JaxEngine:
         self.parameters = sum(members.values())
         self.trainable_parameters = sum(members[n] for n in self._trained_stacks)
         self._gradients: Backward | None = None
-        self._compile(model)
+        self._take(compiled, model)
         self._memory.start()
         source = adapters.Fingerprinted(weights, self._programs.frozen)
         self._kept = self._loader.base(self._kept_stacks, source.tensor)
@@ -124,21 +141,18 @@ class JaxEngine:
         state = self._initialize(trained)
         self._trained = TrainState(trained, state, self._precision(None), averages)
 
-    def _compile(self, model: Model) -> None:
-        programs = self._programs
-        self._initialize = programs.lower_initialize().compile()
-        self._train_step = programs.compiled_step()
+    def _take(self, compiled: Compiled, model: Model) -> None:
+        """Use what was compiled, and compile what only a hybrid plan needs."""
+        self._initialize = compiled.initialize
+        self._train_step = compiled.train_step
+        self._evaluation_step = compiled.evaluation_step
+        self._sampler = compiled.sampler
         self._steps = {self._plan.optimize.precision: self._train_step}
         self._jumps: JaxJumps | None = None
         if self._plan.hybrid.on:
             self._compile_hybrid(model)
-        self._evaluation_step = programs.lower_evaluate().compile()
-        shapes = programs.evaluated_shapes | programs.kept_shapes
         outputs = partial(tasks.of(model).outputs, model)
-        self._outputs = jax.jit(outputs, out_shardings=programs.sharding)
-        self._sampler = tasks.of(model).sampler(self._plan, model, shapes, programs.sharding)
-        if self._sampler is not None:
-            self._sampler.prepare(self._plan.train.sample_tokens)
+        self._outputs = jax.jit(outputs, out_shardings=self._programs.sharding)
         gc.collect()  # frees 13 MiB left by tracing and compiling
 
     def _compile_hybrid(self, model: Model) -> None:
@@ -147,8 +161,7 @@ class JaxEngine:
         for precision in {phase_precision(plan, phase) for phase in GRADIENT_PHASES}:
             if precision not in self._steps:
                 other = replace(plan, {"optimize.precision": precision})
-                arguments = self.device.kind, self._devices, self._run_directory
-                self._steps[precision] = Programs.of(other, model, *arguments).compiled_step()
+                self._steps[precision] = self._programs_of(other, model).compiled_step()
         if plan.hybrid.memory != "none":
             held.prepare(self._programs.state_shapes, plan.hybrid.memory)
         self._jumps = JaxJumps(

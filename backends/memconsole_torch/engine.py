@@ -105,6 +105,9 @@ class TorchEngine:
             *compiled,
         ]
 
+    def prepare(self, plan: Plan, model: Model) -> None:
+        """There is nothing to compile."""
+
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
         """Allocate the model and the optimizer and load `weights`.
 

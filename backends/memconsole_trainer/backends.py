@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -43,8 +46,10 @@ def _entry(backend: str) -> EntryPoint:
 
 def engine_factory(backend: str) -> EngineFactory:
     """Return the backend called `backend`. Raises `PlanError` when it cannot be imported."""
+    entry = _entry(backend)
     try:
-        factory: EngineFactory = _entry(backend).load()
+        with _objects_that_stay(entry.module):
+            factory: EngineFactory = entry.load()
     except ModuleNotFoundError as error:
         raise PlanError(
             f'backend = "{backend}": {error.name} is not installed; '
@@ -52,3 +57,18 @@ def engine_factory(backend: str) -> EngineFactory:
             "backend",
         ) from error
     return factory
+
+
+@contextmanager
+def _objects_that_stay(module: str) -> Iterator[None]:
+    """Around the first import of a framework: its objects stay, so that no search for garbage looks at
+    them, now or later."""
+    if module in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

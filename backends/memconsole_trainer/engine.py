@@ -143,6 +143,10 @@ class Engine(Protocol):
         """Lines for the log: what was detected and which optimizations are on."""
         ...
 
+    def prepare(self, plan: Plan, model: Model) -> None:
+        """Begin with what `build` needs and the data do not. Optional; `build` waits for it."""
+        ...
+
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
         """Allocate the model and the optimizer and load `weights`."""
         ...

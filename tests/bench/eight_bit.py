@@ -46,18 +46,19 @@ def parts(rounds: int) -> dict[str, float]:
     p = torch.nn.Parameter(torch.randn(n))
     rule = QuantizedAdamW([{"params": [p]}], BETAS, EPSILON, [p])
     state, group = rule.state[p], rule.param_groups[0] | {"count": 1}
-    slots = [("first", True, buffers._first), ("second", False, buffers._second)]
+    slots = [("first", True), ("second", False)]
+    second, first = buffers.cut(n).moments
 
     def widen() -> None:
-        for name, signed, out in slots:
-            buffers.widen(state[f"{name}_codes"], state[f"{name}_scales"], out, signed=signed)
+        for name, signed in slots:
+            buffers.widen(state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
 
     def narrow() -> None:
-        for name, signed, out in slots:
-            buffers.narrow(out, state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
+        for name, signed in slots:
+            buffers.narrow(state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
 
     def update() -> None:
-        buffers._adamw(p.detach(), gradient, buffers._first, buffers._second, group)
+        buffers._adamw(p.detach(), gradient, first, second, group)
 
     gradient = torch.randn(n)
     works = {"codes to fp32": widen, "the update": update, "fp32 to codes": narrow}

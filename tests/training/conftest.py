@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from memconsole.plan.models.model import Model
 from tests.shell import memconsole
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
@@ -57,17 +56,17 @@ def _compile_evaluations_late() -> Iterator[None]:
     """Engines of JAX compile the program of their evaluations on first use: few tests evaluate."""
     with pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(ImportError):
+            from memconsole_jax.compiled import compiling
             from memconsole_jax.compiled.programs import Programs
-            from memconsole_jax.engine import JaxEngine
 
-            compile_, lower = JaxEngine._compile, Programs.lower_evaluate
+            whole, lower = compiling.compiled, Programs.lower_evaluate
 
-            def compiled(engine: JaxEngine, model: Model) -> None:
+            def compiled(programs: Programs) -> compiling.Compiled:
                 with pytest.MonkeyPatch.context() as meanwhile:
                     meanwhile.setattr(Programs, "lower_evaluate", lambda p: Late(lambda: lower(p)))
-                    compile_(engine, model)
+                    return whole(programs)
 
-            patch.setattr(JaxEngine, "_compile", compiled)
+            patch.setattr(compiling, "compiled", compiled)
         yield
 
 

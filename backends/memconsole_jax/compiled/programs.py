@@ -214,9 +214,10 @@ class Programs:
         places = self._places_of(self.state_shapes)
         return jax.jit(self._update.init, out_shardings=places).lower(self.trained_shapes)
 
-    def compiled_step(self) -> FusedStep | offload.OffloadedStep:
-        """Compile one optimizer step. Call the result like `step.train_step`."""
-        compiled = self.lower_train().compile()
+    def compiled_step(self, lowered: Any = None) -> FusedStep | offload.OffloadedStep:
+        """Compile one optimizer step, which may be `lowered` already. Call the result like
+        `step.train_step`."""
+        compiled = (lowered or self.lower_train()).compile()
         return compiled if self.waits_on_host else FusedStep(compiled, self)
 
     def lower_train(self) -> Any:

@@ -111,6 +111,7 @@ def set_up(attempt: Attempt) -> Job:
     known = stored.fingerprints if stored else {}
     if gang.rank:
         gang.tell()  # the first process has prepared the data, and the others find them ready
+    engine.prepare(plan, model)
     data = open_data(plan, model, attempt.run.path, say, known)
     if not gang.rank:
         gang.tell()

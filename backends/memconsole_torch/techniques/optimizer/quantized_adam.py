@@ -11,10 +11,9 @@ of a whole weight.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -33,8 +32,6 @@ MOST_THREADS = 4
 """Threads that update slices; more would wait for the interpreter."""
 DEVICE_SLICE = 2**20
 """Elements per slice on other devices, where each slice costs some 25 kernel launches."""
-UPPER = 1 if sys.byteorder == "little" else 0
-"""Where the upper 16 bits of a number lie in memory."""
 Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, dict[str, Any]]
 """A slice of a weight and of its gradient, the weight's state, the slice's first element, its group."""
 _TINY = torch.finfo(torch.float32).tiny
@@ -131,17 +128,56 @@ def _wide_state(p: Tensor) -> dict[str, Tensor]:
     return {slot: torch.zeros_like(p, dtype=torch.float32) for slot in ("first", "second")}
 
 
+class Cut(NamedTuple):
+    """The beginnings of the buffers for a slice of one length: each view costs as much as a small
+    operation, and most slices have the same length."""
+
+    moments: tuple[Tensor, Tensor]
+    """(n,) each: of the second moment, which has no sign, and of the first one."""
+    blocks: tuple[Tensor, Tensor]
+    """(blocks, 256) each: the same, to the end of the last block."""
+    padding: tuple[Tensor, Tensor] | None
+    """What the last block has more than the slice; None if it has nothing more."""
+    rows: Tensor
+    """(n,) int32"""
+    work: Tensor
+    """(n,)"""
+    work_blocks: Tensor
+    """(blocks, 256)"""
+    bits: Tensor
+    """(n,) int32: those of `work`."""
+
+
 class Buffers:
     """The buffers of an optimizer step, and the update of a slice in them."""
 
     def __init__(self, device: torch.device, size: int | None = None) -> None:
         self.size = size or (CPU_SLICE if device.type == "cpu" else DEVICE_SLICE)
-        self._first, self._second, self._work = torch.empty(3, self.size, device=device)
+        self._second, self._first, self._work = torch.empty(3, self.size, device=device)
         self._rows = torch.empty(self.size, dtype=torch.int32, device=device)
         self._values = [_table(blockwise.values(signed=s), device) for s in (False, True)]
         # By the upper 16 bits as an unsigned number.
         rolled = [np.roll(blockwise.lookup(signed=s), -blockwise.OFFSET) for s in (False, True)]
         self._lookup = [_table(table, device) for table in rolled]
+        self._cuts: dict[int, Cut] = {}
+
+    def cut(self, n: int) -> Cut:
+        """The beginnings of the buffers for a slice of `n` elements."""
+        found = self._cuts.get(n)
+        if found is None:
+            whole = blockwise.scales_of(n) * BLOCK
+            pair, work = (self._second, self._first), self._work
+            blocks = [moment[:whole].view(-1, BLOCK) for moment in pair]
+            found = self._cuts[n] = Cut(
+                (pair[0][:n], pair[1][:n]),
+                (blocks[0], blocks[1]),
+                (pair[0][n:whole], pair[1][n:whole]) if n < whole else None,
+                self._rows[:n],
+                work[:n],
+                work[:whole].view(-1, BLOCK),
+                work[:n].view(torch.int32),
+            )
+        return found
 
     def update(
         self,
@@ -153,26 +189,25 @@ class Buffers:
     ) -> None:
         """Update the slice `weight` (n,), which starts at element `start` of its tensor."""
         n = weight.numel()
+        part = slice(start, start + n)
         if "first" in state:
-            part = slice(start, start + n)
             first, second = state["first"].view(-1)[part], state["second"].view(-1)[part]
             self._adamw(weight, gradient, first, second, group)
             return
-        part = slice(start, start + n)
         blocks = slice(start // BLOCK, blockwise.scales_of(start + n))
-        codes = state["first_codes"][part], state["second_codes"][part]
-        scales = state["first_scales"][blocks], state["second_scales"][blocks]
-        first = self.widen(codes[0], scales[0], self._first, signed=True)
-        second = self.widen(codes[1], scales[1], self._second, signed=False)
+        first_codes, first_scales = state["first_codes"][part], state["first_scales"][blocks]
+        second_codes, second_scales = state["second_codes"][part], state["second_scales"][blocks]
+        first = self.widen(first_codes, first_scales, signed=True)
+        second = self.widen(second_codes, second_scales, signed=False)
         self._adamw(weight, gradient, first, second, group)
-        self.narrow(self._first, codes[0], scales[0], signed=True)
-        self.narrow(self._second, codes[1], scales[1], signed=False)
+        self.narrow(first_codes, first_scales, signed=True)
+        self.narrow(second_codes, second_scales, signed=False)
 
     def _adamw(
         self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, group: dict[str, Any]
     ) -> None:
         beta1, beta2 = group["betas"]
-        work = self._work[: weight.numel()]
+        work = self.cut(weight.numel()).work
         count, live = group["count"], group["live"]
         if isinstance(count, Tensor):
             count = count.clamp(min=1.0)  # it is 0 if every step so far was skipped
@@ -191,28 +226,25 @@ class Buffers:
         else:
             weight.addcdiv_(first, work, value=-size)
 
-    def widen(self, codes: Tensor, scales: Tensor, out: Tensor, *, signed: bool) -> Tensor:
-        """Decode `codes` (n,) to fp32 at the start of `out`, padded with zeros to the end of the
-        last block."""
-        n = codes.numel()
-        rows = self._rows[:n].copy_(codes)
-        torch.index_select(self._values[signed], 0, rows, out=out[:n])
-        whole = out[: scales.numel() * BLOCK]
-        whole[n:].zero_()
-        whole.view(-1, BLOCK).mul_(scales[:, None])
-        return out[:n]
+    def widen(self, codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+        """Decode `codes` (n,) to fp32 in the buffer of the first moment, if `signed`, or of the second
+        one. It is padded with zeros to the end of the last block."""
+        cut = self.cut(codes.numel())
+        found = cut.moments[signed]
+        torch.index_select(self._values[signed], 0, cut.rows.copy_(codes), out=found)
+        if cut.padding is not None:
+            cut.padding[signed].zero_()
+        cut.blocks[signed].mul_(scales[:, None])
+        return found
 
-    def narrow(self, moment: Tensor, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
-        """Encode the start of `moment`, whole blocks of it, into `codes` (n,) and `scales`."""
-        blocks = moment[: scales.numel() * BLOCK].view(-1, BLOCK)
-        work = self._work[: blocks.numel()].view(-1, BLOCK)
-        magnitudes = torch.abs(blocks, out=work) if signed else blocks
-        torch.amax(magnitudes, dim=1, out=scales)
+    def narrow(self, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
+        """Encode the buffer of a moment, whole blocks of it, into `codes` (n,) and `scales`."""
+        cut = self.cut(codes.numel())
+        blocks, work = cut.blocks[signed], cut.work_blocks
+        torch.amax(torch.abs(blocks, out=work) if signed else blocks, dim=1, out=scales)
         reciprocal = torch.where(scales < _TINY, 0.0, scales.reciprocal())
         torch.mul(blocks, reciprocal[:, None], out=work)
-        n = codes.numel()
-        bits = work.view(-1)[:n].view(torch.int32).add_(blockwise.HALF)
-        rows = self._rows[:n].copy_(bits.view(torch.uint16)[UPPER::2])
+        rows = cut.bits.add_(blockwise.HALF).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
         torch.index_select(self._lookup[signed], 0, rows, out=codes)
 
 

@@ -1,0 +1,57 @@
+"""Compiles the programs of an engine in threads of their own, beside the reading of the data.
+
+Tracing is Python's work, one program after another. XLA compiles without Python's lock, so that one
+program is compiled while the next ones are traced and compiled.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from memconsole_jax import tasks
+from memconsole_jax.compiled.offload import OffloadedStep
+from memconsole_jax.compiled.programs import FusedStep, Programs
+from memconsole_jax.tasks.task import Sampler
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What an engine runs."""
+
+    programs: Programs
+    initialize: Any
+    train_step: FusedStep | OffloadedStep
+    evaluation_step: Any
+    sampler: Sampler | None
+
+
+def begun(programs: Programs) -> Future[Compiled]:
+    """Begin to compile. The result is raised or returned by the future."""
+    pool = ThreadPoolExecutor(1, "tracing")
+    found = pool.submit(compiled, programs)
+    pool.shutdown(wait=False)
+    return found
+
+
+def compiled(programs: Programs) -> Compiled:
+    """Compile all programs; at most two at a time, because each takes memory. The step takes longest
+    and comes first."""
+    plan, model = programs.plan, programs.model
+    with ThreadPoolExecutor(1, "compiling") as beside:
+        step = programs.lower_train()
+        train_step = beside.submit(programs.compiled_step, step)
+        evaluation_step = beside.submit(programs.lower_evaluate().compile)
+        initialize = beside.submit(programs.lower_initialize().compile)
+        shapes = programs.evaluated_shapes | programs.kept_shapes
+        sampler = tasks.of(model).sampler(plan, model, shapes, programs.sharding)
+        if sampler is not None:
+            sampler.prepare(plan.train.sample_tokens)
+        return Compiled(
+            programs,
+            initialize.result(),
+            train_step.result(),
+            evaluation_step.result(),
+            sampler,
+        )
