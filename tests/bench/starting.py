@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=BACKENDS, default="torch")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         runs = [started(arguments.backend, Path(name), n) for n in range(arguments.rounds)]
     first, later = runs[0], runs[1:] or runs
     least = min(later, key=lambda run: sum(run.values()))

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole_trainer.tasks import language, recommendation, regression
 from memconsole_trainer.tasks.task import Opener, TaskData, Teller
-
-OPENERS: dict[str, Opener] = {
-    "language": language.open_data,
-    "regression": regression.open_data,
-    "recommendation": recommendation.open_data,
-}
-"""The opener of each task, by the task's name."""
 
 
 def open_data(
@@ -24,4 +17,7 @@ def open_data(
 ) -> TaskData:
     """Open the data of a run. `known` holds the fingerprints in the checkpoint that it is resumed
     from. Raises `PlanError` and `DataError`."""
-    return OPENERS[task_of(plan).name](plan, model, directory, say, known)
+    # The module beside this one that has the task's name; a run needs one of them.
+    module = import_module(f"memconsole_trainer.tasks.{task_of(plan).name}")
+    opener: Opener = module.open_data
+    return opener(plan, model, directory, say, known)

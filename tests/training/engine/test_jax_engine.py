@@ -14,6 +14,7 @@ import pytest
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax import comparison, devices, engine
+from memconsole_jax.compiled import compiling
 from memconsole_jax.engine import JaxEngine
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.tasks import sampling
@@ -171,6 +172,34 @@ def test_every_step_runs_the_one_compiled_program(accumulating: JaxEngine) -> No
         assert compiled  # the listener does hear compilations
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
+
+
+def test_what_is_prepared_beside_the_data_is_built_without_compiling_again() -> None:
+    plan = plan_with(optimize__accumulation_steps=4)
+    alone = built(plan)
+    new = engine.create(plan, None)
+    new.prepare(plan, ARCHITECTURE)
+    assert new._compiling is not None
+    begun = new._compiling.result(timeout=300)
+    new.build(plan, ARCHITECTURE, STEPS, InitialWeights(ARCHITECTURE, 0))
+    assert new._train_step is begun.train_step
+    for made in (alone, new):
+        made.train_step(batch(0))
+        made.evaluate([batch(0)])
+    assert alone.take_metrics() == new.take_metrics()
+
+
+def test_a_program_that_cannot_be_compiled_fails_the_build_and_not_the_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(programs: Any) -> Any:
+        raise MemoryError("compiling")
+
+    monkeypatch.setattr(compiling.Programs, "lower_train", fails)
+    new = engine.create(plan_with(), None)
+    new.prepare(plan_with(), ARCHITECTURE)
+    with pytest.raises(MemoryError, match="compiling"):
+        new.build(plan_with(), ARCHITECTURE, STEPS, InitialWeights(ARCHITECTURE, 0))
 
 
 def test_evaluation_sums_over_unmasked_targets_whatever_the_shape(accumulating: JaxEngine) -> None:
