@@ -7,6 +7,7 @@ import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -301,9 +302,11 @@ class TorchEngine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        """Summed loss over `batches` without gradients; one read-back at the end."""
+        """Summed loss over `batches` without gradients; one read-back at the end. A CPU's sums are read at
+        once: a tensor that stayed in its heap would cut the memory that a batch frees for the next one."""
         self._held.need("weights")
-        sums: list[Tensor] = []
+        sums: list[Any] = []
+        on_cpu = self._device.type == "cpu"
         weight = 0.0
         with self._evaluated():
             for batch in batches:
@@ -311,10 +314,11 @@ class TorchEngine:
                 for arrays in batch.micro_batches():
                     rows = Rows(share_of(self.gang, arrays), self._to_device)
                     with precision.forward_context(self._device, self._plan.optimize.precision):
-                        sums.append(self.task.sums(self.module, rows))
+                        found = self.task.sums(self.module, rows)
+                    sums.append(found.tolist() if on_cpu else found)
         if not sums:
             return LossSum(0.0, weight)
-        found = torch.stack(sums)
+        found = torch.tensor(sums) if on_cpu else torch.stack(sums)
         if isinstance(self.gang, Processes):
             self.gang.total(found)
         loss, *measures = (sum(column) for column in zip(*found.tolist(), strict=True))

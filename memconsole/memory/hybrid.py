@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.host import less_in_forward
+from memconsole.memory.host import compiler_bytes, less_in_forward, runtime_bytes
 from memconsole.memory.state import predicting
 from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.memory.table import (
@@ -157,9 +157,15 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     forward = {c.name: c.at("evaluation") for c in table.components}
     freed = max(_freed(table, phase) for phase in table.step_phases) - _freed(table, "evaluation")
     costs = runtime(plan.backend, step.kind)
-    less = less_in_forward(step_of(plan, step.model, step.kind), costs, freed)
+    jump = step_of(plan, step.model, step.kind)
+    less = less_in_forward(jump, costs, freed)
     # The heap is priced as in a step, but for what a backward pass leaves in it.
     forward["runtime"] = _column(table, "backward", 0).parts["runtime"] - less
+    if (
+        restoring
+    ):  # what came since the first jump lies in gaps of the heap, as far as there are any
+        gaps = forward["runtime"] - runtime_bytes(jump, costs) - compiler_bytes(plan, costs)
+        forward["runtime"] -= max(0, min(gaps, predicting.came_back(step)))
     found = []
     narrow = plan.optimize.precision != "fp32"
     for moment in predicting.moments(step, narrow=narrow, restoring=restoring):

@@ -101,6 +101,15 @@ def state_held(step: StepSizes, *, restoring: bool) -> int:
     return step.state.average + codes
 
 
+def came_back(step: StepSizes) -> int:
+    """On a CPU: what a jump holds while the optimizer state is on its way back, and the first jump of its phase did not:
+    that state, and the weights before that jump. On other devices nothing, because their heap is priced otherwise."""
+    if step.kind != "cpu":
+        return 0
+    held = state_held(step, restoring=True) - state_held(step, restoring=False)
+    return held + _before_bytes(step)
+
+
 def _before_bytes(step: StepSizes) -> int:
     """The weights before the last jump, kept on the host until the correct phase ends."""
     return WIDE * step.trained.elements
