@@ -134,8 +134,9 @@ class _Gathered(NamedTuple):
         block, head = element * s.block.elements, 4 * step.head
         # If its rows do not divide, its columns are turned to be gathered, and their gradient back.
         turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
-        # What is left of it in 16 bits is the rounded copy that the loss counts, unless micro-batches share it.
-        whole = head if step.compute == 4 or step.accumulates else 0
+        # A rounded or padded copy, which the loss counts, takes its place, unless micro-batches share it.
+        copied = step.compute == 2 or (_is_padded(step) and not step.plan.optimize.fused_loss)
+        whole = 0 if copied and not step.accumulates else head
         return cls(block, block + (0 if s.head else head), whole + turned)
 
 
@@ -178,13 +179,18 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     if chunked:
         copies = overlap.chunk_16 if narrow else overlap.chunk
         return int(copies * 4 * a.vocab_size * _chunk(step, t) + cast), gradient
-    padded = step.kind == "gpu" and a.vocab_size % ALIGNED_ROWS > 0
+    padded = _is_padded(step)
     copies = overlap.logits
     if narrow:
         copies = overlap.logits_16_padded if padded else overlap.logits_16
         gradient = min(gradient, 2 * step.head)
     pads = overlap.padded_head * (2 if narrow else 4) * step.head if padded else 0
     return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
+
+
+def _is_padded(step: StepSizes) -> bool:
+    """Whether the rows of the head are padded for a GPU's matmuls."""
+    return step.kind == "gpu" and step.architecture.vocab_size % ALIGNED_ROWS > 0
 
 
 def library_bytes(step: StepSizes) -> int:
