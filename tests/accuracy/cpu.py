@@ -2,7 +2,7 @@
 
     python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write | --outside | --compiler]
 
-Each plan trains some steps on the default data, evaluates, samples and saves, as a person's run does. ``--write`` fits the
+Each plan trains a few steps, evaluates, samples and saves, as a person's run does. ``--write`` fits the
 runtime coefficients to runs (of seeds of their own, see `FITTED`) instead of reporting; ``--outside`` only those of
 what happens outside a training step: evaluating, saving, compiling; ``--compiler`` what torch.compile takes, to
 some of those runs with and without it. `speed.py` measures and fits the time of a step.
@@ -47,12 +47,20 @@ from tests.accuracy.results import (
 REPORTED = range(500, 512)
 FITTED = range(0, 16)
 """Other plans than those reported."""
+WHOLE = {
+    "data.max_examples": "1000000",
+    "data.shuffle_buffer": "10000",
+    "train.max_steps": "12",
+}
+"""What the runs behind ``--outside`` have in place of `FIXED`: between steps a run still holds what its text took."""
 COMPILED = range(0, 6)
 """Of those, the ones that run with torch.compile, too."""
 BAR = Bar(within=0.10)
 FIXED = {
     "device.name": "cpu",
-    "train.max_steps": "12",
+    "data.max_examples": "30",
+    "data.shuffle_buffer": "1000",
+    "train.max_steps": "4",
     "train.log_every": "1",
     "train.warmup_steps": "1",
     "train.evaluation_batches": "1",
@@ -192,7 +200,8 @@ def main() -> None:
         unavailable(f"{' and '.join(missing)} not installed")
     rows: list[Errors] = []
     for backend in backends:
-        outcomes = [Outcome(seed, backend) for seed in seeds]
+        more = WHOLE if options.outside else {}
+        outcomes = [Outcome(seed, backend, more) for seed in seeds]
         if fits:
             fit(backend, outcomes, steps=options.write)
         rows += [

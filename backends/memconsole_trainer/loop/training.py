@@ -17,6 +17,7 @@ from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import Item
 from memconsole_trainer.engine import Batch, StepMetrics
 from memconsole_trainer.gang import ElsewhereError
+from memconsole_trainer.host import heap
 from memconsole_trainer.loop import summary
 from memconsole_trainer.loop.preflight import first_step, preflight
 from memconsole_trainer.loop.profiling import Profiling
@@ -32,6 +33,8 @@ _ADVICE = {
     "fp16": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
 }
 """Advice when the loss is not finite, by precision."""
+SETTLING_STEPS = 5
+"""First steps of an attempt after which a CPU's heap gives back what it does not use."""
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -61,6 +64,7 @@ class Trainer:
         """Units and weight of the steps whose losses are still on the device."""
         self._sampled: int | None = None
         self._compiled = False
+        self._unsettled = SETTLING_STEPS
         self._rehearses = False
         """Whether the next step is the rehearsal of a step, too."""
         self._improved = False
@@ -128,6 +132,11 @@ class Trainer:
         self._rehearses = False
         self._profiling.after(p.step + 1)
         p.step += 1
+        if self._unsettled and self._engine.device.kind == "cpu":
+            # A new small array may have cut the block that this step freed, and the next step takes another one.
+            self._unsettled -= 1
+            self._engine.synchronize()
+            heap.trim()
         units = units if trained else 0
         p.tokens += units
         p.data = state
