@@ -1,7 +1,8 @@
 """Compiles the programs of an engine in threads of their own, beside the reading of the data.
 
 Tracing is Python's work, one program after another. XLA compiles without Python's lock, so that one
-program is compiled while the next ones are traced and compiled.
+program is compiled while the next one is traced. Two are never compiled at once: each takes memory,
+and XLA has threads of its own.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ def begun(programs: Programs) -> Future[Compiled]:
 
 
 def compiled(programs: Programs) -> Compiled:
-    """Compile all programs; at most two at a time, because each takes memory. The step takes longest
-    and comes first."""
+    """Compile all programs. The step takes longest and comes first."""
     plan, model = programs.plan, programs.model
     with ThreadPoolExecutor(1, "compiling") as beside:
         step = programs.lower_train()
@@ -47,7 +47,7 @@ def compiled(programs: Programs) -> Compiled:
         shapes = programs.evaluated_shapes | programs.kept_shapes
         sampler = tasks.of(model).sampler(plan, model, shapes, programs.sharding)
         if sampler is not None:
-            sampler.prepare(plan.train.sample_tokens)
+            beside.submit(sampler.prepare(plan.train.sample_tokens)).result()
         return Compiled(
             programs,
             initialize.result(),

@@ -3,7 +3,7 @@ length."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -38,11 +38,18 @@ class TokenSampler:
         self._programs: dict[int, Any] = {}
         """Compiled programs by cache length."""
 
-    def prepare(self, tokens: int) -> None:
-        """Compile the program for samples of `tokens` tokens in a training run."""
+    def prepare(self, tokens: int) -> Callable[[], None]:
+        """Trace the program for samples of `tokens` tokens in a training run. Returns what compiles it."""
         room = self._architecture.max_positions
-        if tokens and room > PROMPT_TOKENS + 1:
-            self._program(cache_length(PROMPT_TOKENS, min(tokens, room - PROMPT_TOKENS - 1)))
+        if not tokens or room <= PROMPT_TOKENS + 1:
+            return lambda: None
+        positions = cache_length(PROMPT_TOKENS, min(tokens, room - PROMPT_TOKENS - 1))
+        lowered = self._lowered(positions)
+
+        def compiled() -> None:
+            self._programs[positions] = lowered.compile()
+
+        return compiled
 
     def __call__(
         self,
@@ -83,18 +90,20 @@ class TokenSampler:
 
     def _program(self, positions: int) -> Any:
         if positions not in self._programs:
-            row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
-            number = self._shape(jnp.float32)
-            stops = self._shape(jnp.int32, STOPS)
-            more = count, count, number, count, self._shape(jnp.uint32), stops, number
-            step = jax.jit(
-                partial(sample, adapter_scale=self._scale),
-                static_argnums=0,
-                out_shardings=self._place,
-            )
-            lowered = step.lower(self._architecture, self._weights, row, *more)
-            self._programs[positions] = lowered.compile()
+            self._programs[positions] = self._lowered(positions).compile()
         return self._programs[positions]
+
+    def _lowered(self, positions: int) -> Any:
+        row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
+        number = self._shape(jnp.float32)
+        stops = self._shape(jnp.int32, STOPS)
+        more = count, count, number, count, self._shape(jnp.uint32), stops, number
+        step = jax.jit(
+            partial(sample, adapter_scale=self._scale),
+            static_argnums=0,
+            out_shardings=self._place,
+        )
+        return step.lower(self._architecture, self._weights, row, *more)
 
     def _shape(self, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._place)

@@ -32,8 +32,8 @@ class Head(NamedTuple):
 class Sampler(Protocol):
     """Continues a row of tokens. Its programs are compiled once for each size."""
 
-    def prepare(self, tokens: int) -> None:
-        """Compile the program for samples of `tokens` tokens."""
+    def prepare(self, tokens: int) -> Callable[[], None]:
+        """Trace the program for samples of `tokens` tokens. Returns what compiles it."""
         ...
 
     def __call__(
