@@ -23,6 +23,13 @@ def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
     return costs.workspace_bytes + kernels + library
 
 
+def fewer_rows_bytes(step: StepSizes, rows: int) -> int:
+    """By how many bytes `runtime_bytes` is less for a forward pass of `rows` rows than for a step."""
+    if step.plan.backend != "jax" or not isinstance(step.model, Architecture):
+        return 0
+    return library_bytes(step) - library_bytes(step, rows)
+
+
 def returns_pages(step: StepSizes, costs: Runtime) -> bool:
     """Whether the trainer returns the heap's free pages to the system before it evaluates or saves. It can tell only the
     C library to."""

@@ -11,7 +11,12 @@ from collections.abc import Callable
 import msgspec
 
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.host import compiler_bytes, less_in_forward, runtime_bytes
+from memconsole.memory.host import (
+    compiler_bytes,
+    fewer_rows_bytes,
+    less_in_forward,
+    runtime_bytes,
+)
 from memconsole.memory.state import predicting
 from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.memory.table import (
@@ -158,13 +163,14 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     freed = max(_freed(table, phase) for phase in table.step_phases) - _freed(table, "evaluation")
     costs = runtime(plan.backend, step.kind)
     jump = step_of(plan, step.model, step.kind)
-    less = less_in_forward(jump, costs, freed)
+    fewer = fewer_rows_bytes(jump, plan.evaluation_batch)
+    less = less_in_forward(jump, costs, freed) + fewer
     # The heap is priced as in a step, but for what a backward pass leaves in it.
     forward["runtime"] = _column(table, "backward", 0).parts["runtime"] - less
     if (
         restoring
     ):  # what came since the first jump lies in gaps of the heap, as far as there are any
-        gaps = forward["runtime"] - runtime_bytes(jump, costs) - compiler_bytes(plan, costs)
+        gaps = forward["runtime"] + fewer - runtime_bytes(jump, costs) - compiler_bytes(plan, costs)
         forward["runtime"] -= max(0, min(gaps, predicting.came_back(step)))
     found = []
     narrow = plan.optimize.precision != "fp32"

@@ -28,6 +28,9 @@ FEWEST_ROWS = 64
 LIBRARY_SCORES = 3
 """How many chunks of attention scores XLA's libraries allocate on a CPU, in addition to what XLA plans (measured by
 `tests/accuracy/cpu.py`)."""
+EVALUATED_SCORES = 1.1
+"""How many chunks of attention scores an evaluation on a CPU holds beside the tensors of an MLP. A backward pass holds more
+(by XLA's plans of the evaluations of seven models of 1 to 30 M parameters on rows of 64 to 1,024 tokens)."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.techniques.activations.fused_loss.ALIGNED_ROWS`."""
 
@@ -99,7 +102,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     )
     evaluated = step.evaluation_tokens
     stream = 4 * a.hidden_size * evaluated
-    passing = block.passing * evaluated + overlap.scores * score_bytes(
+    copies_of_scores = EVALUATED_SCORES if step.kind == "cpu" else overlap.scores
+    passing = block.passing * evaluated + copies_of_scores * score_bytes(
         step, step.plan.evaluation_batch
     )
     chunk = (
@@ -193,11 +197,12 @@ def _is_padded(step: StepSizes) -> bool:
     return step.kind == "gpu" and step.architecture.vocab_size % ALIGNED_ROWS > 0
 
 
-def library_bytes(step: StepSizes) -> int:
-    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans."""
+def library_bytes(step: StepSizes, rows: int | None = None) -> int:
+    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans, for so many rows (None: those of a
+    micro-batch)."""
     if step.kind != "cpu":
         return 0
-    return LIBRARY_SCORES * score_bytes(step, step.plan.train.batch_size)
+    return LIBRARY_SCORES * score_bytes(step, step.plan.train.batch_size if rows is None else rows)
 
 
 def score_bytes(step: StepSizes, rows: int) -> int:
