@@ -5,7 +5,8 @@ What torch's step does in parts is here, too; what JAX's does is in `test_regres
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -267,6 +268,22 @@ def test_torch_frees_the_memory_of_what_is_released(monkeypatch: pytest.MonkeyPa
         engine.restore(part)
         assert all(map(torch.equal, tensors, before))
     engine.update()
+
+
+def test_torch_keeps_no_tensor_between_the_batches_of_an_evaluation_on_a_cpu() -> None:
+    """A tensor that stayed would cut the memory that a batch frees, and the next one would take more."""
+    engine, alive = built("torch"), list[int]()
+
+    def batches() -> Iterator[Batch]:
+        for number in range(4):
+            alive.append(sum(isinstance(found, torch.Tensor) for found in gc.get_objects()))
+            yield batch(seed=number)
+
+    whole = engine.evaluate(batches())
+    assert len(set(alive[1:])) == 1
+    parts = [engine.evaluate([batch(seed=number)]) for number in range(4)]
+    assert whole.loss == sum(part.loss for part in parts)
+    assert whole.measures == tuple(map(sum, zip(*(part.measures for part in parts), strict=True)))
 
 
 def test_assigning_replaces_the_weights_and_nothing_else() -> None:

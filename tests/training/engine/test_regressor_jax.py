@@ -21,6 +21,7 @@ from memconsole_jax.compiled.step import mean_gradients
 from memconsole_jax.engine import JaxEngine
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.engine import Batch, Part, WeightsError
+from memconsole_trainer.host import mapped
 from memconsole_trainer.weights.initialize import InitialWeights
 
 LENGTH, ROWS, STEPS = 8, 4, 400
@@ -76,6 +77,25 @@ def batch(micro_batches: int = 1, rows: int = ROWS, seed: int = 0, masked: float
     arrays = {"windows": windows, "targets": windows[:, :, -1] @ linear, "mask": mask}
     found = {name: array.astype(np.float32) for name, array in arrays.items()}
     return Batch(found, float(mask.sum()))
+
+
+def test_xla_computes_on_the_pages_of_a_batch_without_a_copy_in_the_heap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy would cut the block that a step frees, and the next step would take another one."""
+    pages, empty = list[int](), mapped.empty
+
+    def told(*arguments: Any) -> Any:
+        found = empty(*arguments)
+        pages.append(found.ctypes.data)
+        return found
+
+    trainer = built(plan_with())
+    monkeypatch.setattr(mapped, "empty", told)
+    arrays = trainer._trained_arrays(batch())
+    assert [a.unsafe_buffer_pointer() for a in arrays.values()] == pages
+    for name, array in batch().arrays.items():
+        np.testing.assert_array_equal(arrays[name], array)
 
 
 class Checkpoint:

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
+from memconsole.memory.formula import memory_table
 from memconsole.plan import catalog
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, dumps, replace
 from memconsole_jax.engine import create
 from memconsole_jax.tracing import trace, trace_targets
@@ -23,6 +25,9 @@ SMALL = {
     "train.batch_size": 4,
     "device.name": "cpu",
 }
+CPU = Budget(
+    name="cpu", kind="cpu", memory_label="host RAM", total_bytes=2**34, usable_bytes=2**34, why="test"
+)  # fmt: skip
 
 
 def a_plan(**changes: Any) -> Plan:
@@ -49,6 +54,19 @@ def test_what_is_planned_is_what_the_engine_compiles(plan: Plan) -> None:
     assert step.total_bytes == needed + own["temporary_bytes"]
     assert sum(step.components.values()) == pytest.approx(own["argument_bytes"], abs=64)
     assert exact.phases["evaluation"].total_bytes < step.total_bytes
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [a_plan(train__batch_size=16), a_plan(data__sequence_length=1024, train__batch_size=2)],
+    ids=["whole scores", "scores in chunks"],
+)
+def test_the_formula_of_an_evaluation_is_near_what_xla_plans_for_it(plan: Plan) -> None:
+    architecture = catalog.architecture(plan)
+    exact = trace.planned(plan, architecture, trace_targets.target("", "cpu"))
+    table = memory_table(plan, architecture, CPU)
+    tensors = sum(c.at("evaluation") for c in table.components if c.name != "runtime")
+    assert tensors == pytest.approx(exact.phases["evaluation"].total_bytes, rel=0.2)
 
 
 def test_the_process_answers_lines_with_lines() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.answers.advice import remedies
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.estimate import architecture_of, estimate, table_of
+from memconsole.memory.estimate import architecture_of, estimate, model_of, table_of
 from memconsole.memory.hybrid import MOST, plain
 from memconsole.memory.state.sizes import sizes
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import SNAPSHOTS, MemoryTable, Tier
 from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
@@ -114,6 +116,29 @@ def test_the_first_jump_of_a_predict_phase_has_no_weights_to_return_to() -> None
     held = [at(table, SNAPSHOTS, "predict") for table in tables]
     assert held[0] - held[1] == 4 * N
     assert at(tables[1], SNAPSHOTS, "restore") == held[0]
+
+
+def test_what_comes_back_in_a_restore_phase_lies_in_the_gaps_that_the_heap_keeps() -> None:
+    cpu = device("cpu")
+    own = {"hybrid__memory": "reinitialize"}
+    came = 8 * N + 4 * N  # the state, and the weights before the first jump
+    tight = table_of(hybrid(optimize__heap="tight", **own), cpu)
+    assert tight.phases["restore"] - tight.phases["predict"] == came
+    fast = table_of(hybrid(optimize__heap="fast", **own), cpu)
+    gaps = at(fast, "runtime", "predict") - at(tight, "runtime", "predict")
+    assert gaps > 0
+    assert fast.phases["restore"] - fast.phases["predict"] == max(0, came - gaps)
+
+
+def test_jax_libraries_are_priced_for_the_rows_of_a_jump() -> None:
+    cpu = device("cpu")
+    for rows, precision in ((4, "same"), (8, "bf16")):
+        changes = {"train__batch_size": rows, "hybrid__predict_precision": precision}
+        table = table_of(hybrid(backend="jax", optimize__heap="tight", **changes), cpu)
+        step = step_of(plain(hybrid(backend="jax", **changes)), model_of(hybrid()), "cpu")
+        less = at(table, "runtime", "full") - at(table, "runtime", "predict")
+        assert less == library_bytes(step) - library_bytes(step, rows // 2)
+        assert less > 0
 
 
 def test_jumps_try_16_bit_copies_or_whole_ones() -> None:
