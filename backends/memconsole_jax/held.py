@@ -14,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_map_with_path
 from numpy.typing import NDArray
 
+from memconsole_jax.layout.mesh import put_to_replace
 from memconsole_jax.techniques.optimizer import quantized_adam
 from memconsole_trainer.engine import Keeping
 from memconsole_trainer.techniques import blockwise
@@ -22,7 +23,7 @@ SLICE = 2**18
 """Elements that are encoded or decoded at a time; whole blocks."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Released:
     """An array on the host with its original sharding. JAX treats it as a leaf of a tree."""
 
@@ -46,13 +47,13 @@ class Released:
 
     def restored(self) -> Array:
         """The array on its device."""
-        return jax.device_put(self.kept, self.sharding)
+        return put_to_replace(self.kept, self.sharding)
 
     def delete(self) -> None:
         """Does nothing, because nothing is on the device."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Coded(Released):
     """A float32 array in 8 bits on its device, as `memconsole_trainer.techniques.blockwise`
     specifies, with the largest element of each block exact. `kept` holds the codes
@@ -85,7 +86,7 @@ class Coded(Released):
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Dropped(Released):
     """An array that starts again with zeros. `kept` holds its shape and dtype."""
 
@@ -124,7 +125,7 @@ def prepare(shapes: Any, keeping: Keeping) -> None:
 
 def zeros(shape: Any, dtype: Any) -> Array:
     """Zeros where `shape` is: a shape with a sharding."""
-    return jax.device_put(np.zeros(shape.shape, dtype), shape.sharding)
+    return put_to_replace(np.zeros(shape.shape, dtype), shape.sharding)
 
 
 def _released(path: Any, x: Array, keeping: Keeping) -> Released:
@@ -146,8 +147,17 @@ def _released(path: Any, x: Array, keeping: Keeping) -> Released:
 
 
 def restore(tree: Any) -> Any:
-    """Move each array of `tree` back to the device. Arrays already there stay."""
-    return jax.tree.map(lambda x: x.restored() if isinstance(x, Released) else x, tree)
+    """Move each array of `tree` back to the device, one after another, and free what was held of it. Arrays already
+    there stay."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, Released):
+            return x
+        found = x.restored()
+        x.kept = None
+        return found
+
+    return jax.tree.map(one, tree)
 
 
 def is_released(tree: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from numpy.typing import NDArray
 
 AXIS = "devices"
 _spread: ContextVar[Places | None] = ContextVar("spread", default=None)
@@ -83,6 +84,31 @@ def put(array: Any, place: Any) -> jax.Array:
     whole = np.asarray(array)
     # A copy: a view would keep the whole array alive.
     return jax.make_array_from_callback(whole.shape, place, lambda part: whole[part].copy())
+
+
+def put_to_replace(array: Any, place: Any) -> jax.Array:
+    """`array` at its `place`, for a program that replaces it: a step takes over the memory of weights and state.
+
+    On a CPU, XLA uses the memory of a NumPy array itself if it is aligned as XLA's own. No program can take that over,
+    and so it would hold the array twice. A copy is then made that is not aligned, and XLA copies that one.
+    """
+    on_cpu = all(device.platform == "cpu" for device in place.device_set)
+    if on_cpu and isinstance(array, np.ndarray) and array.ctypes.data % _ALIGNED == 0:
+        array = _unaligned(array)
+    return put(array, place)
+
+
+_ALIGNED = 64
+"""Bytes: where XLA's own arrays begin on a CPU (`xla::cpu::MinAlign`)."""
+
+
+def _unaligned(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """A copy of `array` that begins a quarter of `_ALIGNED` after a multiple of it."""
+    room = np.empty(array.nbytes + 2 * _ALIGNED, np.uint8)
+    begin = -room.ctypes.data % _ALIGNED + _ALIGNED // 4
+    found = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
 
 
 def is_elsewhere(array: jax.Array) -> bool:

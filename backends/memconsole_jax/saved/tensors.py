@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import TrainState
 from memconsole_jax.held import Released
-from memconsole_jax.layout.mesh import is_elsewhere, put
+from memconsole_jax.layout.mesh import is_elsewhere, put_to_replace
 from memconsole_jax.layout.stacking import Stack
 from memconsole_jax.saved import optimizer_state
 from memconsole_jax.saved.loading import Loader
@@ -83,7 +83,7 @@ class Saved:
                 if found.shape != row.shape:
                     raise WeightsError(f"{name}: shape {found.shape}, expected {row.shape}")
                 as_stored(row)[...] = found
-            loaded.append(put(array, place))
+            loaded.append(put_to_replace(array, place))
         structure = jax.tree.structure(before.optimizer)
         return TrainState(weights, jax.tree.unflatten(structure, loaded), precision, averages)
 
