@@ -107,8 +107,11 @@ def _stored(table: MemoryTable, phase: str) -> int:
 
 
 def _shares(backend: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The shares of `Heap` by least squares of the relative errors of the fast runs. That of logits stays as it is."""
-    costs = numbers.runtime(backend, "cpu").heaps["fast"]
+    """The shares of `Heap` by least squares of the relative errors of the fast runs. That of logits stays as it is. None
+    where the heap keeps nothing: XLA's block is no part of it."""
+    costs = numbers.runtime(backend, "cpu").heaps.get("fast")
+    if costs is None:
+        return {}
     sums: dict[str, tuple[float, float]] = {}
     for outcome in (o for o in outcomes if o.plan.optimize.heap == "fast"):
         tight = table_of(replace(outcome.plan, {"optimize.heap": "tight"}), outcome.table.budget)

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from pathlib import Path
 
 LARGEST, SMALLEST = 1 << 19, 1 << 16
 """Bytes of the blocks that fill gaps, from large to small. A block that finds no gap is freed at
 once."""
 _aside: list[int] = []
+_NO_HUGE_PAGES = 15
+"""MADV_NOHUGEPAGE of madvise(2)."""
 
 
 def trim() -> None:
-    """Return free pages to the system (malloc_trim(3))."""
+    """Return free pages to the system (malloc_trim(3)), and have the heap take small pages again."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)
+        _take_small_pages(library)
+
+
+def _take_small_pages(library: ctypes.CDLL) -> None:
+    """Huge pages are for large blocks, which have mappings of their own. In the heap, a small array between free pages
+    would hold a whole one."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if line.endswith("[heap]"):
+                begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+                library.madvise(begin, end - begin, _NO_HUGE_PAGES)
 
 
 def close_gaps() -> None:
@@ -30,7 +45,7 @@ def close_gaps() -> None:
         return
     while _aside:
         library.free(_aside.pop())
-    library.malloc_trim(0)
+    trim()
     size = LARGEST
     while size >= SMALLEST:
         end = library.sbrk(0)
@@ -47,6 +62,7 @@ def _glibc() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(None)
         library.malloc_trim.argtypes = library.malloc.argtypes = [ctypes.c_size_t]
+        library.madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
         library.sbrk.argtypes, library.free.argtypes = [ctypes.c_ssize_t], [ctypes.c_void_p]
         library.malloc.restype = library.sbrk.restype = ctypes.c_void_p
     except (OSError, AttributeError):
