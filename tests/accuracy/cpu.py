@@ -20,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -44,7 +46,9 @@ from tests.accuracy.results import (
     write,
 )
 
-REPORTED = range(500, 512)
+DEFAULT = (-3, -2, -1)
+"""In place of seeds: runs of the default plan."""
+REPORTED = (*DEFAULT, *range(500, 512))
 FITTED = range(0, 16)
 """Other plans than those reported."""
 WHOLE = {
@@ -69,7 +73,9 @@ FIXED = {
 
 
 def settings(seed: int, backend: str) -> dict[str, str]:
-    """A plan of 1 to 30 million parameters that takes well under a minute."""
+    """A plan of 1 to 30 million parameters that takes well under a minute; below 0 the default plan."""
+    if seed < 0:
+        return {"device.name": "cpu", "backend": backend, "train.max_steps": "60"}
     rng = random.Random(seed)
     rank = rng.choice((0, 0, 0, 8, 32))
     drawn = {
@@ -96,6 +102,12 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def words(seed: int, wanted: Mapping[str, str]) -> str:
+    """How results name a plan."""
+    drawn = (f"{k.rpartition('.')[2]}={v}" for k, v in wanted.items() if k not in FIXED)
+    return f"the default plan, run {-seed}" if seed < 0 else " ".join(drawn)
+
+
 def run(wanted: dict[str, str]) -> dict[str, Any]:
     """The report of a real run, in folders of its own."""
     command = [sys.executable, "-m", "memconsole", "train", "--json", "--force"]
@@ -119,9 +131,7 @@ class Outcome:
     ) -> None:
         wanted = {**settings(seed, backend), **more}
         self.plan = apply_settings(Plan(), [f"{key}={value}" for key, value in wanted.items()])
-        self.words = " ".join(
-            f"{key.rpartition('.')[2]}={value}" for key, value in wanted.items() if key not in FIXED
-        )
+        self.words = words(seed, wanted)
         start = time.monotonic()
         report = run(wanted)
         self.seconds = time.monotonic() - start
@@ -180,8 +190,8 @@ def fit_compiler() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", action="append", choices=("torch", "jax"))
-    parser.add_argument("--first", type=int, help="first seed")
-    parser.add_argument("--plans", type=int)
+    parser.add_argument("--first", type=int, help="first seed; -3 to -1 are the default plan")
+    parser.add_argument("--plans", type=int, help="how many; other stored results stay")
     parser.add_argument("--write", action="store_true", help="fit the runtime coefficients")
     parser.add_argument("--outside", action="store_true", help="fit those outside training steps")
     parser.add_argument("--compiler", action="store_true", help="fit what torch.compile takes")
@@ -190,10 +200,9 @@ def main() -> None:
         fit_compiler()
         return
     fits = options.write or options.outside
-    seeds = FITTED if fits else REPORTED
-    if options.first is not None or options.plans is not None:
-        first = options.first if options.first is not None else seeds[0]
-        seeds = range(first, first + (options.plans or len(seeds)))
+    seeds: Sequence[int] = FITTED if fits else REPORTED
+    if options.first is not None:
+        seeds = range(options.first, options.first + (options.plans or 1))
     backends = options.backend or ["torch", "jax"]
     missing = [name for name in backends if importlib.util.find_spec(name) is None]
     if missing:
@@ -218,15 +227,25 @@ def main() -> None:
                 cases=tuple(o.host for o in outcomes),
             ),
         ]
-    part = Part(name="cpu", command="python tests/accuracy/cpu.py", rows=tuple(rows))
-    if seeds != REPORTED:
+    if not set(seeds) <= set(REPORTED):
         print("\n".join(" | ".join(row.cells()) for row in rows))
         return
-    if len(backends) == 1:  # the other backend's rows stay as they were
-        kept = [row for old in stored() if old.name == part.name for row in old.rows]
-        other = [row for row in kept if not row.estimate.startswith(backends[0])]
-        part = Part(name=part.name, command=part.command, rows=(*rows, *other))
+    old = [row for old in stored() if old.name == "cpu" for row in old.rows]
+    rows = _merged(rows, [row for row in old if isinstance(row, Errors)])
+    part = Part(name="cpu", command="python tests/accuracy/cpu.py", rows=tuple(rows))
     write(part, packages=("torch", "jax"))
+
+
+def _merged(rows: Sequence[Errors], old: Sequence[Errors]) -> list[Errors]:
+    """`rows`, with the stored cases of plans that did not run now, and the stored rows of a backend that did not."""
+    found = []
+    for row in rows:
+        ran = {case.plan for case in row.cases}
+        before = [case for one in old if one.estimate == row.estimate for case in one.cases]
+        cases = (*row.cases, *(case for case in before if case.plan not in ran))
+        found.append(msgspec.structs.replace(row, cases=cases))
+    names = {row.estimate for row in rows}
+    return found + [row for row in old if row.estimate not in names]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from memconsole.devices.budget import budget
 from memconsole.memory.estimate import table_of
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan.plan import Plan, apply_settings
-from tests.accuracy.cpu import BAR, FIXED, REPORTED, settings
+from tests.accuracy.cpu import BAR, REPORTED, settings, words
 from tests.accuracy.results import MIB, Case, Errors, Part, stored, unavailable, write
 
 BACKENDS = ("torch", "jax")
@@ -50,12 +50,8 @@ def compared(backend: str) -> tuple[Case, ...]:
     try:
         for seed in REPORTED:
             wanted = settings(seed, backend)
-            words = " ".join(
-                f"{key.rpartition('.')[2]}={value}"
-                for key, value in wanted.items()
-                if key not in FIXED
-            )
-            if words not in truths:
+            name = words(seed, wanted)
+            if name not in truths:
                 continue
             plan = apply_settings(Plan(), [f"{key}={value}" for key, value in wanted.items()])
             device = budget(plan, None)
@@ -64,12 +60,12 @@ def compared(backend: str) -> tuple[Case, ...]:
                 print(f"{backend} {seed}: {problem}")
                 continue
             table = table_of(plan, device, book.lookup)
-            case = Case(plan=words, estimated_bytes=table.peak_bytes, measured_bytes=truths[words])
+            case = Case(plan=name, estimated_bytes=table.peak_bytes, measured_bytes=truths[name])
             cases.append(case)
-            by_formula = table.formula.peak_bytes / truths[words] - 1 if table.formula else 0.0
+            by_formula = table.formula.peak_bytes / truths[name] - 1 if table.formula else 0.0
             print(
                 f"{seed:4} {backend:5} = {case.error:+6.1%} (~ {by_formula:+6.1%}) "
-                f"{case.measured_bytes / MIB:7.1f} MiB  {words}",
+                f"{case.measured_bytes / MIB:7.1f} MiB  {name}",
                 flush=True,
             )
     finally:
