@@ -94,7 +94,7 @@ class Receipts:
 
     def calibrate(self, plan: Plan, found: Estimate) -> Estimate:
         """`found` with its table calibrated by runs of the same setup and its times by runs of the
-        same backend, if its device is local.
+        same setup or of models of like size, if its device is local.
         """
         device = found.table.budget
         if not device.local:
@@ -121,7 +121,11 @@ class Receipts:
         key = (*setup_of(plan), plan.device.count, machine.device_name)
         if key not in self._slowdowns:
             self._slowdowns[key] = slowdown(
-                plan, machine, runs, lambda p: 1 / seconds_per_unit(p, model_of(p), device)
+                plan,
+                machine,
+                runs,
+                lambda p: 1 / seconds_per_unit(p, model_of(p), device),
+                lambda p: sum(each.size for each in model_of(p).parameters()),
             )
         return self._slowdowns[key]
 

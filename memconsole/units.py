@@ -62,6 +62,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def format_rate(per_second: float) -> str:
+    """``8,321``; ``0.38`` where whole numbers would say little."""
+    return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.2g}"
+
+
 def format_step(seconds: float) -> str:
     """``310 ms``, ``4.2 ms``, ``85 µs``: a duration that may be well below a second."""
     if not 0 < seconds < 0.9995:

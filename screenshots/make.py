@@ -21,6 +21,7 @@ MORE = "more"
 SHOWN = (
     "plan-toggled-80x24",
     "plan-does-not-fit-80x24",
+    "plan-fitted-80x24",
     "plan-fits-light-80x24",
     "run-live-80x24",
     "run-live-160x48",

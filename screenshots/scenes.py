@@ -36,6 +36,7 @@ SCENES = {
     "plan-toggled": Scene(keys=("2", "2", "5")),
     "plan-hybrid": Scene(keys=("H",)),
     "plan-does-not-fit": Scene(TOO_LARGE),
+    "plan-fitted": Scene(TOO_LARGE, keys=("f",)),
     "compare-plans": Scene(keys=("2", "2", "5", "C", "down", "enter")),
     "devices-8-gpus": Scene(keys=("g",)),
     "help": Scene(keys=("question_mark",)),

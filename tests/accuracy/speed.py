@@ -28,6 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from memconsole.devices.budget import budget
 from memconsole.memory import coefficients as numbers
+from memconsole.memory.answers.pace import slowdown
+from memconsole.memory.answers.receipts import Machine, Measured
 from memconsole.memory.coefficients import Speed
 from memconsole.memory.estimate import model_of
 from memconsole.memory.seconds import Work, step_work
@@ -72,6 +74,9 @@ TIMES_BEFORE, TIMES_AFTER = 2.0, 1.25
 """How far the estimate may be off, either way, before and after one run on the machine."""
 
 
+HERE = Machine("", {"torch": ""})
+
+
 class Timed:
     """One run: its plan, the work of its step, and the seconds of its fastest step."""
 
@@ -97,6 +102,17 @@ class Timed:
     @property
     def estimated(self) -> float:
         return self.work.seconds(numbers.speed("cpu", self.backend))
+
+    def after(self, one: Timed) -> float:
+        """The estimated seconds after the run `one` on this machine."""
+        seen = Measured(
+            plan=one.plan, device_name="", device_total_bytes=None, driver=None, versions=HERE.versions,
+            peak_bytes=1, units_per_second=1 / one.seconds,
+        )  # fmt: skip
+        factor = slowdown(
+            self.plan, HERE, [seen], lambda _: 1 / one.estimated, lambda p: p.model.target_params or 0
+        )  # fmt: skip
+        return self.estimated * (1.0 if factor is None else factor)
 
 
 def fitted(backend: str, runs: list[Timed]) -> Speed:
@@ -151,9 +167,9 @@ def rows_of(backend: str, runs: list[Timed]) -> tuple[Times, ...]:
     """The errors of all runs, then those after the run of the default sizes has corrected them, then what each
     optimization costs."""
     one = next(r for r in runs if not r.more and r.plan.train.batch_size == Plan().train.batch_size)
-    seen, first = one.seconds / one.estimated, runs[0]
+    first = runs[0]
     before = tuple(Timing(r.words, r.estimated, r.seconds) for r in runs)
-    after = tuple(Timing(r.words, r.estimated * seen, r.seconds) for r in runs if r is not one)
+    after = tuple(Timing(r.words, r.after(one), r.seconds) for r in runs if r is not one)
     factors = tuple(
         Timing(r.words, r.estimated / first.estimated, r.seconds / first.seconds)
         for r in runs

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from memconsole.plan.tasks import Task
 from memconsole.runs.read.state.figures import figures
 from memconsole.runs.record.log.events import Ended, Epoch, Evaluation, Step
+from memconsole.units import format_rate
 
 WIDTH = 80
 _RULE = "=" * WIDTH
@@ -21,7 +22,7 @@ def step_line(step: Step, total_steps: int, units: str) -> str:
     norm = "" if step.gradient_norm is None else f"  norm {step.gradient_norm:.3f}"
     return (
         f"step {step.step:,}/{total_steps:,}  epoch {step.epoch}  loss {_loss(step.loss)}"
-        f"  lr {step.learning_rate:.3g}{norm}  {step.tokens_per_second:,.0f} {units}/s"
+        f"  lr {step.learning_rate:.3g}{norm}  {format_rate(step.tokens_per_second)} {units}/s"
     )
 
 

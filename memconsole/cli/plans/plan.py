@@ -33,7 +33,14 @@ from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimizations import BY_KEY
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import origin
-from memconsole.units import format_bytes, format_count, format_duration, format_step, value_word
+from memconsole.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_rate,
+    format_step,
+    value_word,
+)
 
 DOES_NOT_FIT = 3
 NOT_EXACT = 1
@@ -245,7 +252,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
         *disk_lines(plan),
         table.words,
         *([more.words] if more else []),
-        f"step {found.time_tier}{format_step(found.step_seconds)}, {found.tokens_per_second:,.0f} {task_of(plan).units}/s"
+        f"step {found.time_tier}{format_step(found.step_seconds)}, {format_rate(found.tokens_per_second)} {task_of(plan).units}/s"
         + (
             f", {found.epoch_minutes:,.1f} minutes per epoch"
             if found.epoch_minutes is not None

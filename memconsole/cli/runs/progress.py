@@ -15,7 +15,7 @@ from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.ranks import highest
 from memconsole.runs.read.state.stages import stage_words
 from memconsole.runs.record.states import WAIT_DISK
-from memconsole.units import format_bytes, format_count, format_duration
+from memconsole.units import format_bytes, format_count, format_duration, format_rate
 
 WIDTH = 80
 _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
@@ -113,7 +113,7 @@ def step_line(run: RunSnapshot) -> str:
     if facts.tokens_per_second:
         each = each_per_second(run.plan, facts.tokens_per_second)
         share = "" if each is None else f" ({each:,.0f} each device)"
-        parts.append(f"{facts.tokens_per_second:,.0f} {task_of(run.plan).units}/s{share}")
+        parts.append(f"{format_rate(facts.tokens_per_second)} {task_of(run.plan).units}/s{share}")
     held = [one.reading.allocated_bytes for one in facts.ranks]
     held.append(facts.memory.allocated_bytes if facts.memory else None)
     most = highest(*held)
@@ -179,7 +179,7 @@ def summary(run: RunSnapshot) -> str:
         units = task_of(run.plan).units
         each = each_per_second(run.plan, run.units_per_second)
         share = "" if each is None else f" ({each:,.0f} each device)"
-        words = f"{run.units_per_second:,.0f}{share}"
+        words = f"{format_rate(run.units_per_second)}{share}"
         rows.append((f"{units[0].upper()}{units[1:]} per second", words))
     if facts.jump is not None:
         rows.append(("Jumps", jump_words(facts.jump)))

@@ -1,11 +1,18 @@
 """Corrects the estimated time of a step with finished runs of the device.
 
-How fast a device is, and how busy, changes all estimates of a backend on it by about one factor. After one run that
-factor is known. Runs of the plan's own setup tell it better than other runs do.
+What a run tells is its measured over its estimated time.
+
+- Runs of the plan's own setup correct it in full: by their median.
+- Without any, runs of other setups of the backend do, as far as their models are alike. A model of up to ten times the
+  parameters, or down to a tenth, counts as one run; from there on less, and from a hundred times on not at all. Their
+  weighted median is used, so that several runs outvote one. It is limited to a factor of two for each run counted,
+  because the machine may have been busy during one of them.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterable
 
@@ -17,13 +24,19 @@ from memconsole.plan.plan import Plan, PlanError
 
 LEAST_STEPS = 5
 """The rate of a shorter run is not used: its first steps are slow."""
+MOST_BY_ONE = 2.0
+"""The largest factor, either way, by which one run of another setup corrects a plan."""
 
 Rate = Callable[[Plan], float]
 """Estimates tokens (or the task's units) per second of a plan, by formula."""
+Size = Callable[[Plan], int]
+"""The number of parameters of a plan's model."""
 
 
-def slowdown(plan: Plan, machine: Machine, runs: Iterable[Measured], rate: Rate) -> float | None:
-    """The median of measured over estimated time, of runs of the setup or else of the backend; None without runs."""
+def slowdown(
+    plan: Plan, machine: Machine, runs: Iterable[Measured], rate: Rate, size: Size
+) -> float | None:
+    """By what the estimated time of a step of `plan` is to be multiplied; None if no run tells."""
     known = [
         run
         for run in runs
@@ -33,13 +46,40 @@ def slowdown(plan: Plan, machine: Machine, runs: Iterable[Measured], rate: Rate)
         and same_machine(run, machine)
     ]
     own = [run for run in known if setup_of(run.plan) == setup_of(plan)]
-    factors = []
+    told = []
     for run in own or known:
         try:
-            factors.append(rate(run.plan) / (run.units_per_second or 1.0))
+            told.append((rate(run.plan) / (run.units_per_second or 1.0), size(run.plan)))
         except (PlanError, ValueError, ZeroDivisionError):
             continue
-    return statistics.median(factors) if factors else None
+    if own and told:
+        return statistics.median(factor for factor, _ in told)
+    return _borrowed(told, size(plan)) if told else None
+
+
+def _borrowed(told: list[tuple[float, int]], parameters: int) -> float | None:
+    """The factor for a model of so many parameters, from factors and parameters of runs of other setups."""
+    weighed = [(math.log(factor), likeness(each, parameters)) for factor, each in told]
+    counted = sorted((value, weight) for value, weight in weighed if weight)
+    if not counted:
+        return None
+    total = sum(weight for _, weight in counted)
+    limit = math.log(MOST_BY_ONE) * total
+    return math.exp(max(-limit, min(limit, _weighted_median(counted))))
+
+
+def likeness(parameters: int, others: int) -> float:
+    """1 for two models whose sizes differ by at most a factor of ten, 0 from a hundred on."""
+    return max(0.0, min(1.0, 2 - abs(math.log10(max(1, parameters) / max(1, others)))))
+
+
+def _weighted_median(ordered: list[tuple[float, float]]) -> float:
+    """Of values with weights, in order: the one with half of the weight on either side, or the mean of two such."""
+    half = sum(weight for _, weight in ordered) / 2
+    upto = list(itertools.accumulate(weight for _, weight in ordered))
+    low = next(n for n, weight in enumerate(upto) if weight >= half * (1 - 1e-9))
+    high = next(n for n, weight in enumerate(upto) if weight > half * (1 + 1e-9))
+    return (ordered[low][0] + ordered[high][0]) / 2
 
 
 def paced(found: Estimate, factor: float) -> Estimate:

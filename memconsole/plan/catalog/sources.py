@@ -274,6 +274,8 @@ def _missing(source: str, catalog: Mapping[str, DatasetEntry], error: Exception)
         return _error(source, "cannot be read: permission denied")
     if _HUB_ID.fullmatch(source) and not Path(source).suffix:
         hint = f' — a hub dataset is written "{HUB_PREFIX}{source}"'
+    elif os.sep in source:
+        return _error(source, "no such file or folder")
     else:
         hint = nearest(source, catalog)
     return _error(

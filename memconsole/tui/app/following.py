@@ -204,6 +204,7 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
 
     @on(Launched)
     async def _launched(self, message: Launched) -> None:
+        self.notice("")  # "launching …" would still stand there when one comes back
         await self.watch_run(message.run_id)
         self.notice(message.words, "good")
 

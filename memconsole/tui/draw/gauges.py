@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memconsole.devices.reading import Missing
 from memconsole.runs.read.curves.curve import Curve
 from memconsole.tui.draw.bars import FULL, REACHED, TICK, area, bar
-from memconsole.tui.draw.ink import Line, Span, fit, width_of
+from memconsole.tui.draw.ink import Line, Span, fit, width_of, wrap
 from memconsole.units import GIB, KIB, MIB, format_bytes
 
 FILLING, FULL_SHARE = 0.85, 0.95
@@ -21,6 +21,8 @@ NO_BAND = 0.1
 _ZOOM = 0.5
 """If less than this share of the total is used, the bar ends at a smaller round number."""
 _ROUND = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)
+_REASON_ROWS = 5
+"""More than the longest reason needs in the narrowest panel."""
 SIGNS = f"{FULL} now {REACHED} peak {TICK} predicted"
 """The key to the bars."""
 
@@ -91,15 +93,22 @@ def round_bytes(least: float) -> float:
     return next(power * r * unit for r in _ROUND if power * r * unit >= least * (1 - 1e-12))
 
 
+def missing_lines(label: str, reason: str, width: int) -> list[Line]:
+    """Why there is no number: beside the label if it fits there, else whole on rows of its own."""
+    head = Span(f" {label} ", "strong")
+    for words in (f"n/a — {reason}", f"— {reason}"):
+        if width_of([head, Span(words)]) <= width:
+            return [[head, Span(words, "dim")]]
+    return [
+        [Span(fit(head.text, width - 4), "strong"), Span("n/a:", "dim")],
+        *([Span(f"   {row}", "dim")] for row in wrap(reason, width - 3, _REASON_ROWS)),
+    ]
+
+
 def gauge_lines(gauge: Gauge, width: int) -> list[Line]:
-    """Two rows, or one if nothing can be read: the amount, then the bar and where it ends."""
+    """The amount, then the bar and where it ends; if nothing can be read, the reason."""
     if isinstance(gauge.used, Missing):
-        return [
-            [
-                Span(f" {gauge.label} ", "strong"),
-                Span(fit(f"n/a — {gauge.used.reason}", width - len(gauge.label) - 2), "dim"),
-            ]
-        ]
+        return missing_lines(gauge.label, gauge.used.reason, width)
     words, more = format_bytes(gauge.used), [gauge.source]
     if not gauge.zoomed:
         words += f" / {format_bytes(gauge.scale)}"

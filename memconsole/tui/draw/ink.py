@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from memconsole.sanitize import clean_line
 
@@ -95,12 +95,13 @@ def right(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, most: int) -> list[str]:
-    """`text` broken at spaces into at most `most` lines of `width` cells; the rest is cut."""
+    """`text` broken at spaces, and words longer than a line within, into at most `most` lines of `width` cells; the
+    rest is cut."""
     if width <= 0 or most <= 0:
         return []
     lines: list[str] = []
     line = ""
-    for word in text.split():
+    for word in (piece for whole in text.split() for piece in chop_cells(whole, width)):
         joined = f"{line} {word}" if line else word
         if cell_len(joined) <= width or not line:
             line = joined

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memconsole.devices.reading import Missing
 from memconsole.memory.verdict import Verdict
 from memconsole.runs.read.shown.words import Shown, state_word
-from memconsole.units import format_bytes, format_duration, format_step
+from memconsole.units import format_bytes, format_duration, format_rate, format_step
 
 STATES: dict[str, tuple[str, str]] = {
     "queued": ("◌", "accent"),
@@ -80,7 +80,7 @@ def rate_word(rate: float | None) -> str:
     """Units per second, such as tokens or windows."""
     if rate is None:
         return "—"
-    return f"{rate:,.0f}" if rate < 99_950 else f"{rate / 1000:,.0f}k"
+    return format_rate(rate) if rate < 99_950 else f"{rate / 1000:,.0f}k"
 
 
 def duration_word(seconds: float | None) -> str:

@@ -157,6 +157,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     def _settle(self, view: PlanView) -> None:
         if view.plan != self.view.plan:
             self.view = view
+            self._solver.plan_changed()
             self._reprice()
 
     def devices_changed(self, devices: Devices) -> None:
@@ -198,9 +199,10 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         self._slow = priced.seconds > LOOP_SECONDS * (1 if warm else 20)
         if priced.estimate is None:
             self._show(replace(self.view, problem=priced.problem, stale=True))
-            return
-        found = replace(self.view, estimate=priced.estimate, cards=priced.cards)
-        self._show(replace(found, problem="", stale=False))
+        else:
+            found = replace(self.view, estimate=priced.estimate, cards=priced.cards)
+            self._show(replace(found, problem="", stale=False))
+        self._solver.priced()
 
     # The list
 

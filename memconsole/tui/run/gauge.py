@@ -6,7 +6,14 @@ from memconsole.devices.reading import Missing
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.tui.draw.gauges import SIGNS, gauge_lines, history_lines, peak_line, whole_line
+from memconsole.tui.draw.gauges import (
+    SIGNS,
+    gauge_lines,
+    history_lines,
+    missing_lines,
+    peak_line,
+    whole_line,
+)
 from memconsole.tui.draw.ink import Line, Span, fit, left, rule
 from memconsole.tui.draw.words import measure_word, number_or_reason, rate_word, step_word
 from memconsole.tui.run.phases import jump_rows, phase_rows
@@ -37,7 +44,10 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
         if len(ranks) + 2 > height:  # the speed has the row of the head
             title, signs, ranks = section.title, "", section.lines
     blocks = [[*gauge_lines(gauge, width), peak_line(gauge, width)] for gauge in gauges]
-    account = _account_lines(view, width)
+    problem = _problem_lines(view, width)
+    account = [*problem, *_in_all_lines(view, width)]
+    while problem and blocks and 1 + len(ranks) + sum(map(len, blocks)) + len(problem) > height:
+        blocks.pop()
     spare = height - 1 - len(ranks) - len(account) - FIGURES
     if ranks:  # whole gauges beside the ranks, or none
         while blocks and sum(map(len, blocks)) > spare:
@@ -54,11 +64,16 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
     return lines[:height]
 
 
-def _account_lines(view: RunView, width: int) -> list[Line]:
-    """Why there is no prediction, and how full the whole device is."""
+def _problem_lines(view: RunView, width: int) -> list[Line]:
+    """Why there is no prediction."""
+    if not view.prediction_problem:
+        return []
+    return missing_lines("prediction", view.prediction_problem, width)
+
+
+def _in_all_lines(view: RunView, width: int) -> list[Line]:
+    """How full the whole device is."""
     lines: list[Line] = []
-    if view.prediction_problem:
-        lines.append([Span(fit(f" prediction n/a — {view.prediction_problem}", width), "dim")])
     run = view.snapshot
     if run is not None and view.devices is not None and view.live:
         wanted = run.facts.started.device_id if run.facts.started else ""

@@ -43,7 +43,7 @@ def rank_gauges(view: RunView, first: Gauge) -> list[RankGauge]:
     told = {one.reading.rank: one for one in facts.ranks}
     own = own_seconds(facts.ranks)
     plain = replace(first, peak=None, history=Curve())
-    nothing = Missing("has told nothing yet" if view.live else "left no reading")
+    nothing = Missing("no reading yet" if view.live else "left no reading")
     return [
         _gauge(told[rank], plain, own.get(rank), live=view.live)
         if rank in told
@@ -57,7 +57,7 @@ def _gauge(one: RankFacts, plain: Gauge, own: float | None, *, live: bool) -> Ra
     used = reading.allocated_bytes
     gauge = replace(
         plain,
-        used=Missing("not reported by this device") if used is None else used,
+        used=Missing("not reported here") if used is None else used,
         peak=reading.peak_bytes,
     )
     return RankGauge(reading.rank, gauge, own, reading.step if one.silent and live else None)

@@ -22,11 +22,11 @@ def run_gauges(view: RunView) -> list[Gauge]:
     memory, started = facts.memory, facts.started
     label = started.memory_label if started else table.budget.memory_label if table else "device"
     on_cpu = (started.device_kind if started else table.budget.kind if table else "") == "cpu"
-    waiting = Missing("no reading yet" if view.live else "the run left none")
+    waiting = Missing("no reading yet" if view.live else "left no reading")
     used: int | Missing = waiting
     if memory is not None:
         figures = (memory.device_bytes, memory.reserved_bytes, memory.allocated_bytes)
-        used = next((f for f in figures if f is not None), Missing("not reported by this device"))
+        used = next((f for f in figures if f is not None), Missing("not reported here"))
     total: int | Missing = Missing("not reported")
     if memory is not None and memory.device_total_bytes is not None:
         total = memory.device_total_bytes

@@ -44,6 +44,7 @@ class RunDeleted(Message, bubble=False):
     """A run's files were deleted, or `problem` says why not."""
 
     run_id: str
+    name: str
     problem: str
 
 
@@ -309,9 +310,9 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         try:
             delete_run(find_run(run.id))
         except (RunError, OSError) as error:
-            self.post_message(RunDeleted(run.id, str(error)))
+            self.post_message(RunDeleted(run.id, run.name, str(error)))
         else:
-            self.post_message(RunDeleted(run.id, ""))
+            self.post_message(RunDeleted(run.id, run.name, ""))
 
     @on(RunDeleted)
     def _deleted(self, message: RunDeleted) -> None:
@@ -319,7 +320,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             self.notice(message.problem, "bad")
         else:
             self.console.forget_run(message.run_id)
-            self.notice(f"deleted {message.run_id}", "good")
+            self.notice(f"deleted {message.name}", "good")
         self._list()
 
     async def action_back(self) -> None:

@@ -10,15 +10,17 @@ import pytest
 from memconsole.memory.answers.advice import Remedy
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict as Outcome
 from memconsole.tui.draw.ink import plain
+from memconsole.tui.run.gauge import memory_lines
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.run.line_chart import legend
 from memconsole.tui.run.remedies import choices_of
 from memconsole.tui.screens.pick import Choice, PickScreen, choices_for
 from memconsole.tui.views.run_view import RunView
-from tests.tui.harness import Console, screen_text, settle, snapshot
+from tests.tui.harness import Console, screen_text, settle, snapshot, with_ranks
 
 
 @pytest.mark.parametrize("width", range(34, 90))
@@ -115,3 +117,46 @@ def test_the_data_picker_offers_what_the_task_reads(
     assert [choice.value for choice in offered] == ["near.h5", "far/windows.hdf5"]
     assert typed is not None
     assert ".h5" in typed
+
+
+def waiting(live: bool) -> RunSnapshot:
+    state = "starting" if live else "failed"
+    return snapshot(0, state=state, memory=None, peak_bytes=None, peak_host_bytes=None, epochs=())
+
+
+ON_CARD = replace(Plan(), {"device.name": "rtx-4090"})
+CARD = events.Started(
+    attempt=1, backend="torch", versions={}, device_id="cuda:0", device_name="GPU 0", device_kind="gpu",
+    memory_label="VRAM", platform_lines=(),
+)  # fmt: skip
+ASKED_NOTHING = events.Memory(
+    phase="train", step=1, allocated_bytes=None, peak_bytes=None, reserved_bytes=None, device_bytes=None,
+    device_total_bytes=None, host_bytes=None,
+)  # fmt: skip
+WHY = "model.name = /data/checkpoints/step-000400: this folder is not here any more"
+
+
+@pytest.mark.parametrize("width", [30, 35, 44, 56])
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (waiting(live=True), "no reading yet"),
+        (waiting(live=False), "left no reading"),
+        (snapshot(3, plan=ON_CARD, started=CARD, memory=ASKED_NOTHING), "not reported here"),
+        (with_ranks(8, ranks=()), "no reading yet"),
+    ],
+)
+def test_the_reason_for_a_missing_reading_is_whole(run: RunSnapshot, said: str, width: int) -> None:
+    rows = [plain(line) for line in memory_lines(RunView(run), width, 12)]
+    assert said in " ".join(" ".join(rows).split())
+    assert not any("…" in row for row in rows[1:])
+    assert all(len(row) <= width for row in rows)
+
+
+@pytest.mark.parametrize("run", [snapshot(3), snapshot(3, plan=ON_CARD, started=CARD)])
+@pytest.mark.parametrize(("width", "height"), [(35, 12), (44, 15), (56, 26)])
+def test_why_there_is_no_prediction_is_whole(run: RunSnapshot, width: int, height: int) -> None:
+    lines = memory_lines(RunView(run, prediction_problem=WHY), width, height)
+    text = "".join("".join(plain(line).split()) for line in lines)
+    assert "".join(WHY.split()) in text
+    assert "tensors" in text, "what was measured stays"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from memconsole.devices.budget import budget
 from memconsole.memory.answers.solve import fit, smallest_device_fitted
@@ -12,6 +16,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.tui.plan.pricing import Priced, price
 from memconsole.tui.screens.pick import choices_for
 from memconsole.units import value_word
 from tests.tui.harness import GIB, Console, screen_lines, screen_text, settle
@@ -162,6 +167,53 @@ async def test_capital_b_and_x_take_the_largest_that_fits(make_console: Make) ->
         assert table_of(plans.replace(plan, {key: size}), device).verdict is Verdict.FITS
         beyond = plans.replace(plan, {key: size + step})
         assert size == 1024 or table_of(beyond, device).verdict is not Verdict.FITS
+
+
+@pytest.mark.parametrize("key", ["f", "B", "X"])
+async def test_solving_waits_for_the_first_price(
+    key: str, make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plans.apply_settings(Plan(), ["model.name=gpt2", "device.name=rtx-3060-12gb"])
+    go_on = hold_pricing(monkeypatch)
+    app = make_console(plan)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert app.plan_screen.view.estimate is None
+        await pilot.press(key)
+        assert "pricing this plan first, then" in notice(app)
+        go_on.set()
+        await settle(pilot)
+        view = app.plan_screen.view
+        assert view.plan != plan
+        assert view.undo == (plan,)
+        assert "changed ─" in words_of(app, "#solved")
+
+
+async def test_a_plan_changed_before_its_price_is_not_solved(
+    make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = hold_pricing(monkeypatch)
+    app = make_console(LARGE)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("f", "right")
+        changed = app.plan_screen.view.plan
+        assert changed != LARGE
+        go_on.set()
+        await settle(pilot)
+        assert app.plan_screen.view.plan == changed
+
+
+def hold_pricing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Prices of the plan screen wait until the event is set."""
+    go_on = threading.Event()
+
+    def late(*arguments: Any) -> Priced:
+        assert go_on.wait(30)
+        return price(*arguments)
+
+    monkeypatch.setattr("memconsole.tui.plan.screen.price", late)
+    return go_on
 
 
 async def test_a_fitting_plan_in_its_fastest_settings_is_left_alone(make_console: Make) -> None:

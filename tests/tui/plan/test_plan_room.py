@@ -179,3 +179,18 @@ def test_the_reason_of_what_is_usable_is_never_cut_at_80x24(why: str, shown: str
     rows = [plain(line).strip() for line in budget_lines(view, RIGHT, 4)]
     assert any(row.endswith(shown) for row in rows), rows
     assert not any("…" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.max_steps=20", "20 steps, 16 rows, lr 0.002 (auto)"),
+        ("train.max_steps=200000", "200,000 steps, 16 rows, lr 0.002"),
+        ("train.max_steps=1", "1 step, 16 rows, lr 0.002 (auto)"),
+        ("train.epochs=1", "1 epoch, 16 rows, lr 0.002 (auto)"),
+    ],
+)
+def test_how_long_it_trains_takes_one_row(setting: str, words: str) -> None:
+    rows = [plain(line) for line in summary_lines(view_of(setting), LEFT, 7)]
+    assert len(rows) == 5
+    assert any(words in row for row in rows), rows

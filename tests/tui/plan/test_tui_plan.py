@@ -11,6 +11,8 @@ import pytest
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, press
+from memconsole.runs.record.directory import create_run
+from memconsole.tui.app.messages import Launched
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.command import command_of
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
@@ -411,3 +413,18 @@ async def test_keys_that_rest_leave_nothing_to_make_for_the_next_one(
         await pilot.press("2")
         await settle(pilot)
         assert set(torch_step._moments) == ready
+
+
+async def test_a_notice_of_the_launch_is_gone_when_one_comes_back(make_console: Make) -> None:
+    run = create_run(Plan(), "mine")
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        app.plan_screen.notice("launching …")
+        app.post_message(Launched(run.id, "launched"))
+        await settle(pilot)
+        assert app.run_id == run.id
+        await pilot.press("p")
+        await settle(pilot)
+        assert app.screen is app.plan_screen
+        assert "launching" not in screen_text(app)

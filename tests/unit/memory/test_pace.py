@@ -1,4 +1,4 @@
-"""Finished runs of a device correct the time of a step there, those of the same setup before others."""
+"""Finished runs of a device correct the time of a step there: those of the same setup in full, others by their size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from memconsole.calibration import Receipts
 from memconsole.devices.budget import budget
-from memconsole.memory.answers.pace import LEAST_STEPS, paced, slowdown
+from memconsole.memory.answers.pace import LEAST_STEPS, likeness, paced, slowdown
 from memconsole.memory.answers.receipts import Machine, Measured
 from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Tier
@@ -34,18 +34,65 @@ def a_run(plan: Plan, rate: float | None, **changes: Any) -> Measured:
 
 def found(*runs: Measured) -> float | None:
     """The slowdown of `PLAN`, where every plan is estimated at 1,000 units per second."""
-    return slowdown(PLAN, HERE, runs, lambda plan: 1000.0)
+    return slowdown(
+        PLAN, HERE, runs, lambda plan: 1000.0, lambda plan: plan.model.target_params or 1_000_000
+    )
 
 
-def test_one_run_of_another_setup_tells_how_fast_the_device_is() -> None:
-    assert found(a_run(OTHER, 500.0)) == 2.0
+def sized(parameters: int) -> Plan:
+    return replace(PLAN, {"model.target_params": parameters})
+
+
+def test_one_run_of_a_model_of_like_size_tells_how_fast_the_device_is() -> None:
+    assert found(a_run(OTHER, 800.0)) == pytest.approx(1.25)
     assert found() is None
 
 
-def test_runs_of_the_setup_count_before_others() -> None:
+def test_runs_of_the_setup_count_before_others_and_in_full() -> None:
     others = [a_run(OTHER, 500.0)] * 5
     longer = replace(PLAN, {"train.batch_size": 4})
     assert found(*others, a_run(longer, 800.0)) == 1.25
+    assert found(*others, a_run(longer, 100.0)) == 10.0
+
+
+@pytest.mark.parametrize("rate", [1e-3, 50.0, 20_000.0, 1e9])
+def test_one_run_moves_plans_of_other_setups_by_a_factor_of_two_at_most(rate: float) -> None:
+    slower = rate < 1000
+    assert found(a_run(OTHER, rate)) == pytest.approx(2.0 if slower else 0.5)
+
+
+def test_the_less_alike_two_models_are_in_size_the_less_one_corrects_the_other() -> None:
+    sizes = (1_000_000, 9_000_000, 30_000_000, 90_000_000, 1_200_000_000)
+    told = [found(a_run(replace(sized(size), {"train.seed": 1, "optimize.precision": "bf16"}), 100.0)) for size in sizes]  # fmt: skip
+    assert told[0] == told[1] == pytest.approx(2.0)
+    assert told[1] > told[2] > told[3] > 1.0  # type: ignore[operator]
+    assert told[4] is None
+    assert likeness(1_000_000, 30_000_000) == pytest.approx(likeness(30_000_000, 1_000_000))
+
+
+def test_several_runs_outvote_one() -> None:
+    good = [a_run(sized(size), 950.0) for size in (3_000_000, 5_000_000)]
+    assert found(*good, a_run(OTHER, 50.0)) == pytest.approx(1 / 0.95)
+
+
+def test_several_runs_that_agree_correct_in_full() -> None:
+    slow = [a_run(sized(size), 200.0) for size in (3_000_000, 5_000_000, 8_000_000)]
+    assert found(*slow) == pytest.approx(5.0)
+
+
+def test_a_tiny_run_on_a_busy_machine_leaves_the_time_of_a_large_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Receipts, "_machine", lambda self, name, kind: Machine(HOST.name, HERE.versions)
+    )
+    large = replace(PLAN, {"model.name": "llama-3.2-1b", "model.target_params": None})
+    plain, tiny = estimate(large, HOST), estimate(PLAN, HOST)
+    written(tmp_path, "run", PLAN, tiny.tokens_per_second / 4.8, 50)
+    receipts = Receipts(tmp_path)
+    receipts.refresh()
+    assert receipts.calibrate(large, plain).step_seconds == plain.step_seconds
+    assert receipts.calibrate(PLAN, tiny).step_seconds == pytest.approx(4.8 * tiny.step_seconds)
 
 
 @pytest.mark.parametrize(

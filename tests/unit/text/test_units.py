@@ -16,6 +16,7 @@ from memconsole.units import (
     format_bytes,
     format_count,
     format_duration,
+    format_rate,
     format_step,
     parse_bytes,
 )
@@ -116,3 +117,11 @@ def test_durations_carry_over_into_the_next_unit(seconds: float, text: str) -> N
 )
 def test_a_step_below_a_second_is_told_in_small_units(seconds: float, text: str) -> None:
     assert format_step(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0.0, "0"), (0.379, "0.38"), (8.34, "8.3"), (9.96, "10"), (76.4, "76"), (8321.2, "8,321")],
+)
+def test_a_slow_rate_has_two_figures_and_is_not_zero(rate: float, text: str) -> None:
+    assert format_rate(rate) == text

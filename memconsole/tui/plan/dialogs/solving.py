@@ -43,10 +43,12 @@ class SolverOwner(PlanOwner, Protocol):
 
 
 class Solver:
-    """Solves in a thread. The result is used only if the plan has not changed meanwhile."""
+    """Solves in a thread, once the plan is priced. The result is used only if the plan has not changed meanwhile."""
 
     def __init__(self, owner: SolverOwner) -> None:
         self._owner = owner
+        self._asked: tuple[str, Solve] | None = None
+        """What waits for the price of the plan: its notice, and how it solves."""
 
     def fit(self) -> None:
         self._solve("fitting …", fitted)
@@ -60,9 +62,24 @@ class Solver:
         self._solve(waiting, partial(largest, key="data.sequence_length"))
 
     def _solve(self, waiting: str, solve: Solve) -> None:
+        self._asked = (waiting, solve)
+        if self._owner.view.stale and not self._owner.view.problem:
+            self._owner.notice(f"pricing this plan first, then {waiting}")
+        else:
+            self.priced()
+
+    def plan_changed(self) -> None:
+        """Forget what waits: it was asked of another plan."""
+        self._asked = None
+
+    def priced(self) -> None:
+        """Solve what waits for the price of the plan."""
+        if self._asked is None:
+            return
+        (waiting, solve), self._asked = self._asked, None
         view = self._owner.view
-        if view.estimate is None or view.problem:
-            self._owner.notice(f"cannot be solved: {view.problem or 'not priced yet'}", "bad")
+        if view.problem:
+            self._owner.notice(f"cannot be solved: {view.problem}", "bad")
             return
         self._owner.notice(waiting)
         self._owner.run_worker(

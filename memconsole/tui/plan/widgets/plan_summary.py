@@ -60,20 +60,19 @@ def _model(view: PlanView) -> tuple[str, ...]:
 
 
 def _train(view: PlanView) -> tuple[str, ...]:
-    """How long it trains and at which rate; then the same without the steps of its epochs."""
+    """How long it trains and at which rate; then the same in fewer words."""
     plan, train, found = view.plan, view.plan.train, view.estimate
     rate = _rate(plan)
     rest = f", {plan.effective_batch:,} rows/step, {rate}"
-    if train.max_steps:
-        return (f"{train.max_steps:,} steps{rest}",)
+    several = train.max_steps or train.epochs
+    length = f"{several:,} {'step' if train.max_steps else 'epoch'}{'s' * (several > 1)}"
+    short = f"{length}, {plan.effective_batch:,} rows, {rate}"
+    shorter = length + rest, short, short.replace("(auto)", "auto"), short.removesuffix(" (auto)")
     steps = found.run_steps if found is not None and not view.stale else None
-    epochs = f"{train.epochs} epochs"
-    short = f"{epochs}, {plan.effective_batch:,} rows, {rate}"
-    shorter = epochs + rest, short, short.replace("(auto)", "auto")
-    if steps is None:
+    if train.max_steps or steps is None:
         return shorter
     sign = "" if steps_are_known(plan) else "~"
-    return f"{epochs} of {sign}{steps // train.epochs:,} steps{rest}", *shorter
+    return f"{length} of {sign}{steps // train.epochs:,} steps{rest}", *shorter
 
 
 def _device(view: PlanView) -> tuple[str, ...]:
