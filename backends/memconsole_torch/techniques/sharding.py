@@ -89,7 +89,7 @@ def split(plan: Plan, mesh: DeviceMesh, module: nn.Module, exchanges: Exchanges)
         part.set_custom_reduce_scatter(Reduce(exchanges))
 
 
-class Rows:
+class OwnRows:
     """The rows of each weight that this process holds, as parameters of their own.
 
     They share memory with the shards of `module`. It stands in for the module where an optimizer

@@ -17,7 +17,7 @@ from memconsole.memory.activations.block_programs import (
 )
 from memconsole.memory.activations.kernels import CAPPED_QUERIES, Kernels, Part
 from memconsole.plan.models.architecture import Architecture
-from memconsole_torch.tracing.trace_block import Completed, Term, Trace, Tracer, term
+from memconsole_torch.tracing.trace_block import BlockTracer, Completed, Term, Trace, term
 from memconsole_torch.tracing.trace_liveness import Storage
 
 KINDS = 4
@@ -47,7 +47,7 @@ class BlockProgram(NamedTuple):
     end: Moment | None = None
 
 
-def traced_program(tracer: Tracer, a: Architecture, k: Kernels, part: Part) -> BlockProgram:
+def traced_program(tracer: BlockTracer, a: Architecture, k: Kernels, part: Part) -> BlockProgram:
     """The program of a block with the structure of `a`."""
     trace = tracer.trace(a, k, part)
     staying = _by_phase(_moments(trace, passing=False))

@@ -126,8 +126,12 @@ def _heap(plan: Plan) -> dict[str, str]:
     fast = plan.optimize.heap == "fast"
     room = {"MALLOC_TOP_PAD_": ROOM} if fast else {}
     pages = {"GLIBC_TUNABLES": HUGE_PAGES} if fast and backend == "jax" else {}
-    return room | pages | {
-        "MALLOC_ARENA_MAX": ARENAS[backend],
-        "MALLOC_MMAP_THRESHOLD_": from_system,
-        "MALLOC_TRIM_THRESHOLD_": returned,
-    }
+    return (
+        room
+        | pages
+        | {
+            "MALLOC_ARENA_MAX": ARENAS[backend],
+            "MALLOC_MMAP_THRESHOLD_": from_system,
+            "MALLOC_TRIM_THRESHOLD_": returned,
+        }
+    )
