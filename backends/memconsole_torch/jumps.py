@@ -189,7 +189,7 @@ class TorchJumps:
             yield part, torch.stack([f[part] for f in flat]).to(self._device).float()
 
     def _narrow(self) -> dict[str, Tensor]:
-        """The weights of which predict phases use bf16 copies: matrices, if they compute in bf16."""
+        """The weights that predict phases use as bf16 copies: matrices, if these phases compute in bf16."""
         if self._compute != "bf16":
             return {}
         return {name: weight for name, weight in self._weights.items() if weight.dim() > 1}

@@ -140,8 +140,7 @@ class OwnRows:
         return whole[rows_held(self._shards[name])]
 
     def whole(self, name: str, rows: Tensor) -> Tensor:
-        """Gather a tensor from all processes, which have as many rows of it as of the weight
-        `name`."""
+        """Gather a tensor from all processes. It is split over them by rows as the weight `name` is."""
         from torch.distributed.tensor import DTensor
 
         shard = self._shards[name]

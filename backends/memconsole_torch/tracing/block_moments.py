@@ -25,7 +25,8 @@ ACTIVATIONS, WORKSPACE, GRADIENTS, COPIES = range(KINDS)
 SAMPLES = 600
 """Random sizes at which moments are compared."""
 TOLERANCE = 1e-3
-"""A moment is left out if, at each of these sizes, one that is kept has as many bytes, less this share."""
+"""A moment is left out if at each of these sizes another moment, which is kept, has as many bytes or falls short by
+less than this share."""
 
 
 class Moment(NamedTuple):

@@ -14,8 +14,10 @@ DECAY = 0.95
 LEAST = 20
 """Steps before deviations are judged."""
 CRITICAL = 2.0
-"""A deviation of so many times the plan's limit is critical, and so are so many warnings in a row."""
+"""A deviation of this many times the plan's limit is critical."""
 WARNINGS = 3
+"""This many warnings in a row are critical, too."""
+
 OSCILLATING = 0.8
 """Share of steps at which the loss crosses its running mean; noise crosses it at half of them."""
 WINDOW = 40

@@ -35,7 +35,7 @@ BASELINE_RECORDS = 5_000
 """Train records that the baselines look at."""
 
 HELD_AMONG = 20_000
-"""Held-out records are looked for among so many."""
+"""How many records are searched for held-out ones."""
 ANSWER_LENGTHS = 256
 """Train records whose answers are measured in tokens."""
 

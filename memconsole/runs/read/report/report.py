@@ -148,7 +148,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     average_units_per_second_each: float | None = None
     """The same speed for each of its devices; None for a run on one."""
     slowest: SlowestLine | None = None
-    """Of a run of several processes that tell how long they wait."""
+    """The slowest process, if the run has several that tell how long they wait."""
     jumps: JumpsLine | None = None
     """Only of a hybrid run that has jumped."""
     missing_records: int = 0
