@@ -196,11 +196,11 @@ class DeviceMemory:
             self._host.start()
 
     def reading(self) -> MemoryReading:
-        """Of the fullest device."""
+        """The reading of the fullest device."""
         return max(self.readings(), key=lambda one: one.peak_bytes or 0)
 
     def readings(self) -> tuple[MemoryReading, ...]:
-        """Of each device; on a CPU, whose devices share one heap, one for all."""
+        """A reading of each device. On a CPU there is one for all, because its devices share one heap."""
         if self._host is None:
             return tuple(_held(device.memory_stats() or {}) for device in self._devices)
         count = len(self._devices)

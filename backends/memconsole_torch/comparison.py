@@ -14,7 +14,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole_torch import tasks
 from memconsole_torch.models import pretrained
-from memconsole_torch.tasks.task import Rows, Task
+from memconsole_torch.tasks.task import MicroBatch, Task
 from memconsole_trainer.engine import Array, Batch, WeightSource
 
 Floats = NDArray[np.float32]
@@ -53,5 +53,5 @@ def _made(model: Model, weights: WeightSource) -> tuple[Task, nn.Module]:
     return task, pretrained.load(model, task.module, weights, torch.device("cpu"))
 
 
-def _rows(arrays: Mapping[str, Array]) -> Rows:
-    return Rows(arrays, torch.from_numpy)
+def _rows(arrays: Mapping[str, Array]) -> MicroBatch:
+    return MicroBatch(arrays, torch.from_numpy)

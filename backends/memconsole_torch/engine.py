@@ -28,7 +28,7 @@ from memconsole_torch.models.generate import generate
 from memconsole_torch.profiling import Recording
 from memconsole_torch.saved import loading
 from memconsole_torch.saved.tensors import Saved
-from memconsole_torch.tasks.task import Rows
+from memconsole_torch.tasks.task import MicroBatch
 from memconsole_torch.techniques import compilation, sharding
 from memconsole_torch.techniques.activations import activation_offload, checkpointing, dropout
 from memconsole_torch.techniques.optimizer import offload, optimizers
@@ -122,7 +122,7 @@ class TorchEngine:
         self._base = source.fingerprint()
         trained = adapters.trained_parameters(plan, model)
         fsdp = plan.optimize.sharding == "fsdp" and self.gang.size > 1
-        self._rows = sharding.Rows(self.module) if fsdp else None
+        self._rows = sharding.OwnRows(self.module) if fsdp else None
         own: optimizers.Weights = self._rows or self.module
         self._trained = [p for p in own.parameters() if p.requires_grad]
         self._optimizer = optimizers.create(plan, own)
@@ -195,7 +195,7 @@ class TorchEngine:
         loss = torch.zeros((), device=self._device)
         last = self._plan.optimize.accumulation_steps - 1
         for index, arrays in enumerate(batch.micro_batches()):
-            rows = Rows(share_of(self.gang, arrays), self._to_device)
+            rows = MicroBatch(share_of(self.gang, arrays), self._to_device)
             drawing = nullcontext() if self._draws is None else self._draws.of(self._step, index)
             with drawing, self._exchanging(index == last):
                 with precision.forward_context(self._device, self._compute):
@@ -312,7 +312,7 @@ class TorchEngine:
             for batch in batches:
                 weight += batch.weight
                 for arrays in batch.micro_batches():
-                    rows = Rows(share_of(self.gang, arrays), self._to_device)
+                    rows = MicroBatch(share_of(self.gang, arrays), self._to_device)
                     with precision.forward_context(self._device, self._plan.optimize.precision):
                         found = self.task.sums(self.module, rows)
                     sums.append(found.tolist() if on_cpu else found)
@@ -334,7 +334,7 @@ class TorchEngine:
             compilation.paused(),
             precision.forward_context(self._device, self._plan.optimize.precision),
         ):
-            found = self.task.outputs(self.module, Rows(arrays, self._to_device))
+            found = self.task.outputs(self.module, MicroBatch(arrays, self._to_device))
         values: Array = found.float().cpu().numpy()
         return values
 

@@ -36,7 +36,7 @@ class Moved:
 
 
 class Coded:
-    """A tensor of which only 8-bit codes are kept, or nothing: then it comes back as zeros."""
+    """A tensor that is kept as 8-bit codes, or not at all; then it comes back as zeros."""
 
     def __init__(self, tensor: Tensor, codes: blocks.Codes | None) -> None:
         self._tensor, self._codes, self._shape = tensor, codes, tensor.shape

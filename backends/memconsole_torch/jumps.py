@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from memconsole.plan.sections.optimize import Precision
 from memconsole_torch.held import Held
 from memconsole_torch.models.pretrained import copy_into, on_host
-from memconsole_torch.tasks.task import Rows, Task
+from memconsole_torch.tasks.task import MicroBatch, Task
 from memconsole_torch.techniques import compilation
 from memconsole_torch.techniques.weights import precision
 from memconsole_trainer.control.confirm import rows_of_group
@@ -115,7 +115,7 @@ class TorchJumps:
         with self._moved(scale), compilation.paused():
             for arrays in batch.micro_batches():
                 with precision.forward_context(self._device, self._compute):
-                    total += self._task.sums(self._module, Rows(arrays, self._place))[0]
+                    total += self._task.sums(self._module, MicroBatch(arrays, self._place))[0]
         return float(total)
 
     @torch.no_grad()
@@ -129,7 +129,9 @@ class TorchJumps:
                 for start in range(0, rows, size):
                     part = {name: array[start : start + size] for name, array in arrays.items()}
                     with precision.forward_context(self._device, self._compute):
-                        found.append(self._task.sums(self._module, Rows(part, self._place))[0])
+                        found.append(
+                            self._task.sums(self._module, MicroBatch(part, self._place))[0]
+                        )
         summed: NDArray[np.float64] = torch.stack(found).double().cpu().numpy()
         return summed
 
@@ -187,7 +189,7 @@ class TorchJumps:
             yield part, torch.stack([f[part] for f in flat]).to(self._device).float()
 
     def _narrow(self) -> dict[str, Tensor]:
-        """The weights of which predict phases use bf16 copies: matrices, if they compute in bf16."""
+        """The weights that predict phases use as bf16 copies: matrices, if these phases compute in bf16."""
         if self._compute != "bf16":
             return {}
         return {name: weight for name, weight in self._weights.items() if weight.dim() > 1}

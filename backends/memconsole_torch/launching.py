@@ -22,7 +22,7 @@ from memconsole_trainer.stopping import pass_on
 MEETING_SECONDS = 900
 """How long the first node waits for the others."""
 STARTED_SECONDS = 2
-"""How far apart deaths are of which one may have caused the other."""
+"""If two processes die within this many seconds, the first death may have caused the second."""
 
 
 def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -> int:

@@ -1,4 +1,4 @@
-"""Weights of which each process holds some rows: which rows, and how blocks have them whole for a while."""
+"""Weights that are split by rows over the processes: which rows each holds, and how blocks get the whole weights."""
 
 from __future__ import annotations
 

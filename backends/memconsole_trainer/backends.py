@@ -17,7 +17,7 @@ from memconsole_trainer.engine import EngineFactory
 MEMBER = "MEMCONSOLE_MEMBER"
 """In the environment of a process that was started to train together with others."""
 Launch = Callable[[int, Sequence[str], Path, Path], int]
-"""Runs `python ARGUMENTS` in so many processes; see `launch` in a backend's `launching.py`."""
+"""Runs `python ARGUMENTS` in the given number of processes; see `launch` in a backend's `launching.py`."""
 
 
 def rank() -> int | None:

@@ -29,7 +29,7 @@ class Partition:
     name: str
     gpus: int
     gpu_type: str
-    """As the cluster calls it; "" if it does not say."""
+    """The cluster's name for the GPU; "" if it does not say."""
     cores: str
     mebibytes: str
     time_limit: str

@@ -35,10 +35,8 @@ def catalog_budgets(plan: Plan) -> dict[str, Budget]:
 
 
 def devices_allowed(plan: Plan, devices: Devices | None, device: Budget) -> int:
-    """How many devices `fit` may use if nobody says: as many as the plan has, or those of this machine.
-
-    Of this machine count the GPUs or TPU cores of the same product, from that of the plan on, that
-    have as much free memory. `device` is the plan's.
+    """How many devices `fit` may use if nobody says: the count of the plan, or the alike devices of this machine. Alike are GPUs or TPU
+    cores of the same product with as much free memory, counted from the plan's device on. `device` is the plan's.
     """
     if not device.local or device.kind not in SEVERAL or devices is None:
         return plan.device.count

@@ -11,20 +11,21 @@ from memconsole import typed_json
 
 
 class Heap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the heap of a CPU keeps of freed memory at the peak, as the sum of shares."""
+    """How much freed memory the heap of a CPU keeps at the peak: a sum of products, each of a share and some bytes."""
 
     step: float = 0.0
-    """Of all that a step allocates and frees: XLA takes one block for it."""
+    """The share of all bytes that a step allocates and frees, for which XLA takes one block."""
     activations: float = 0.0
-    """Of what all blocks keep for the backward pass without checkpointing. Checkpointed blocks allocate as much, one
-    after the other, and arrays that stay between them leave gaps."""
+    """The share of the bytes that all blocks keep for the backward pass without checkpointing. Checkpointed blocks
+    allocate the same bytes one after the other, and arrays that stay between them leave gaps."""
     activations_frozen: float = 0.0
-    """The same if the matrices of the blocks are frozen: they have no gradients, which would fill the gaps."""
+    """The same share if the matrices of the blocks are frozen: then no gradients fill the gaps."""
     logits: float = 0.0
-    """Of the largest logits of a decoder that are live at once. Other models compute their loss in small pieces."""
+    """The share of the largest logits of a decoder that are live at once. Other models compute their loss in small
+    pieces."""
     evaluation: float = 0.0
-    """Of what an evaluation of a model other than a decoder allocates and frees; of a decoder no more than it keeps of a
-    step. `tests/accuracy/systems.py` measures it."""
+    """The share of the bytes that an evaluation allocates and frees, for models other than decoders. After an evaluation
+    of a decoder the heap keeps no more than after a step. `tests/accuracy/systems.py` measures it."""
     range: tuple[float, float]
     """The least and the most that was measured, as factors of this sum."""
 

@@ -165,7 +165,7 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     jump = step_of(plan, step.model, step.kind)
     fewer = fewer_rows_bytes(jump, plan.evaluation_batch)
     less = less_in_forward(jump, costs, freed) + fewer
-    # The heap is priced as in a step, but for what a backward pass leaves in it.
+    # The heap is priced as in a step, without what a backward pass leaves in it.
     forward["runtime"] = _column(table, "backward", 0).parts["runtime"] - less
     if (
         restoring

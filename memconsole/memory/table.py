@@ -64,11 +64,11 @@ class HostBytes(msgspec.Struct, frozen=True):
         return max(self.training, self.compiling)
 
     def more(self, bytes_: int) -> HostBytes:
-        """With so many bytes more, or less, while the run trains."""
+        """These bytes with `bytes_` added while the run trains; `bytes_` may be negative."""
         return msgspec.structs.replace(self, training=self.training + bytes_)
 
     def compiled(self) -> HostBytes:
-        """Of a run whose programs are on disk."""
+        """The bytes of a run whose programs are on disk."""
         return HostBytes(self.training - self.code)
 
 

@@ -165,7 +165,7 @@ def installed_backends() -> tuple[str, ...]:
 
 
 MOST_MEANT = 4
-"""At most so many settings are offered for an unknown key."""
+"""The most settings that are offered for an unknown key."""
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

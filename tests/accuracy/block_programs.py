@@ -97,10 +97,10 @@ def traced(name: str) -> block_programs.StructurePrograms:
     import torch
 
     from memconsole_torch.tracing.block_moments import packed, traced_program
-    from memconsole_torch.tracing.trace_block import Tracer
+    from memconsole_torch.tracing.trace_block import BlockTracer
 
     torch.set_num_threads(1)
-    tracer, a = Tracer(), structures()[name]
+    tracer, a = BlockTracer(), structures()[name]
     return packed({key: traced_program(tracer, a, k, part) for key, (part, k) in kernels().items()})
 
 

@@ -76,7 +76,7 @@ class Programs:
 
     @property
     def sharding(self) -> Any:
-        """Of an array that every device holds."""
+        """The sharding of an array that every device holds whole."""
         return self.places.whole
 
     def place(self, name: str) -> Any:

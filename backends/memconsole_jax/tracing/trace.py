@@ -139,7 +139,7 @@ class Needed(msgspec.Struct, frozen=True):
     needed: int
     host: int = 0
     arguments: int = 0
-    """Of the needed, what is there before and after the program as well."""
+    """The part of `needed` that is there before and after the program as well."""
     refused: bool = False
 
 
@@ -171,7 +171,7 @@ def _compiled(lowered: Any, place: Target) -> Needed:
 
 
 def _bytes(shapes: Any) -> int:
-    """Of arrays of these shapes, what each device holds."""
+    """Bytes that each device holds of arrays of these shapes."""
     held = ((x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(shapes))
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in held)
 

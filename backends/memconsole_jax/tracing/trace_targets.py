@@ -41,7 +41,7 @@ class Target:
     """What to compile for."""
 
     devices: tuple[Any, ...]
-    """Those of a plan. All of them run the same program, each with its part of the arrays."""
+    """The devices of a plan. All of them run the same program, each with its part of the arrays."""
     kind: str
     """cpu | gpu | rocm | tpu"""
     name: str

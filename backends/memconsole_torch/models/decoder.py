@@ -326,7 +326,7 @@ def rotate(x: Tensor, positions: Rotation) -> Tensor:
 class Rotated(torch.autograd.Function):
     """The rotation in four passes over half of x each, and back by the opposite angle.
 
-    Composed of autograd's own operations it takes three times as many. The result has the strides of
+    Composed of autograd's own operations it takes three times as many passes. The result has the strides of
     x, so that its gradient needs no copy on the way to the projection's.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from memconsole_torch.techniques.optimizer import optimizers
-from memconsole_torch.techniques.sharding import Rows
+from memconsole_torch.techniques.sharding import OwnRows
 from memconsole_torch.techniques.weights.average import Average
 from memconsole_torch.techniques.weights.precision import LossScale
 from memconsole_trainer.engine import Array, Part
@@ -20,7 +20,7 @@ class Saved:
     """What a checkpoint of this engine holds, and what can be released while it trains."""
 
     module: nn.Module
-    rows: Rows | None
+    rows: OwnRows | None
     """The rows of each weight that this process holds, if the weights are split."""
     optimizer: optimizers.Updating
     average: Average | None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch.models.decoder import Decoder
-from memconsole_torch.tasks.task import Rows
+from memconsole_torch.tasks.task import MicroBatch
 from memconsole_torch.techniques.activations import fused_loss
 
 
@@ -33,24 +33,24 @@ class Language:
     def module(self) -> nn.Module:
         return Decoder(self._architecture)
 
-    def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
+    def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:
         hidden = _hidden(module, rows)
         head, targets = module.head_weight, rows["targets"]
         return self.criterion(hidden, head, targets, share=share, cap=self._cap)
 
-    def sums(self, module: nn.Module, rows: Rows) -> Tensor:
+    def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """Always computes the head in chunks, so evaluation never needs the full logits."""
         hidden = _hidden(module, rows)
         head: Tensor = module.head_weight  # type: ignore[assignment,unused-ignore]
         return fused_loss.chunked(hidden, head, rows["targets"], cap=self._cap).view(1)
 
-    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+    def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """Logits (B, T, V)."""
         assert isinstance(module, Decoder)
         return module.scores(_hidden(module, rows))
 
 
-def _hidden(module: nn.Module, rows: Rows) -> Tensor:
+def _hidden(module: nn.Module, rows: MicroBatch) -> Tensor:
     """Final hidden states (B, T, H)."""
     found: Tensor
     if "documents" in rows:

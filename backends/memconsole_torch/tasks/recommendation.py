@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole.plan.plan import Plan
 from memconsole_torch.models.recommender import Projected, Recommender
-from memconsole_torch.tasks.task import Rows
+from memconsole_torch.tasks.task import MicroBatch
 from memconsole_torch.techniques.activations import two_level
 
 
@@ -25,14 +25,14 @@ class Recommendation:
     def module(self) -> nn.Module:
         return Recommender(self._model)
 
-    def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
+    def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:
         found: Projected = module(rows["items"])
         return self.criterion(self._model, found, rows["targets"]) * share
 
-    def sums(self, module: nn.Module, rows: Rows) -> Tensor:
+    def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """Nats, then the measures of the ranking of all items."""
         return two_level.ranked(self._model, module(rows["items"]), rows["targets"])
 
-    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+    def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """log P of every item at every position (B, T, C · M)."""
         return two_level.scores(self._model, module(rows["items"]))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from memconsole.plan.models.regressor import Regressor as Shape
 from memconsole_torch.models.regressor import Regressor
-from memconsole_torch.tasks.task import Rows
+from memconsole_torch.tasks.task import MicroBatch
 
 
 class Regression:
@@ -24,17 +24,17 @@ class Regression:
     def module(self) -> nn.Module:
         return Regressor(self._model)
 
-    def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
+    def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:
         outputs = self.outputs(module, rows)
         return self.criterion(outputs, rows["targets"], rows["mask"]) * share
 
-    def sums(self, module: nn.Module, rows: Rows) -> Tensor:
+    def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """Squared and absolute error of the outputs that count."""
         outputs, targets, mask = self.outputs(module, rows), rows["targets"], rows["mask"]
         absolute = (mask * (outputs - targets).abs()).sum()
         return torch.stack([squared_error(outputs, targets, mask), absolute])
 
-    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+    def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """(B, outputs)."""
         found: Tensor = module(rows["windows"])
         return found

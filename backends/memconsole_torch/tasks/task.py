@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from memconsole_trainer.engine import Array
 
 
-class Rows:
+class MicroBatch:
     """The arrays of one micro-batch, (micro_batch, ...). Each is copied to the device when it is
     read."""
 
@@ -34,15 +34,15 @@ class Task(Protocol):
         """The model's module. Parameters have their canonical names; blocks are in `layers`."""
         ...
 
-    def loss(self, module: nn.Module, rows: Rows, share: Tensor | float) -> Tensor:
+    def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:
         """The summed loss of a micro-batch times `share`, a differentiable fp32 scalar."""
         ...
 
-    def sums(self, module: nn.Module, rows: Rows) -> Tensor:
+    def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """The summed loss of a micro-batch, then the sums of the task's measures, fp32 (1 +
         measures,)."""
         ...
 
-    def outputs(self, module: nn.Module, rows: Rows) -> Tensor:
+    def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """The model's outputs for a micro-batch, fp32."""
         ...

@@ -89,7 +89,7 @@ def split(plan: Plan, mesh: DeviceMesh, module: nn.Module, exchanges: Exchanges)
         part.set_custom_reduce_scatter(Reduce(exchanges))
 
 
-class Rows:
+class OwnRows:
     """The rows of each weight that this process holds, as parameters of their own.
 
     They share memory with the shards of `module`. It stands in for the module where an optimizer
@@ -140,8 +140,7 @@ class Rows:
         return whole[rows_held(self._shards[name])]
 
     def whole(self, name: str, rows: Tensor) -> Tensor:
-        """Gather a tensor from all processes, which have as many rows of it as of the weight
-        `name`."""
+        """Gather a tensor from all processes. It is split over them by rows as the weight `name` is."""
         from torch.distributed.tensor import DTensor
 
         shard = self._shards[name]

@@ -17,7 +17,7 @@ from memconsole.memory.activations.block_programs import (
 )
 from memconsole.memory.activations.kernels import CAPPED_QUERIES, Kernels, Part
 from memconsole.plan.models.architecture import Architecture
-from memconsole_torch.tracing.trace_block import Completed, Term, Trace, Tracer, term
+from memconsole_torch.tracing.trace_block import BlockTracer, Completed, Term, Trace, term
 from memconsole_torch.tracing.trace_liveness import Storage
 
 KINDS = 4
@@ -25,7 +25,8 @@ ACTIVATIONS, WORKSPACE, GRADIENTS, COPIES = range(KINDS)
 SAMPLES = 600
 """Random sizes at which moments are compared."""
 TOLERANCE = 1e-3
-"""A moment is left out if, at each of these sizes, one that is kept has as many bytes, less this share."""
+"""A moment is left out if at each of these sizes another moment, which is kept, has as many bytes or falls short by
+less than this share."""
 
 
 class Moment(NamedTuple):
@@ -47,7 +48,7 @@ class BlockProgram(NamedTuple):
     end: Moment | None = None
 
 
-def traced_program(tracer: Tracer, a: Architecture, k: Kernels, part: Part) -> BlockProgram:
+def traced_program(tracer: BlockTracer, a: Architecture, k: Kernels, part: Part) -> BlockProgram:
     """The program of a block with the structure of `a`."""
     trace = tracer.trace(a, k, part)
     staying = _by_phase(_moments(trace, passing=False))

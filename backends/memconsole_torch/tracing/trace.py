@@ -18,7 +18,7 @@ import torch
 
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.exact import affine, allocator
-from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, TracerQuestion
+from memconsole.memory.exact.timeline import AffineTimeline, Exact, TracerAnswer, TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
@@ -51,10 +51,10 @@ _KEPT = 32
 
 
 @dataclass
-class Recording:
+class TracedStep:
     """The trace of one structure: its timeline, and the events for the allocator's replay."""
 
-    timeline: Timeline
+    timeline: AffineTimeline
     events: list[int]
     sizes: list[Coefficient]
     phases: list[str]
@@ -65,7 +65,7 @@ class Tracer:
     """Answers questions and caches its traces."""
 
     def __init__(self) -> None:
-        self._recordings: dict[tuple[str, tuple[int, int] | None], Recording] = {}
+        self._recordings: dict[tuple[str, tuple[int, int] | None], TracedStep] = {}
 
     def answer(
         self, question: TracerQuestion, interrupt: Callable[[], None] | None = None
@@ -102,7 +102,7 @@ class Tracer:
         model: Model,
         kind: str,
         interrupt: Callable[[], None] | None = None,
-    ) -> Recording:
+    ) -> TracedStep:
         """The trace of the plan's structure. If sizes cannot be distinguished, it is taken at the plan's own sizes."""
         key = affine.structure_key(plan, model, kind)
         own = (plan.train.batch_size, plan.data.sequence_length)
@@ -123,7 +123,7 @@ def record(
     interrupt: Callable[[], None] | None = None,
     *,
     hidden: bool = True,
-) -> Recording:
+) -> TracedStep:
     """Trace the plan's structure. `hidden`: also count what kernels allocate internally."""
     if has_table_of_positions(model) and plan.data.sequence_length > model.max_positions:
         raise PlanError(f"the model has {model.max_positions} positions")
@@ -148,10 +148,10 @@ def _recording(
     live: Liveness,
     sizes: TellingSizes | None = None,
     evaluated: TellingSizes | None = None,
-) -> Recording:
+) -> TracedStep:
     found = coefficients(live, sizes, evaluated, kind)
     own = (plan.train.batch_size, plan.data.sequence_length)
-    timeline = Timeline(
+    timeline = AffineTimeline(
         key=affine.structure_key(plan, model, kind),
         phases=moments(live, found),
         only=None if sizes else own,
@@ -159,7 +159,7 @@ def _recording(
         caveat=_caveat(plan, kind),
     )
     phases = [storage.phase for storage in live.storages]
-    return Recording(timeline, _several_steps(live), found, phases)
+    return TracedStep(timeline, _several_steps(live), found, phases)
 
 
 def _caveat(plan: Plan, kind: str) -> str:
@@ -181,7 +181,7 @@ def _several_steps(live: Liveness) -> list[int]:
 
 
 def _exact(
-    recording: Recording, plan: Plan, kind: str, interrupt: Callable[[], None] | None
+    recording: TracedStep, plan: Plan, kind: str, interrupt: Callable[[], None] | None
 ) -> Exact:
     batch, length = plan.train.batch_size, plan.data.sequence_length
     exact = affine.evaluate(recording.timeline, batch, length, plan.evaluation_batch)

@@ -29,7 +29,7 @@ from memconsole_torch.techniques.weights import precision, quantized_base
 from memconsole_torch.tracing import trace_devices
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_torch.tracing.trace_remembered import Remembered
-from memconsole_torch.tracing.trace_step import NoMemory, NoWeights, Sizes, without_data
+from memconsole_torch.tracing.trace_step import NoMemory, NoWeights, TracedSizes, without_data
 
 TOLD = {
     "B": (11, 1),
@@ -95,7 +95,7 @@ class Trace(NamedTuple):
     """Whether there is a backward pass."""
 
 
-class Tracer:
+class BlockTracer:
     """Traces blocks. It keeps the results of operators from one trace to the next."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ def told_plan(k: Kernels) -> Plan:
 def _emulating(k: Kernels) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(trace_devices.emulated(k.kind, aligned=k.mask != "padded"))
-        stack.enter_context(without_data(Sizes(ROWS, LENGTH)))
+        stack.enter_context(without_data(TracedSizes(ROWS, LENGTH)))
         stack.enter_context(patch.object(quantized_base, "CPU_SLICE", SLICE))
         stack.enter_context(patch.object(capped_attention, "QUERIES", QUERIES))
         if k.frozen and not k.rank:  # no optimizer accepts that nothing is trained

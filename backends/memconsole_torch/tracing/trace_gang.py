@@ -27,7 +27,7 @@ from memconsole_trainer.weights import checkpoint
 
 c10d, _functional = torch.ops.c10d, torch.ops._c10d_functional
 OVERRIDES = {_functional.wait_tensor.default: lambda gathered: gathered}
-"""Of shapes alone torch makes a new tensor here; what has been gathered is waited for in its place."""
+"""On fake tensors torch would make a new tensor here, instead of waiting for the gathered one."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def imagined(plan: Plan) -> Iterator[Processes | Alone]:
 
 
 class Replicated(sharding.Replicated):
-    """A module whose gradients are ready at once: an imagined collective has no result to wait for."""
+    """A module whose gradients are ready at once, because an imagined collective has no result to wait for."""
 
     def __init__(self, module: torch.nn.Module, exchanges: Exchanges) -> None:
         super().__init__(module, exchanges)

@@ -36,7 +36,7 @@ EVALUATED = 2
 """Micro-batches of the traced evaluation. The second one shows what the first one leaves in memory."""
 
 
-class Sizes:
+class TracedSizes:
     """The sizes of a traced step: micro-batch, sequence length, and rows of a chunk of the loss."""
 
     def __init__(self, batch: int, length: int, chunk: int = fused_loss.CHUNK_TOKENS) -> None:
@@ -47,8 +47,8 @@ def trace(
     plan: Plan,
     model: Model,
     kind: str = "cpu",
-    sizes: Sizes | None = None,
-    evaluated: Sizes | None = None,
+    sizes: TracedSizes | None = None,
+    evaluated: TracedSizes | None = None,
     *,
     steps: int = STEPS,
     hidden: bool = True,
@@ -62,8 +62,8 @@ def trace(
     `remember`: cache the results of each operator by shapes.
     """
     length = plan.data.sequence_length
-    evaluated = evaluated or sizes or Sizes(plan.evaluation_batch, length)
-    sizes = sizes or Sizes(plan.train.batch_size, length)
+    evaluated = evaluated or sizes or TracedSizes(plan.evaluation_batch, length)
+    sizes = sizes or TracedSizes(plan.train.batch_size, length)
     vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
     few = plan.micro_batch_tokens <= vocabulary
     fake = FakeTensorMode()
@@ -228,7 +228,7 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
 
 
 @contextmanager
-def without_data(sizes: Sizes) -> Iterator[None]:
+def without_data(sizes: TracedSizes) -> Iterator[None]:
     """A context in which no weights are initialized and no values are read, because a trace needs only shapes."""
     with ExitStack() as stack:
         change = stack.enter_context

@@ -14,13 +14,13 @@ from memconsole.memory.activations.kernels import CAPPED_QUERIES
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.affine import TERMS
 from memconsole.memory.exact.allocator import rounded
-from memconsole.memory.exact.timeline import Moment
+from memconsole.memory.exact.timeline import AffineMoment
 from memconsole.memory.table import COMPONENTS
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch.tracing.trace_liveness import Liveness, Storage
-from memconsole_torch.tracing.trace_step import Sizes
+from memconsole_torch.tracing.trace_step import TracedSizes
 
 _ONE = TERMS.index("1")
 _TERM = {
@@ -52,7 +52,7 @@ class UntoldSizeError(ValueError):
     """The bytes of a storage are not a multiple of a single term."""
 
 
-class TellingSizes(Sizes):
+class TellingSizes(TracedSizes):
     """Sizes to trace at, and the rows of the last loss chunk (0 if there is only one chunk).
 
     `by_row`: some arrays have a size per row that does not depend on the length.
@@ -194,10 +194,10 @@ def coefficients(
     return found
 
 
-def moments(live: Liveness, found: Sequence[Coefficient]) -> dict[str, tuple[Moment, ...]]:
+def moments(live: Liveness, found: Sequence[Coefficient]) -> dict[str, tuple[AffineMoment, ...]]:
     """By phase, every moment that can be its peak."""
     components = _components(live)
-    phases: dict[str, dict[tuple[int, ...], Moment]] = {}
+    phases: dict[str, dict[tuple[int, ...], AffineMoment]] = {}
     for phase, levels in _levels(live, found, components):
         total = tuple(map(sum, zip(*levels, strict=True)))
         seen = phases.setdefault(phase, {})
@@ -205,7 +205,7 @@ def moments(live: Liveness, found: Sequence[Coefficient]) -> dict[str, tuple[Mom
             named = {
                 name: tuple(row) for name, row in zip(COMPONENTS, levels, strict=True) if any(row)
             }
-            seen[total] = Moment(total=total, components=named)
+            seen[total] = AffineMoment(total=total, components=named)
     return {phase: affine.largest_moments(seen.values()) for phase, seen in phases.items()}
 
 

@@ -25,7 +25,7 @@ class Bandit:
     def __init__(self, longest: int, features: int) -> None:
         self.horizons = sorted({max(1, round(longest * share)) for share in SHARES})
         self.allowed = len(self.horizons)
-        """Only so many of the horizons, the shortest, are allowed."""
+        """How many of the horizons are allowed, the shortest first."""
         self._a = np.stack([np.eye(features)] * len(self.horizons))
         self._b = np.zeros((len(self.horizons), features))
 

@@ -27,7 +27,7 @@ from memconsole.runs.record.log import events
 from memconsole_trainer.control.bandit import Bandit
 from memconsole_trainer.control.confirm import is_confirmed
 from memconsole_trainer.control.halves import halves
-from memconsole_trainer.control.monitor import Monitor, Verdict
+from memconsole_trainer.control.monitor import Monitor, Reaction
 from memconsole_trainer.control.phases import Confidence, Phases
 from memconsole_trainer.control.predictor import predictor
 from memconsole_trainer.control.tally import Tally
@@ -186,7 +186,7 @@ class Hybrid:
         engine.train_step(batch)
         (metrics,) = engine.take_metrics()
         judged = s.monitor.observe(metrics.loss, metrics.gradient_norm, choice)
-        if judged.verdict is Verdict.ROLLBACK and s.can_undo:
+        if judged.verdict is Reaction.ROLLBACK and s.can_undo:
             self._undo(engine, metrics, judged.reason)
             return
         self._metrics.append(metrics)
@@ -195,14 +195,14 @@ class Hybrid:
         before = s.phases.phase
         if before != "warmup" and (s.phases.taken + 1) % choice.snapshot_stride == 0:
             self._snapshot(engine)
-        if judged.verdict is Verdict.SHORTER:
+        if judged.verdict is Reaction.SHORTER:
             self._bandit.allowed = max(1, self._bandit.allowed - 1)
-        if judged.verdict >= Verdict.FULL and before == "correct":
+        if judged.verdict >= Reaction.FULL and before == "correct":
             self._tell(judged.reason, "a longer full phase follows")
             self._settle(engine)
             s.phases.force_full(choice, 2)
             return
-        calm = judged.verdict < Verdict.FULL
+        calm = judged.verdict < Reaction.FULL
         ready = calm and len(self._pairs()) >= LEAST_MOVEMENTS
         s.phases.after_step(choice, s.confidence.value, ready)
         if before == "full" and s.phases.taken == 0:

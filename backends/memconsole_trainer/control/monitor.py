@@ -14,8 +14,10 @@ DECAY = 0.95
 LEAST = 20
 """Steps before deviations are judged."""
 CRITICAL = 2.0
-"""A deviation of so many times the plan's limit is critical, and so are so many warnings in a row."""
+"""A deviation of this many times the plan's limit is critical."""
 WARNINGS = 3
+"""This many warnings in a row are critical, too."""
+
 OSCILLATING = 0.8
 """Share of steps at which the loss crosses its running mean; noise crosses it at half of them."""
 WINDOW = 40
@@ -24,7 +26,7 @@ CAUTION = 0.7
 """Share of the limit at which jumps become shorter."""
 
 
-class Verdict(enum.IntEnum):
+class Reaction(enum.IntEnum):
     """What is to be done, the mildest first."""
 
     FINE = 0
@@ -36,10 +38,10 @@ class Verdict(enum.IntEnum):
     """Undo the last jump, if it is recent, and compute gradients."""
 
 
-class Judged(msgspec.Struct, frozen=True):
+class Judgement(msgspec.Struct, frozen=True):
     """A verdict and its reason."""
 
-    verdict: Verdict
+    verdict: Reaction
     reason: str = ""
 
 
@@ -58,13 +60,13 @@ class Monitor(msgspec.Struct):
     warnings: int = 0
     """Warnings in a row."""
 
-    def observe(self, loss: float, norm: float, choice: HybridChoice) -> Judged:
+    def observe(self, loss: float, norm: float, choice: HybridChoice) -> Judgement:
         """Judge a gradient step, and count it if it is finite; an outlier counts only up to a limit."""
         judged = self._judge(loss, norm, choice)
-        self.warnings = self.warnings + 1 if judged.verdict is Verdict.FULL else 0
+        self.warnings = self.warnings + 1 if judged.verdict is Reaction.FULL else 0
         if self.warnings >= WARNINGS:
             self.warnings = 0
-            judged = Judged(Verdict.ROLLBACK, f"{judged.reason}, {WARNINGS} times in a row")
+            judged = Judgement(Reaction.ROLLBACK, f"{judged.reason}, {WARNINGS} times in a row")
         if math.isfinite(loss) and math.isfinite(norm):
             self._count(loss, norm, choice.loss_sigma)
         return judged
@@ -74,36 +76,36 @@ class Monitor(msgspec.Struct):
         """Standard deviation of the loss about its running mean."""
         return math.sqrt(self.square)
 
-    def _judge(self, loss: float, norm: float, choice: HybridChoice) -> Judged:
+    def _judge(self, loss: float, norm: float, choice: HybridChoice) -> Judgement:
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            return Judged(Verdict.ROLLBACK, "the loss or the gradient is not finite")
+            return Judgement(Reaction.ROLLBACK, "the loss or the gradient is not finite")
         if self.seen < LEAST:
-            return Judged(Verdict.FINE)
+            return Judgement(Reaction.FINE)
         found = [self._of_loss(loss, choice), *self._of_norm(norm, choice)]
         if len(self.crossings) == WINDOW and sum(self.crossings) > OSCILLATING * WINDOW:
-            found.append(Judged(Verdict.FULL, "the loss oscillates"))
+            found.append(Judgement(Reaction.FULL, "the loss oscillates"))
         return max(found, key=lambda judged: judged.verdict)
 
-    def _of_loss(self, loss: float, choice: HybridChoice) -> Judged:
+    def _of_loss(self, loss: float, choice: HybridChoice) -> Judgement:
         limit = choice.loss_sigma
         away = (loss - self.mean) / self.sigma if self.sigma else 0.0
         reason = f"the loss of {loss:.4g} is {away:.1f} sigma above its mean {self.mean:.4g}"
         for verdict, share in (
-            (Verdict.ROLLBACK, CRITICAL),
-            (Verdict.FULL, 1.0),
-            (Verdict.SHORTER, CAUTION),
+            (Reaction.ROLLBACK, CRITICAL),
+            (Reaction.FULL, 1.0),
+            (Reaction.SHORTER, CAUTION),
         ):
             if away > share * limit:
-                return Judged(verdict, reason)
-        return Judged(Verdict.FINE)
+                return Judgement(verdict, reason)
+        return Judgement(Reaction.FINE)
 
-    def _of_norm(self, norm: float, choice: HybridChoice) -> list[Judged]:
+    def _of_norm(self, norm: float, choice: HybridChoice) -> list[Judgement]:
         times = norm / self.norm if self.norm else 1.0
         reason = f"the gradient norm of {norm:.3g} is {times:.3g} times its mean"
         if times > 10 * choice.gradient_factor:
-            return [Judged(Verdict.ROLLBACK, reason)]
+            return [Judgement(Reaction.ROLLBACK, reason)]
         if times > choice.gradient_factor or times < choice.vanishing_factor:
-            return [Judged(Verdict.FULL, reason)]
+            return [Judgement(Reaction.FULL, reason)]
         return []
 
     def _count(self, loss: float, norm: float, sigmas: float) -> None:

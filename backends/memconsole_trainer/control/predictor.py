@@ -80,7 +80,7 @@ class Extrapolation(_Stateless):
 class DynamicModes(_Stateless):
     """Dynamic mode decomposition of the movements (Schmid 2010; Tu et al. 2014, algorithm 1).
 
-    With X the movements but the last and Y those but the first, the operator that leads from X to Y
+    X is all movements without the last one, and Y all without the first. The operator that leads from X to Y
     is projected on the leading left singular vectors of X. Everything follows from inner products:
     XᵀX gives singular values and right vectors. Modes that grow are held constant.
     """

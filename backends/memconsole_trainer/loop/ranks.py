@@ -16,11 +16,12 @@ from memconsole.runs.record.log.events import RankReading, Ranks
 from memconsole_trainer.engine import Engine, MemoryReading
 
 SECONDS_FOR_EIGHT = 1.0
-"""Eight ranks are logged at most once in so many seconds, and more of them less often, so that the log grows
-no faster."""
+"""Seconds between two logged readings of eight ranks. More ranks are logged less often, so that the log grows no
+faster."""
 
 KEPT = 0.7
-"""How much what was counted before a reading counts after it: a single step does not change which rank is slow."""
+"""Weight of the steps before a reading in the mean after it. Older steps still count, so that a single step does not
+change which rank is called slow."""
 
 
 def rank_count(engine: Engine) -> int:
@@ -39,7 +40,7 @@ class RankReadings:
         self._steps = 0.0
         self._seconds = 0.0
         self._exchanged: float | None = None
-        """Of the newest steps; those before the last reading count less and less."""
+        """Seconds of exchanges in the newest steps; older steps count less and less."""
         self._pace: tuple[float | None, float | None] = None, None
         """Seconds of a step, and of its exchanges, at the last reading."""
         self._said = float("-inf")

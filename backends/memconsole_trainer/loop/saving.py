@@ -41,7 +41,7 @@ class Saver:
         """When the last checkpoint was committed, or this attempt began."""
 
     def due(self, minutes: float) -> bool:
-        """Whether a crash would lose more than so many minutes; 0: never."""
+        """Whether a crash would lose more than `minutes`; 0: never."""
         return 0 < 60 * minutes <= time.monotonic() - self._at
 
     def save(self) -> None:

@@ -13,7 +13,7 @@ from memconsole_trainer.engine import Batch
 from memconsole_trainer.tasks.task import TaskData
 
 SPREAD = 16
-"""The rows are drawn from so many times as many, so that they are not all of one document."""
+"""The rows are drawn from this many times their number, so that they are not all from one document."""
 
 
 @dataclass(frozen=True)

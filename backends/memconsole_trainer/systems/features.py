@@ -13,7 +13,7 @@ FEATURES = MOST_STATES + CONTROL_BITS + STATE_BITS
 
 
 def code(n_states: int, n_controls: int) -> Matrix:
-    """The seven features behind the states: the number of controls in 3 bits and of states in 4,
+    """The seven features after the states: the number of controls in 3 bits and of states in 4,
     the highest bit first."""
     bits = f"{n_controls:0{CONTROL_BITS}b}{n_states:0{STATE_BITS}b}"
     return np.array([float(bit) for bit in bits])

@@ -35,7 +35,7 @@ BASELINE_RECORDS = 5_000
 """Train records that the baselines look at."""
 
 HELD_AMONG = 20_000
-"""Held-out records are looked for among so many."""
+"""How many records are searched for held-out ones."""
 ANSWER_LENGTHS = 256
 """Train records whose answers are measured in tokens."""
 
@@ -101,7 +101,7 @@ def prompt_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldRecords:
     """Held-out records and the answers that simple baselines give to them."""
 
     records: Sequence[Record]
@@ -109,13 +109,15 @@ class Held:
     baselines: Mapping[str, float] = field(default_factory=dict)
 
 
-def held_records(template: Template, held: Sequence[Record], train: Sequence[Record]) -> Held:
+def held_records(
+    template: Template, held: Sequence[Record], train: Sequence[Record]
+) -> HeldRecords:
     """The held-out records that hold answers, with the baselines' scores. Raises `DataError`."""
     answered = [record for record in held if _answers(template, record)]
     truths = [_answers(template, record) for record in answered]
     known = [record for record in train if _answers(template, record)][:BASELINE_RECORDS]
     if not answered or not known:
-        return Held(answered, truths)
+        return HeldRecords(answered, truths)
     answers = [_answers(template, record) for record in known]
     frequent = most_frequent(answers)
     near = Nearest([_question(template, record) for record in known])
@@ -124,7 +126,7 @@ def held_records(template: Template, held: Sequence[Record], train: Sequence[Rec
         **_named("frequent_", scores(truths, [frequent] * len(truths))),
         **_named("nearest_", scores(truths, nearest)),
     }
-    return Held(answered, truths, baselines)
+    return HeldRecords(answered, truths, baselines)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Asked:
     """The held-out records that are answered at each evaluation."""
 
     answerer: Answerer
-    held: Held
+    held: HeldRecords
 
 
 def asked_records(
@@ -220,7 +222,7 @@ class Nearest:
 
 
 def score_model(
-    answerer: Answerer, held: Held, engine: Engine, tick: Callable[[], None]
+    answerer: Answerer, held: HeldRecords, engine: Engine, tick: Callable[[], None]
 ) -> tuple[dict[str, float], Answered | None]:
     """The model's scores on the held-out records beside the baselines', and the first answer."""
     said = []

@@ -42,7 +42,7 @@ class Trials:
     """S systems with a start and a noise of their own, the same at every evaluation."""
 
     def __init__(self, families: Iterable[StoredFamily], length: int, noise: float) -> None:
-        """Takes up to `MOST_SYSTEMS` systems, of each family about as many. `noise` is that of a
+        """Takes up to `MOST_SYSTEMS` systems, about the same number of each family. `noise` is that of a
         step as a share of the states' range."""
         self._length = length
         found = list(families)
@@ -100,7 +100,9 @@ class Trials:
             step += 1
             if step < self._length:
                 return optimal(self._k)(x)
-            windows[lost, :, :MOST_STATES] = 0  # what is out of control is not computed on
+            windows[lost, :, :MOST_STATES] = (
+                0  # systems that are out of control are not simulated further
+            )
             found = policy(windows) * self._control_max
             known = np.arange(MOST_CONTROLS) < np.abs(self._held).any(1).sum(1)[:, None]
             return np.where(known & ~lost[:, None], found, 0.0)

@@ -59,7 +59,8 @@ def _solved(squares: Any, products: Any, rows: Any) -> Any:
 
 
 def predicted(maps: Any, windows: Any) -> Any:
-    """What maps (inputs, outputs), or one for each row (n, inputs, outputs), make of windows (n, length, features)."""
+    """The outputs of linear maps for windows (n, length, features). Maps are (inputs, outputs), or (n, inputs, outputs) with
+    one for each row."""
     last = _with_one(windows)
     return last @ maps if maps.ndim == 2 else np.einsum("ni,nio->no", last, maps)
 

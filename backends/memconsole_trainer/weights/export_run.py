@@ -118,8 +118,8 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
 
 
 def _called(module: str, targets: LoraTargets) -> str:
-    """What PEFT finds a module by: its name, and the name before it where only some modules of that
-    name have adapters."""
+    """The words by which PEFT finds a module: its name, and the name before it where only some modules of that name have
+    adapters."""
     return ".".join(module.split(".")[-1 if targets == "all" else -2 :])
 
 

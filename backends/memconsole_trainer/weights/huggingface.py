@@ -207,7 +207,7 @@ def _listed(names: list[str]) -> str:
 
 
 def taken(whole: NDArray[np.generic], place: ParameterPlace, rows: int) -> NDArray[np.generic]:
-    """Extract the canonical tensor at `place`, of so many rows, from the stored tensor `whole`."""
+    """Extract the canonical tensor of `rows` rows at `place` from the stored tensor `whole`."""
     if place.transpose:
         whole = whole.T
     first = place.part * rows if place.first is None else place.first

@@ -92,7 +92,7 @@ class TrainedModel:
         return starting_weights(self.plan, self.architecture)
 
     def trained(self, name: str) -> NDArray[np.generic]:
-        """A trained tensor of the checkpoint, without what it is added to."""
+        """A trained tensor of the checkpoint, without the frozen weight that it is added to."""
         if self.averaged and f"{PREFIX}{name}" in self._names:
             return self.checkpoint.tensor(f"{PREFIX}{name}")
         return self.checkpoint.tensor(f"model.{name}")

@@ -16,12 +16,12 @@ from memconsole.units import GIB, format_bytes
 
 
 def disk_lines(plan: Plan) -> list[str]:
-    """What a run keeps of its text on disk; nothing if it keeps nothing and loses nothing by it."""
+    """A line on the tokens that a run keeps on disk; empty if it keeps none and loses nothing by it."""
     return [*_unpacked(plan), *_tokens(plan)]
 
 
 def _unpacked(plan: Plan) -> list[str]:
-    """What compressed data take besides."""
+    """A line on the disk space of unpacked data."""
     held = validation_plan(plan)
     plans = [*(part.plan for part in parts(plan)), *([] if held is None else [held])]
     size = 0.0

@@ -31,7 +31,7 @@ OFFLOADED_BLOCKS = {"cpu": 1, "apple": 1}
 that copy and compute at the same time (the default, 2)."""
 
 
-class Block(msgspec.Struct, frozen=True):
+class BlockSizes(msgspec.Struct, frozen=True):
     """Sizes of one block, in numbers per position."""
 
     width: int
@@ -45,12 +45,12 @@ class Block(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def block_of(model: Model) -> Block:
+def block_of(model: Model) -> BlockSizes:
     """The sizes that the rule needs, from a model's weights."""
     weights = tuple(model.parameters())
     shapes = [p.shape for p in weights if p.layer == 0 and p.role == "matrix"]
     before = [p.shape for p in weights if p.role == "input"]
-    return Block(
+    return BlockSizes(
         width=shapes[0][-1] if shapes else 0,
         outputs=sum(shape[0] for shape in shapes),
         widest=max(map(sum, shapes), default=0),

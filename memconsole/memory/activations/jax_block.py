@@ -13,7 +13,7 @@ import msgspec
 from memconsole.plan.models.architecture import Architecture
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class BlockBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per token of one block."""
 
     element: int
@@ -43,7 +43,9 @@ def _adapter_outputs(a: Architecture, rank: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def jax_block(a: Architecture, precision: str, checkpointing: str, kind: str, rank: int) -> Block:
+def jax_block(
+    a: Architecture, precision: str, checkpointing: str, kind: str, rank: int
+) -> BlockBytes:
     """A block of the JAX decoder under scan. Attention scores exist for one chunk of queries at a time
     (`jax_step.score_bytes`). XLA on a CPU computes and stores 16-bit types in fp32."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
@@ -68,7 +70,7 @@ def jax_block(a: Architecture, precision: str, checkpointing: str, kind: str, ra
         "attention": (attention - c * q, mlp),
         "full": (attention, mlp),
     }[checkpointing]
-    return Block(
+    return BlockBytes(
         element=c,
         kept=kept,
         attention=attention,

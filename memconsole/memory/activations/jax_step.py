@@ -121,7 +121,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 
 
 class _Gathered(NamedTuple):
-    """Bytes of weights that a device brings together, of which it holds a share. All are 0 if it holds them whole."""
+    """Bytes of weights that a device gathers because it holds only a share of them. All are 0 if it holds them whole."""
 
     block: int = 0
     """While a block computes: its weights one after another, in the type that computes."""
@@ -198,8 +198,7 @@ def _is_padded(step: StepSizes) -> bool:
 
 
 def library_bytes(step: StepSizes, rows: int | None = None) -> int:
-    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans, for so many rows (None: those of a
-    micro-batch)."""
+    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans, for `rows` rows (None: those of a micro-batch)."""
     if step.kind != "cpu":
         return 0
     return LIBRARY_SCORES * score_bytes(step, step.plan.train.batch_size if rows is None else rows)

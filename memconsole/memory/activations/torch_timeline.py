@@ -158,7 +158,7 @@ class Timeline:
             yield self._at("backward", step.standing, live, self.kept_copies, 0, 6 * step.head)
 
     def _bend(self, count: int) -> int:
-        """Bytes of the derivative of capped logits, of as many as one pass covers."""
+        """Bytes of the derivative of capped logits, for the logits that one pass covers."""
         a = self.step.architecture
         if a.logit_cap is None:
             return 0

@@ -16,7 +16,7 @@ import msgspec
 from memconsole.memory.activations.kernels import CAPPED_QUERIES
 from memconsole.memory.activations.torch_masks import MASK_ALIGNMENT
 from memconsole.memory.activations.torch_timeline import CHUNK_TOKENS
-from memconsole.memory.exact.timeline import Exact, ExactPhase, Moment, Timeline
+from memconsole.memory.exact.timeline import AffineMoment, AffineTimeline, Exact, ExactPhase
 from memconsole.memory.step_key import step_settings
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
@@ -67,7 +67,7 @@ def structure_key(plan: Plan, model: Model, kind: str) -> str:
     return " ".join(parts)
 
 
-def covers(timeline: Timeline, plan: Plan, model: Model, kind: str) -> bool:
+def covers(timeline: AffineTimeline, plan: Plan, model: Model, kind: str) -> bool:
     """Whether `timeline` is valid for `plan` at its batch size and length."""
     sizes_of = (plan.train.batch_size, plan.data.sequence_length)
     if timeline.only is not None and timeline.only != sizes_of:
@@ -76,7 +76,7 @@ def covers(timeline: Timeline, plan: Plan, model: Model, kind: str) -> bool:
 
 
 def evaluate(
-    timeline: Timeline, batch: int, length: int, evaluation_batch: int | None = None
+    timeline: AffineTimeline, batch: int, length: int, evaluation_batch: int | None = None
 ) -> Exact:
     """Every phase's peak at `batch` rows of `length` tokens, which the timeline must cover. An evaluation has
     `evaluation_batch` rows, or `batch` if that is None.
@@ -111,9 +111,9 @@ def evaluate(
     )
 
 
-def largest_moments(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+def largest_moments(moments: Iterable[AffineMoment]) -> tuple[AffineMoment, ...]:
     """`moments` without those that are smaller than another one at every size."""
-    front: list[tuple[tuple[int, ...], Moment]] = []
+    front: list[tuple[tuple[int, ...], AffineMoment]] = []
     seen: set[tuple[int, ...]] = set()
     for moment in moments:
         if moment.total in seen:

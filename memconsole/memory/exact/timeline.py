@@ -38,7 +38,7 @@ class Exact(msgspec.Struct, frozen=True, kw_only=True):
     """How long the trace or the compilation took."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class AffineMoment(msgspec.Struct, frozen=True, kw_only=True):
     """Live bytes at one moment of a phase. Each tuple holds one coefficient for each size in `affine.TERMS`; the
     bytes are the sum of the products."""
 
@@ -47,13 +47,13 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the total, by their names in `table.COMPONENTS`."""
 
 
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+class AffineTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """Every moment of a plan's step that can be the peak of its phase, at any batch size and length that
     `affine.covers` accepts. `affine.evaluate` turns it into an `Exact`."""
 
     key: str
     """`affine.structure_key` of the plans it is valid for."""
-    phases: dict[str, tuple[Moment, ...]]
+    phases: dict[str, tuple[AffineMoment, ...]]
     only: tuple[int, int] | None = None
     """(micro-batch, length) if the timeline is valid for these sizes alone, because the trace could not tell which
     size a tensor depends on; else None."""
@@ -82,7 +82,7 @@ class TracerAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     exact: Exact | None = None
-    timeline: Timeline | None = None
+    timeline: AffineTimeline | None = None
     """The same for other batch sizes and lengths, if the tracer can derive them."""
     problem: str = ""
     """Why there is no result, in one sentence that says what to install or change."""

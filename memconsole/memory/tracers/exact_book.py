@@ -15,7 +15,7 @@ import msgspec
 
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.sharpen import KnownExact
-from memconsole.memory.exact.timeline import Exact, Timeline
+from memconsole.memory.exact.timeline import AffineTimeline, Exact
 from memconsole.memory.tracers.question import TracedPlan, traced_plan
 from memconsole.memory.tracers.thread import ExactRequest, Patience, TracerThread
 from memconsole.memory.tracers.tracer import tracer_modules
@@ -38,12 +38,14 @@ class ExactCache:
 
     def __init__(self) -> None:
         self._points: dict[str, Exact] = {}
-        self._timelines: dict[tuple[str, tuple[int, int] | None], Timeline] = {}
+        self._timelines: dict[tuple[str, tuple[int, int] | None], AffineTimeline] = {}
         self._evaluated: dict[str, KnownExact] = {}
         self.problems: dict[str, str] = {}
         """By `TracedPlan.key`."""
 
-    def keep(self, traced: TracedPlan, exact: Exact | None, timeline: Timeline | None) -> None:
+    def keep(
+        self, traced: TracedPlan, exact: Exact | None, timeline: AffineTimeline | None
+    ) -> None:
         """Add a tracer's answer, or one read from the store."""
         if timeline is not None:
             self._timelines[traced.structure, timeline.only] = timeline

@@ -19,7 +19,7 @@ import msgspec
 
 from memconsole import regular_file, typed_json
 from memconsole.cache import keep
-from memconsole.memory.exact.timeline import Exact, Timeline
+from memconsole.memory.exact.timeline import AffineTimeline, Exact
 
 MOST_BYTES = 64 << 20
 """When the store grows beyond this, the least recently used files are deleted until three quarters of it remain."""
@@ -41,7 +41,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     exact: Exact | None = None
-    timeline: Timeline | None = None
+    timeline: AffineTimeline | None = None
 
 
 def fingerprint(module: str) -> str:

@@ -15,10 +15,10 @@ from typing import Protocol
 import msgspec
 
 from memconsole.cache import cache_folder
-from memconsole.memory.exact.timeline import Exact, Timeline, TracerAnswer, TracerQuestion
+from memconsole.memory.exact.timeline import AffineTimeline, Exact, TracerAnswer, TracerQuestion
 from memconsole.memory.tracers.question import TracedPlan, traced_plan
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
-from memconsole.memory.tracers.tracer import Ended, Tracer
+from memconsole.memory.tracers.tracer import Tracer, TracerEnded
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
@@ -58,7 +58,9 @@ class Found(Protocol):
 
     problems: dict[str, str]
 
-    def keep(self, traced: TracedPlan, exact: Exact | None, timeline: Timeline | None) -> None: ...
+    def keep(
+        self, traced: TracedPlan, exact: Exact | None, timeline: AffineTimeline | None
+    ) -> None: ...
 
     def settled(self, traced: TracedPlan, *, loosely: bool = False) -> bool: ...
 
@@ -103,7 +105,7 @@ class TracerThread:
         self._environment = environment
         self._patience = patience
         self._inbox: queue.SimpleQueue[
-            ExactRequest | _Stop | _Rest | tuple[Tracer, TracerAnswer | Ended]
+            ExactRequest | _Stop | _Rest | tuple[Tracer, TracerAnswer | TracerEnded]
         ]
         self._inbox = queue.SimpleQueue()
         self._modules: Mapping[str, str] | None = None
@@ -215,10 +217,10 @@ class TracerThread:
         if found:
             self._tell()
 
-    def _hear(self, tracer: Tracer, heard: TracerAnswer | Ended) -> None:
+    def _hear(self, tracer: Tracer, heard: TracerAnswer | TracerEnded) -> None:
         """Handle an answer or the end of a tracer process."""
         self._busy_at = time.monotonic()
-        if isinstance(heard, Ended):
+        if isinstance(heard, TracerEnded):
             self._bury(tracer, heard.reason)
             return
         asked = self._asked.pop(heard.id, None)
@@ -334,7 +336,7 @@ class TracerThread:
         self._found.problems[traced.key] = problem
         return None
 
-    def _heard(self, tracer: Tracer, heard: TracerAnswer | Ended) -> None:
+    def _heard(self, tracer: Tracer, heard: TracerAnswer | TracerEnded) -> None:
         self._inbox.put((tracer, heard))
 
     def _kill(self, tracer: Tracer) -> None:

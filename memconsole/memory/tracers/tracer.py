@@ -27,14 +27,14 @@ STDERR_BYTES = 8 << 10
 """How many of the last bytes of a tracer's standard error are kept."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class TracerEnded(msgspec.Struct, frozen=True):
     """Message: a tracer process has ended."""
 
     reason: str
     """One sentence."""
 
 
-Heard = Callable[["Tracer", TracerAnswer | Ended], None]
+Heard = Callable[["Tracer", TracerAnswer | TracerEnded], None]
 
 
 def tracer_modules() -> dict[str, str]:
@@ -123,7 +123,7 @@ class Tracer:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
         if not self._closed:
-            self._hear(self, Ended(reason or self._why(status)))
+            self._hear(self, TracerEnded(reason or self._why(status)))
 
     def _bury_group(self) -> None:
         """Kill the children that an ended tracer left running. This must precede `wait`, which frees the group id."""

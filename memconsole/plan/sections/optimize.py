@@ -39,11 +39,13 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     ] = 1
     optimizer: Annotated[
         OptimizerName,
-        about("update rule and its state; adamw8-all: that of embedding and head in 8 bits, too"),
+        about(
+            "update rule and its state; adamw8-all: the state of embedding and head in 8 bits, too"
+        ),
     ] = "adamw"
     optimizer_offload: Annotated[
         OptimizerOffload,
-        about("where the optimizer state waits between steps; compressed: there in 16 bits"),
+        about("where the optimizer state waits between steps; compressed: on the CPU in 16 bits"),
     ] = "none"
     optimizer_in_backward: Annotated[
         bool, about("update each weight as soon as its gradient is there")
@@ -58,13 +60,13 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     ] = 0
     lora_alpha: Annotated[
         Annotated[float, Meta(gt=0.0, le=100_000.0)] | None,
-        about("adapters count alpha / rank times; none: twice the rank"),
+        about("the adapters' output is multiplied by alpha / rank; none: alpha is twice the rank"),
     ] = None
     lora_targets: Annotated[
         LoraTargets, about("matrices that have adapters: of attention and MLP, or some of them")
     ] = "all"
     lora_dropout: Annotated[
-        float, about("of the adapters' inputs, while training", ge=0.0, lt=1.0)
+        float, about("share of the adapters' inputs that is dropped while training", ge=0.0, lt=1.0)
     ] = 0.0
     base_storage: Annotated[
         BaseStorage,
@@ -77,6 +79,6 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     heap: Annotated[
         Heap,
         about(
-            "of a CPU run: fast keeps freed memory; jemalloc, too, closely packed; tight gives it back at once"
+            "memory that a CPU run has freed: fast keeps it; jemalloc keeps it closely packed; tight gives it back"
         ),
     ] = "fast"

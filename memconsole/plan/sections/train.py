@@ -25,12 +25,14 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     ] = None
     scale_learning_rate: Annotated[
         LearningRateScale,
-        about("multiply the rate by (effective batch / reference_batch), or its root"),
+        about("multiply the rate by effective batch / reference_batch, or by its square root"),
     ] = "none"
     reference_batch: Annotated[
         int, about("effective batch in rows that learning_rate is meant for", ge=1, le=MOST)
     ] = 16
-    seed: Annotated[int, about("of weights, order and sampling", ge=0, lt=2**32)] = 42
+    seed: Annotated[
+        int, about("seed of the first weights, the order of data and sampling", ge=0, lt=2**32)
+    ] = 42
     warmup_steps: Annotated[
         Annotated[int, Meta(ge=0, le=MOST)] | None,
         about("steps of linear warm-up; none: by warmup_ratio"),
@@ -64,10 +66,15 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     epsilon: Annotated[float, about("added to the denominator", gt=0.0)] = 1e-8
     dropout: Annotated[
         float,
-        about("of embeddings and of what attention and MLP add, while training", ge=0.0, lt=1.0),
+        about(
+            "share of embeddings and of outputs of attention and MLP that is dropped while training",
+            ge=0.0,
+            lt=1.0,
+        ),
     ] = 0.0
     attention_dropout: Annotated[
-        float, about("of the shares with which a query reads the keys", ge=0.0, lt=1.0)
+        float,
+        about("share of the attention weights that is dropped while training", ge=0.0, lt=1.0),
     ] = 0.0
     ema_decay: Annotated[
         float,

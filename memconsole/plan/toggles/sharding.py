@@ -74,8 +74,7 @@ def _in_one_program(plan: Plan) -> str | None:
 
 
 def _cut(plan: Plan) -> str | None:
-    """Why a torch plan cannot be trained with weights of which each device holds some rows, or
-    None."""
+    """Why a torch plan cannot be trained with weights that are split by rows over the devices, or None."""
     o = plan.optimize
     if o.optimizer in _WHOLE_MATRICES:
         return f"{_WHOLE_MATRICES[o.optimizer]}; set optimize.optimizer = adamw, or sharding = ddp"

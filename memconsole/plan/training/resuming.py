@@ -72,8 +72,8 @@ def changed(plan: Plan, changes: dict[str, object]) -> Plan:
 
 
 def with_rows_of(before: Plan, after: Plan) -> Plan:
-    """`after`, another number of devices, with as many rows of a step as `before`: micro-batches of the
-    same size or smaller, and as many of them as it takes. Raises `PlanError`."""
+    """`after`, which has another number of devices, with the same rows in a step as `before`. Micro-batches keep their size
+    or become smaller, and their number is changed to match. Raises `PlanError`."""
     if before.device.count == after.device.count:
         return after
     rows, count = before.effective_batch, after.device.count

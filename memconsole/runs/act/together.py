@@ -19,7 +19,7 @@ class Meeting:
     """The number of this node. Node 0 has the supervisor."""
     address: str = "localhost"
     port: int = 0
-    """Of node 0, where the processes meet; 0: any."""
+    """The port of node 0 at which the processes meet; 0: any free one."""
 
 
 def meeting(nodes: int, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -15,7 +15,7 @@ from memconsole.plan.training.origin import checkpoint_of
 from memconsole.runs.read.life.ladder import rungs
 from memconsole.runs.read.life.liveness import Liveness, liveness, refusal
 from memconsole.runs.read.shown.log_tail import LogTail
-from memconsole.runs.read.shown.missing import Missing
+from memconsole.runs.read.shown.missing import MissingCounts
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.symptoms import symptoms_of
 from memconsole.runs.read.shown.unsaved import unsaved_words
@@ -122,7 +122,7 @@ class Follower:
         self._monotonic = monotonic
         self._state = RunState()
         self._reader: EventReader | None = None
-        self._missing = Missing()
+        self._missing = MissingCounts()
         self._log: LogTail | None = None
         self._beat: object = None
         self._beat_at = self._step_at = self._opened = monotonic()
@@ -277,7 +277,7 @@ class Follower:
         except OSError:
             return
         self._state = clean_texts(saved.state)
-        self._missing = Missing(saved.damaged, saved.unseen)
+        self._missing = MissingCounts(saved.damaged, saved.unseen)
         self._reader = EventReader(directory, saved.position)
         self._saved = saved.position
         self._log = LogTail(directory / "out.log")

@@ -23,7 +23,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """Where a person finds it: an address or a folder."""
     attempt: int = 0
     position: tuple[int, int, int] = (0, 0, 0)
-    """Of the attempt's event log, from `EventReader`."""
+    """The position in the attempt's event log, as `EventReader` gives it."""
     last: dict[str, int] = {}
     """The newest step of each figure that was sent."""
     problem: str = ""

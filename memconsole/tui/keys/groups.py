@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
 
 def groups_of(keys: KeyTable, screen: str, without: frozenset[tuple[str, str]]) -> list[Group]:
-    """The rows of one screen in groups, but for those `without` (id, keys). Rows that no group names
+    """The rows of one screen in groups, except those in `without` (id, keys). Rows that no group names
     come first, under the screen's own title."""
     found: dict[str, list[Key]] = {}
     for key in keys.rows(screen):

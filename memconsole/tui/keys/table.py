@@ -11,7 +11,7 @@ from memconsole.tui.keys.rows import ALL_SCREENS, Key, for_screen
 
 @dataclass(frozen=True)
 class KeyTable:
-    """The table behind every binding and every printed key. `KeyTable()` has the built-in keys."""
+    """The table from which every binding and every printed key is made. `KeyTable()` has the built-in keys."""
 
     changes: tuple[tuple[str, str, str], ...] = ()
     """Screen, row id and the changed keys, comma separated."""

@@ -17,7 +17,7 @@ from memconsole.tui.views.run_view import RunView
 from memconsole.units import MIB, format_bytes
 
 ORDERS = 30.0
-"""A series whose largest value is so many times its smallest has a logarithmic axis."""
+"""A series has a logarithmic axis if its largest value is at least this many times its smallest."""
 LOSS = "loss"
 
 

@@ -95,8 +95,8 @@ def run_gauges(view: RunView) -> list[Gauge]:
 
 
 def plan_shares(plan: Plan) -> int:
-    """Of how many equal shares of a process's memory one is shown: JAX makes several devices of a CPU in one
-    process, and its heap does not tell whose a byte is."""
+    """Into how many equal shares a process's memory is divided for a gauge. JAX makes several devices of a CPU in one
+    process, and its heap does not tell to which device a byte belongs."""
     if plan.backend != "jax":
         return 1
     try:

@@ -12,7 +12,7 @@ from memconsole.tui.widgets.painted import Painted
 
 
 class TextLines(Painted):
-    """Shows given lines, starting at row `offset_row`."""
+    """Shows given lines, from a first row that can be scrolled."""
 
     class Clicked(Message):
         """A line was clicked."""
@@ -27,11 +27,6 @@ class TextLines(Painted):
     def show(self, lines: Sequence[Line]) -> None:
         self._given = tuple(lines)
         self.repaint()
-
-    @property
-    def offset_row(self) -> int:
-        """The first row shown."""
-        return self._offset
 
     @property
     def line_count(self) -> int:

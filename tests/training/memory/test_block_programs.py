@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 from memconsole_torch.models import decoder
 from memconsole_torch.tracing import trace_step
 from memconsole_torch.tracing.block_moments import packed, traced_program, unpacked
-from memconsole_torch.tracing.trace_block import Tracer, UntoldSizeError, term
+from memconsole_torch.tracing.trace_block import BlockTracer, UntoldSizeError, term
 from tests.accuracy.block_programs import kernels, structures
 
 SHOWN = 2
@@ -31,13 +31,15 @@ LLAMA = "rmsnorm-rope-gated-grouped"
 
 
 @pytest.fixture(scope="module")
-def tracer() -> Tracer:
+def tracer() -> BlockTracer:
     torch.set_num_threads(1)
-    return Tracer()
+    return BlockTracer()
 
 
 @pytest.mark.parametrize("name", sorted(structures()))
-def test_stored_programs_are_those_of_the_modules_as_they_are(name: str, tracer: Tracer) -> None:
+def test_stored_programs_are_those_of_the_modules_as_they_are(
+    name: str, tracer: BlockTracer
+) -> None:
     programs, known = kernels(), stored(name)
     assert known is not None
     assert known.programs.keys() == programs.keys()
@@ -51,7 +53,7 @@ def test_stored_programs_are_those_of_the_modules_as_they_are(name: str, tracer:
         assert unpacked(packed({chosen: found}), chosen) == found
 
 
-def test_a_layer_that_keeps_one_tensor_more_has_another_program(tracer: Tracer) -> None:
+def test_a_layer_that_keeps_one_tensor_more_has_another_program(tracer: BlockTracer) -> None:
     k = Kernels(compute=4, kind="cpu", checkpointing="none")
     a, known = structures()[LLAMA], stored(LLAMA)
     assert known is not None
@@ -74,7 +76,7 @@ def test_a_layer_that_keeps_one_tensor_more_has_another_program(tracer: Tracer) 
 )
 @pytest.mark.parametrize("part", ["block", "evaluated block"])
 def test_masks_with_one_program_have_the_same_bytes(
-    kind: str, compute: int, masks: tuple[Mask, ...], part: Part, tracer: Tracer
+    kind: str, compute: int, masks: tuple[Mask, ...], part: Part, tracer: BlockTracer
 ) -> None:
     of = [Kernels(compute=compute, kind=kind, checkpointing="none", mask=mask) for mask in masks]
     assert len({program_name(part, k) for k in of}) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from memconsole.plan.sections.hybrid import HybridChoice
 from memconsole_trainer.control.bandit import EXPLORATION, Bandit
-from memconsole_trainer.control.monitor import LEAST, WARNINGS, WINDOW, Monitor, Verdict
+from memconsole_trainer.control.monitor import LEAST, WARNINGS, WINDOW, Monitor, Reaction
 from memconsole_trainer.control.phases import Confidence, Phases
 from memconsole_trainer.control.predictor import LAGS, DynamicModes, Extrapolation, Nowcaster
 from memconsole_trainer.control.trend import Trend
@@ -112,37 +112,37 @@ def quiet(steps: int = 3 * LEAST) -> Monitor:
     monitor, draw = Monitor(), np.random.default_rng(1)
     for _ in range(steps):
         judged = monitor.observe(2 + float(draw.normal()) / 30, 1.0, CHOICE)
-        assert judged.verdict <= Verdict.FULL
+        assert judged.verdict <= Reaction.FULL
     return monitor
 
 
 @pytest.mark.parametrize(
     ("sigmas", "norm", "verdict"),
     [
-        (0.0, 1.0, Verdict.FINE),
-        (2.5, 1.0, Verdict.SHORTER),
-        (3.5, 1.0, Verdict.FULL),
-        (7.0, 1.0, Verdict.ROLLBACK),
-        (-9.0, 1.0, Verdict.FINE),
-        (0.0, 150.0, Verdict.FULL),
-        (0.0, 2000.0, Verdict.ROLLBACK),
-        (0.0, 0.005, Verdict.FULL),
-        (math.nan, 1.0, Verdict.ROLLBACK),
-        (0.0, math.inf, Verdict.ROLLBACK),
+        (0.0, 1.0, Reaction.FINE),
+        (2.5, 1.0, Reaction.SHORTER),
+        (3.5, 1.0, Reaction.FULL),
+        (7.0, 1.0, Reaction.ROLLBACK),
+        (-9.0, 1.0, Reaction.FINE),
+        (0.0, 150.0, Reaction.FULL),
+        (0.0, 2000.0, Reaction.ROLLBACK),
+        (0.0, 0.005, Reaction.FULL),
+        (math.nan, 1.0, Reaction.ROLLBACK),
+        (0.0, math.inf, Reaction.ROLLBACK),
     ],
 )
-def test_the_monitor_judges_losses_and_norms(sigmas: float, norm: float, verdict: Verdict) -> None:
+def test_the_monitor_judges_losses_and_norms(sigmas: float, norm: float, verdict: Reaction) -> None:
     monitor = quiet()
     loss = monitor.mean + sigmas * monitor.sigma
     judged = monitor.observe(loss, norm, CHOICE)
     assert judged.verdict is verdict
-    assert bool(judged.reason) == (verdict is not Verdict.FINE)
+    assert bool(judged.reason) == (verdict is not Reaction.FINE)
 
 
 def test_warnings_in_a_row_are_critical_and_a_step_that_is_not_finite_is_not_counted() -> None:
     monitor = quiet()
     verdicts = [monitor.observe(monitor.mean, 150.0, CHOICE).verdict for _ in range(WARNINGS)]
-    assert verdicts == [Verdict.FULL] * (WARNINGS - 1) + [Verdict.ROLLBACK]
+    assert verdicts == [Reaction.FULL] * (WARNINGS - 1) + [Reaction.ROLLBACK]
     before = monitor.mean, monitor.norm, monitor.seen
     monitor.observe(math.nan, 1.0, CHOICE)
     assert (monitor.mean, monitor.norm, monitor.seen) == before
@@ -153,8 +153,8 @@ def test_a_loss_that_swings_from_step_to_step_is_an_oscillation() -> None:
     verdicts = [
         monitor.observe(2 + 0.5 * (-1) ** step, 1.0, CHOICE).verdict for step in range(WINDOW + 5)
     ]
-    assert Verdict.FULL in verdicts
-    assert set(verdicts[: LEAST + 1]) == {Verdict.FINE}
+    assert Reaction.FULL in verdicts
+    assert set(verdicts[: LEAST + 1]) == {Reaction.FINE}
 
 
 def products(movements: Any) -> dict[str, Any]:

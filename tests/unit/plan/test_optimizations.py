@@ -14,6 +14,7 @@ from memconsole.memory.table import COMPONENTS
 from memconsole.plan.machine import jemalloc
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, replace
+from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimization import HOST_MEMORY, Optimization, Reach, Result
 from memconsole.plan.toggles.optimizations import (
     BY_KEY,
@@ -170,6 +171,20 @@ def test_what_a_row_touches_is_what_its_values_make_smaller(row: Optimization) -
                         saved[component.name] = max(saved[component.name], less)
     assert saved.most_common(1)[0][0] == row.touches[0]
     assert all(saved[name] > 2**20 for name in row.touches)
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "lqr", "efficientids"])
+def test_a_task_refuses_each_row_that_changes_none_of_its_plans(model: str) -> None:
+    """A row that a task says nothing of would be offered where it does nothing."""
+    for row in (r for r in OPTIMIZATIONS if r.reach in (Reach.STEP, Reach.UPDATE)):
+        changing = False
+        for base in (*PRICED, {"optimize.freeze_base": True}):
+            small = {"model.name": model, "data.sequence_length": 64, "train.grad_clip": 0.0}
+            plan = replace(Plan(), {**small, **base})
+            before = table_of(plan, GPU)
+            others = (row.apply(plan, value) for value in row.values(plan))
+            changing |= any(table_of(p, GPU) != before for p in others if conflict(p) is None)
+        assert changing or row.key in task_of(plan).not_applicable(plan), row.key
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

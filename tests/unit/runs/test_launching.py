@@ -21,8 +21,9 @@ from memconsole.tui.views.plan_view import PlanView
 
 
 @pytest.fixture(autouse=True)
-def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_runs_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def changed(**changes: Any) -> Plan:
@@ -66,10 +67,7 @@ def test_a_precision_that_is_slow_here_is_told_before_the_launch() -> None:
     assert "speed" not in told(replace(narrow, {"device.name": "rtx-3060-12gb"}))
 
 
-def test_steps_are_called_a_guess_until_a_run_has_counted_the_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_steps_are_called_a_guess_until_a_run_has_counted_the_tokens(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a line of text\n" * 4000)
     plan = changed(device__name="cpu", data__source=str(text))

@@ -37,7 +37,7 @@ def test_an_attempt_holds_its_locks_while_it_lasts(run: RunDirectory) -> None:
         assert attempt.is_newest()
         run.new_attempt()
         assert not attempt.is_newest()
-    assert locks.held(run.path) == locks.Held(None, None, False)
+    assert locks.held(run.path) == locks.Holders(None, None, False)
     assert not run.reserve_path.exists()
 
 

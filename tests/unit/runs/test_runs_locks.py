@@ -50,21 +50,21 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_lock_names_its_holder_and_is_free_when_the_holder_dies(tmp_path: Path) -> None:
-    assert locks.held(tmp_path) == locks.Held(None, None, False)
+    assert locks.held(tmp_path) == locks.Holders(None, None, False)
     process, _ = start(tmp_path)
-    assert locks.held(tmp_path) == locks.Held(None, process.pid, True)
+    assert locks.held(tmp_path) == locks.Holders(None, process.pid, True)
     with pytest.raises(locks.LockHeld, match=f"process {process.pid}"):
         locks.take(tmp_path / "trainer.lock")
     with pytest.raises(locks.LockHeld):
         locks.take_gang(tmp_path / "gang.lock", patience_seconds=0.05)
     end(process)
-    assert locks.held(tmp_path) == locks.Held(None, None, False)
+    assert locks.held(tmp_path) == locks.Holders(None, None, False)
 
 
 def test_a_forked_worker_keeps_only_the_gang_lock(tmp_path: Path) -> None:
     process, worker = start(tmp_path, "fork")
     end(process)
-    assert locks.held(tmp_path) == locks.Held(None, None, True)
+    assert locks.held(tmp_path) == locks.Holders(None, None, True)
     os.kill(worker, signal.SIGKILL)
     deadline = time.monotonic() + 10
     while locks.gang_held(tmp_path / "gang.lock"):

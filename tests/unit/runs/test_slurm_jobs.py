@@ -36,12 +36,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(text: str, number: str = "7") -> slurm.Job:
+def job(text: str, number: str = "7") -> slurm.SlurmJob:
     """A job from its state, and perhaps `key=value` words."""
     state, *rest = text.split()
     given = dict(word.split("=") for word in rest)
     restarts = int(given.pop("restarts", "0"))
-    return slurm.Job(number, state, restarts=restarts, nodes="n1", **given)
+    return slurm.SlurmJob(number, state, restarts=restarts, nodes="n1", **given)
 
 
 def of_job(begun: bool, says: str, **exit_record: object) -> RunDirectory:
@@ -202,7 +202,7 @@ def test_what_squeue_prints_is_read_by_its_fields_and_damaged_lines_are_left_out
         "garbage\n\n|PENDING|x|0|||\n14|PENDING|\x1b[31mevil|x||N/A|\n"
     )
     assert set(found) == {"12", "13", "14"}
-    assert found["13"] == slurm.Job("13", "RUNNING", "", 2, "n[1-2]", "2026-11-23 20:30")
+    assert found["13"] == slurm.SlurmJob("13", "RUNNING", "", 2, "n[1-2]", "2026-11-23 20:30")
     assert "\x1b" not in found["14"].reason
     assert slurm.waiting_words(found["12"]) == (
         "waits in the queue (Resources), expected to begin at 2026-11-23 20:35"

@@ -37,7 +37,7 @@ class Disk:
         self._error: OSError | None = None
 
     def offloaded(self, block: Function) -> Function:
-        """`checkpointing.full`, but the input x (B, T, C) of ``block(x, *rest)`` is kept here
+        """Like `checkpointing.full`, but the input x (B, T, C) of ``block(x, *rest)`` is kept here
         between the passes."""
         self._is_used = True
 

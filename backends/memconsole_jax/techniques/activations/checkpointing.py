@@ -48,7 +48,7 @@ def none(block: Function) -> Function:
 
 
 def offloaded(block: Function) -> Function:
-    """`full`, but the input is kept in pinned host memory between the passes."""
+    """Like `full`, but the input is kept in pinned host memory between the passes."""
 
     def named(x: Any, *rest: Any) -> Any:
         return block(checkpoint_name(x, _INPUT), *rest)

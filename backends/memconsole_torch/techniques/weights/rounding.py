@@ -71,7 +71,7 @@ class _WideRows(torch.autograd.Function):
 
 
 class Rounded(CombinedOptimizer):
-    """Optimizers of weights of which some are stored in bf16."""
+    """Optimizers of weights, some of them stored in bf16."""
 
     def __init__(self, plan: Plan, module: nn.Module, inner: Updating) -> None:
         several = inner if isinstance(inner, CombinedOptimizer) else CombinedOptimizer([inner])
@@ -175,7 +175,7 @@ def _cut(name: str, value: Any, start: int, size: int) -> Any:
 
 @torch.no_grad()
 def norm_of(gradients: Iterable[Tensor]) -> Tensor:
-    """Global norm of gradients of which some are bf16, an fp32 device scalar. No whole gradient is
+    """Global norm of gradients, some of them in bf16: an fp32 device scalar. No whole gradient is
     widened."""
     norms = []
     for gradient in gradients:

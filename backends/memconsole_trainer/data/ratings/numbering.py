@@ -18,7 +18,7 @@ from memconsole_trainer.data.ratings.reading import Ratings
 
 Int64 = NDArray[np.int64]
 SEED = 0
-"""Of clustering. It does not depend on the run, so that runs with other seeds have the same clusters."""
+"""The seed of clustering. It does not depend on the run, so that runs with other seeds have the same clusters."""
 
 
 class Numbering(msgspec.Struct, frozen=True):

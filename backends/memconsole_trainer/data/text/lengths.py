@@ -28,7 +28,7 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 MOST_BYTES = 2 << 20
 """About how much text is tokenized. Of a larger source, evenly spaced documents are tokenized."""
 MOST_FILE_BYTES = 1 << 20
-"""Of a longer file only this much is tokenized, and its length is extrapolated."""
+"""A longer file is tokenized only up to here, and its length is extrapolated."""
 MOST_DOCUMENTS = 8192
 PROBED = 16
 """Documents read to estimate the mean length."""

@@ -26,7 +26,7 @@ CACHE_BYTES = 256 << 20
 """Counts of the largest vocabulary take less."""
 
 
-class Measure(msgspec.Struct, frozen=True, kw_only=True):
+class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts, stored in the run so that a resumed attempt has the same totals without
     counting again."""
 
@@ -45,7 +45,7 @@ def measure(
     tokenizer: Tokenizer | None,
     cache: Path,
     tick: Callable[[], None],
-) -> Measure:
+) -> TokenCounts:
     """Measure `blocks`, or read the result from `cache` if it is of the same data. Calls `tick`
     often.
 
@@ -59,7 +59,7 @@ def measure(
     )
     key = hashlib.sha256(repr(words).encode()).hexdigest()
     try:
-        known = typed_json.decode(regular_file.read(cache, CACHE_BYTES), Measure)
+        known = typed_json.decode(regular_file.read(cache, CACHE_BYTES), TokenCounts)
         if known.key == key:
             return known
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -79,7 +79,7 @@ def measure(
         assert isinstance(blocks, TextBlocks)
         assert not isinstance(source, TokenRows)
         total, exact = _extrapolated(plan, source, blocks, seen)
-    found = Measure(key=key, train_tokens=total, exact=exact, counts=counts.tolist())
+    found = TokenCounts(key=key, train_tokens=total, exact=exact, counts=counts.tolist())
     write_atomic(cache, msgspec.json.encode(found), durable=False)
     return found
 

@@ -31,7 +31,7 @@ class TextPart:
     source: Documents | TokenRows
     split: Split
     share: float = 1.0
-    """Of the rows that are trained on."""
+    """The share of the training rows that comes from this source."""
 
 
 @dataclass(frozen=True)

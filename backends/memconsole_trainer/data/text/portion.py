@@ -34,7 +34,7 @@ class Portion:
 
     blocks: TokenBlocks
     share: float
-    """Of the rows that are trained on."""
+    """The share of the training rows that comes from this source."""
     held: Tokens | None
     """All train tokens if they are kept in memory instead of streamed."""
     counts: NDArray[np.int64]

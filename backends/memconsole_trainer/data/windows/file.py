@@ -101,7 +101,7 @@ class WindowFile:
         """Process noise of a step, as a share of the states' range."""
         self._variants = variants if self.systems else None
         self.families: tuple[str, ...] = self._family_names()
-        """Names of the families; empty if the file does not say of which a row is."""
+        """Names of the families; empty if the file does not say to which a row belongs."""
         everything = [*self._parts, *(part for part in optional.values() if part is not None)]
         digest = hashlib.sha256()
         for part in everything:

@@ -19,7 +19,7 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
     """How often the run has begun again from one checkpoint."""
 
     step: int
-    """Of the checkpoint; 0 without one."""
+    """The step of the checkpoint; 0 without one."""
     times: int
 
 

@@ -1,5 +1,4 @@
-"""A process of an attempt that does not lead it: it trains with the leader, and writes none of the run's
-files but the reason of its own failure."""
+"""A process of an attempt that does not lead it: it trains with the leader, and of the run's files it writes only the reason of its own failure."""
 
 from __future__ import annotations
 

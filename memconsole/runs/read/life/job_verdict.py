@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.runs.read.life.slurm import GONE, Job
+from memconsole.runs.read.life.slurm import GONE, SlurmJob
 from memconsole.runs.read.life.verdict import classify, gather, last_output
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.records import JobRecord
@@ -26,7 +26,7 @@ _REASONS = {
 }
 
 
-def before_it_began(run: RunDirectory, job: JobRecord, found: Job | None) -> Verdict:
+def before_it_began(run: RunDirectory, job: JobRecord, found: SlurmJob | None) -> Verdict:
     """The verdict on a job that ended before its supervisor made an attempt.
 
     `found` is None if a person cancelled it from here.
@@ -48,7 +48,7 @@ def before_it_began(run: RunDirectory, job: JobRecord, found: Job | None) -> Ver
     return Verdict(reason=reason, evidence=words, resumable=True)
 
 
-def without_record(run: RunDirectory, attempt: int, job: JobRecord, found: Job) -> Verdict:
+def without_record(run: RunDirectory, attempt: int, job: JobRecord, found: SlurmJob) -> Verdict:
     """The verdict on an attempt whose job is over and whose supervisor recorded nothing."""
     evidence = gather(run, attempt)
     if evidence.final is not None or evidence.error is not None or evidence.killed_by is not None:
@@ -60,7 +60,7 @@ def without_record(run: RunDirectory, attempt: int, job: JobRecord, found: Job) 
     )
 
 
-def _ended(found: Job) -> str:
+def _ended(found: SlurmJob) -> str:
     """How a job ended, in words."""
     if found is GONE:
         return "is no longer known to Slurm, and ended"

@@ -97,7 +97,7 @@ def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
 
 def _away(run: RunDirectory, attempt: int, words: str) -> Liveness:
     """A run that trains on another machine, whose processes cannot be seen from here."""
-    unseen = locks.Held(supervisor=0, trainer=0, gang=True)
+    unseen = locks.Holders(supervisor=0, trainer=0, gang=True)
     return Liveness(
         _running_state(run, attempt, unseen), attempt, 0, 0, True, elsewhere=True, job=words
     )
@@ -157,7 +157,7 @@ def _here(run: RunDirectory) -> Liveness:
     return Liveness(ended_state(why) if known else "lost", attempt, verdict=why)
 
 
-def _unrecorded(run: RunDirectory, attempt: int, held: locks.Held) -> Liveness:
+def _unrecorded(run: RunDirectory, attempt: int, held: locks.Holders) -> Liveness:
     """The state of a run whose trainer is dead while its supervisor, which lives, has not said so.
 
     A supervisor records an end within milliseconds, unless it is suspended or its disk is full.
@@ -199,7 +199,7 @@ def ended_state(why: Verdict) -> State:
 
 
 def _running_state(
-    run: RunDirectory, attempt: int, held: locks.Held, process: Identity | None = None
+    run: RunDirectory, attempt: int, held: locks.Holders, process: Identity | None = None
 ) -> State:
     from memconsole.runs.record.requests import stop_requests
 

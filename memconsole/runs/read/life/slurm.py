@@ -39,7 +39,7 @@ ACTIVE = frozenset(
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """A job as Slurm shows it."""
 
     id: str
@@ -61,7 +61,7 @@ class Job:
         return self.state in ACTIVE
 
 
-GONE = Job("", "gone")
+GONE = SlurmJob("", "gone")
 """A job that Slurm does not know, or no longer knows."""
 
 
@@ -69,10 +69,10 @@ GONE = Job("", "gone")
 class JobList:
     """Every job of this user, or why Slurm does not tell."""
 
-    jobs: Mapping[str, Job]
+    jobs: Mapping[str, SlurmJob]
     trouble: str = ""
 
-    def job(self, job_id: str) -> Job | None:
+    def job(self, job_id: str) -> SlurmJob | None:
         """The job with this id; `GONE` if there is none, None if Slurm does not tell."""
         return None if self.trouble else self.jobs.get(job_id.partition(";")[0], GONE)
 
@@ -114,7 +114,7 @@ def ask_squeue(command: Sequence[str] = SQUEUE) -> JobList:
         return JobList({}, str(error))
 
 
-def parse(output: str) -> dict[str, Job]:
+def parse(output: str) -> dict[str, SlurmJob]:
     """The jobs in the output of `SQUEUE`, by id. A line that says less is left out."""
     found = {}
     for line in output.splitlines():
@@ -122,7 +122,7 @@ def parse(output: str) -> dict[str, Job]:
         if len(words) < len(FIELDS) or not words[0]:
             continue
         number, state, reason, restarts, nodes, start = words[: len(FIELDS)]
-        found[number] = Job(
+        found[number] = SlurmJob(
             number,
             state,
             "" if reason == "None" else reason,
@@ -133,7 +133,7 @@ def parse(output: str) -> dict[str, Job]:
     return found
 
 
-def waiting_words(job: Job) -> str:
+def waiting_words(job: SlurmJob) -> str:
     """Why a job waits and when it is expected to begin."""
     why = f" ({job.reason})" if job.reason else ""
     when = f", expected to begin at {job.start}" if job.start else ""

@@ -20,7 +20,7 @@ from memconsole.runs.read.report.comparison import (
     compare,
 )
 from memconsole.runs.read.report.ranks import RankLine, SlowestLine, rank_lines, slowest_line
-from memconsole.runs.read.shown.missing import Missing, uncertain_figures
+from memconsole.runs.read.shown.missing import MissingCounts, uncertain_figures
 from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
@@ -148,7 +148,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     average_units_per_second_each: float | None = None
     """The same speed for each of its devices; None for a run on one."""
     slowest: SlowestLine | None = None
-    """Of a run of several processes that tell how long they wait."""
+    """The slowest process, if the run has several that tell how long they wait."""
     jumps: JumpsLine | None = None
     """Only of a hybrid run that has jumped."""
     missing_records: int = 0
@@ -185,7 +185,7 @@ def read_story(run: RunDirectory) -> Story:
     state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
     steps: list[StepLine] = []
     left = {rung.attempt for rung in rungs(run)}
-    missing, reader = Missing(), None
+    missing, reader = MissingCounts(), None
     for number in run.attempt_numbers():
         state = begin_attempt(state, number)
         if number - 1 in left:

@@ -40,7 +40,7 @@ def missing_words(missing: int) -> str:
     return f"{records} missing or damaged in the event log: figures with {MARK} may be wrong"
 
 
-class Missing:
+class MissingCounts:
     """Counts over the attempts of a run, in the order in which they are read."""
 
     def __init__(self, damaged: int = 0, unseen: int = 0) -> None:

@@ -112,7 +112,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def minutes(self) -> float:
-        """Of all attempts."""
+        """Minutes of training in all attempts."""
         return total_minutes(self.facts, self.elapsed_seconds)
 
     @property

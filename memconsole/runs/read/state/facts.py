@@ -26,9 +26,9 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     tokens_per_second: float | None = None
     step_seconds: float | None = None
     trained_units: float = 0.0
-    """Tokens, or what the task counts, of the steps of all attempts, but for those that compiled."""
+    """Tokens (or the task's unit) of the steps of all attempts, without those that compiled."""
     trained_seconds: float = 0.0
-    """What these steps took, without evaluating and saving."""
+    """Seconds of these steps, without evaluating and saving."""
     learning_rate: float | None = None
     gradient_norm: float | None = None
     loss: float | None = None
@@ -44,7 +44,7 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     rank_count: int = 1
     """How many ranks the newest attempt has; see `state.ranks`."""
     ranks: tuple[RankFacts, ...] = ()
-    """Those that have told something."""
+    """The ranks that have sent a reading."""
     checkpoint: events.Checkpoint | None = None
     sample: events.Sample | None = None
     error: events.Error | None = None

@@ -18,8 +18,8 @@ class Evaluated(Protocol):
     def bits_per_byte(self) -> float | None: ...
 
 
-class Evaluation(Evaluated, Protocol):
-    """One with its loss and the step it was made at."""
+class StoredEvaluation(Evaluated, Protocol):
+    """An evaluation with its loss and its step."""
 
     @property
     def loss(self) -> float | None: ...
@@ -61,7 +61,7 @@ class Best(NamedTuple):
         return f"{self.value:.4f} {self.measure.label} at step {self.step:,}"
 
 
-def best_evaluation(task: Task, evaluations: Iterable[Evaluation]) -> Best | None:
+def best_evaluation(task: Task, evaluations: Iterable[StoredEvaluation]) -> Best | None:
     """The evaluation whose checkpoint `sample` and `export` take; None before the first one."""
     found = best_of((one, scores_of(task, one.loss, one.metrics)) for one in evaluations)
     if found is None:

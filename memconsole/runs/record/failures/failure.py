@@ -1,4 +1,4 @@
-"""Classifies the failure behind an exception."""
+"""Classifies the failure that an exception reports."""
 
 from __future__ import annotations
 

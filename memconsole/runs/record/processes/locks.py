@@ -180,7 +180,7 @@ def _gang_held(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Held:
+class Holders:
     """Who holds a run's locks at one moment: a process id (0: not visible from here) or None."""
 
     supervisor: int | None
@@ -188,9 +188,9 @@ class Held:
     gang: bool
 
 
-def held(run_path: Path) -> Held:
+def held(run_path: Path) -> Holders:
     """Check all three locks without affecting them."""
-    return Held(
+    return Holders(
         supervisor=holder(run_path / "supervisor.lock"),
         trainer=holder(run_path / "trainer.lock"),
         gang=gang_held(run_path / "gang.lock"),

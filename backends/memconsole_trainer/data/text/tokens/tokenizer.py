@@ -27,7 +27,7 @@ _END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[S
 """Names of the end-of-document token in common tokenizers, most specific first."""
 
 UNKNOWN = "<unk>"
-"""What a character becomes that a tokenizer of characters does not know."""
+"""The token for characters that a tokenizer of characters does not know."""
 Tokens = NDArray[Any]
 """Token ids: uint16 if the vocabulary is small enough, else int32."""
 
