@@ -198,7 +198,8 @@ def _is_padded(step: StepSizes) -> bool:
 
 
 def library_bytes(step: StepSizes, rows: int | None = None) -> int:
-    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans, for `rows` rows (None: those of a micro-batch)."""
+    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans, for `rows` rows (None: those of a
+    micro-batch)."""
     if step.kind != "cpu":
         return 0
     return LIBRARY_SCORES * score_bytes(step, step.plan.train.batch_size if rows is None else rows)
